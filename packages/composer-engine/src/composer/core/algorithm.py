@@ -1,0 +1,93 @@
+"""What every algorithm is: settings, where it runs as data, and one method that changes the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from composer.core.event import Event
+from composer.core.serializable import Serializable
+from composer.core.stage import Stage
+
+if TYPE_CHECKING:
+    from composer.core.logger import Logger
+    from composer.core.state import State
+
+__all__ = ["Algorithm", "NoEffectWarning"]
+
+
+class NoEffectWarning(UserWarning):
+    """A method found nothing to change."""
+
+
+class Algorithm(Serializable):
+    """A change to training that composes with others.
+
+    A subclass declares where it runs and implements :meth:`apply`. It may decide from case to case by overriding
+    :meth:`match`; one that declares no event and only overrides ``match`` is asked at every event.
+
+    Example:
+        >>> class HalveTheLoss(Algorithm):
+        ...     runs_at = {Event.AFTER_LOSS: Stage.LOSS}
+        ...     reads = writes = {"loss"}
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = state.loss / 2
+        >>> HalveTheLoss().match(Event.AFTER_LOSS, state=None)
+        True
+    """
+
+    runs_at: ClassVar[Mapping[Event, Stage]] = {}
+    """The events at which it may run and its stage there."""
+
+    reads: ClassVar[AbstractSet[str]] = frozenset()
+    """What it looks at: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, ``"optimizers"``, …"""
+
+    writes: ClassVar[AbstractSet[str]] = frozenset()
+    """What it changes, in the same words."""
+
+    owns: ClassVar[AbstractSet[str]] = frozenset()
+    """What only one algorithm of a run may have to itself, such as ``"the weights used for evaluation"``."""
+
+    interpolate_loss: bool = False
+    """Whether it blends losses instead of targets; two that do are warned about."""
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return the events at which it runs with its settings; :attr:`runs_at` if these make no difference."""
+        return self.runs_at
+
+    def match(self, event: Event, state: State) -> bool:
+        """Return whether to run now. Asked at the declared events, or at every event if there are none."""
+        del state
+        return event in self.places()
+
+    def apply(self, event: Event, state: State, logger: Logger) -> int | None:
+        """Change the state. A returned number is kept in the :class:`~composer.core.Trace`, if traces are logged."""
+        raise NotImplementedError(f"{type(self).__name__} must implement apply(event, state, logger).")
+
+    def restore(self, state: State) -> None:
+        """Give back what was borrowed from the state, when an evaluation or prediction was broken off by an error."""
+        del state
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether a step may leave some parameters without a gradient."""
+        return False
+
+    @property
+    def backwards_create_graph(self) -> bool:
+        """Whether the backward pass must itself be differentiable."""
+        return False
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return whether weights saved with this algorithm only fit a model that it has changed."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name, of algorithms that are attrs classes; else nothing."""
+        if not attrs.has(type(self)):
+            return {}
+        return {field.alias: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}

@@ -1,0 +1,85 @@
+"""Reading and replacing one item of a batch, whatever the batch is made of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+__all__ = ["Batch", "BatchKey", "batch_get", "batch_set"]
+
+Batch: TypeAlias = Any
+"""What a data loader yields: a tensor, a tuple, a list, a dictionary, or anything else."""
+
+BatchKey: TypeAlias = int | str | tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | Any
+"""Where something lies in a batch: an index, a key, an attribute's name, or a pair of functions, ``get(batch)`` and
+``set(batch, value)``, of which the second returns the changed batch."""
+
+
+def batch_get(batch: Batch, key: BatchKey) -> Any:
+    """Return an item of a batch.
+
+    Args:
+        batch: A tuple, list, dictionary, or object with attributes.
+        key: An index, a key, an attribute's name, or a pair of functions ``(get, set)``.
+
+    Raises:
+        KeyError: The batch has no such item.
+
+    Example:
+        >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7}, "input_ids")
+        ('label', 7)
+    """
+    if isinstance(key, tuple) and callable(key[0]):
+        return key[0](batch)
+    try:
+        return batch[key]
+    except (TypeError, KeyError, IndexError):
+        if isinstance(key, str) and hasattr(batch, key):
+            return getattr(batch, key)
+        raise KeyError(_no_item(batch, key)) from None
+
+
+def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
+    """Return the batch with one item replaced; the batch that was given keeps its own.
+
+    Args:
+        batch: A tuple, list, dictionary, or object with attributes; it is copied, what it holds is not.
+        key: An index, a key, an attribute's name, or a pair of functions ``(get, set)``.
+        value: The new item.
+
+    Raises:
+        KeyError: The batch has no such item.
+
+    Example:
+        >>> batch_set(("image", "label"), 1, "soft label")
+        ('image', 'soft label')
+    """
+    if isinstance(key, tuple) and callable(key[0]):
+        return key[1](batch, value)
+    batch_get(batch, key)
+    if isinstance(batch, tuple):
+        items = list(batch)
+        items[key] = value
+        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    changed = copy.copy(batch)
+    if isinstance(batch, (MutableMapping, list)):
+        changed[key] = value
+    elif isinstance(key, str):
+        setattr(changed, key, value)
+    else:
+        changed[key] = value
+    return changed
+
+
+def _no_item(batch: Batch, key: BatchKey) -> str:
+    if isinstance(batch, Mapping):
+        content = f"a {type(batch).__name__} with the keys {list(batch)}"
+    elif isinstance(batch, Sequence):
+        content = f"a {type(batch).__name__} of {len(batch)} items"
+    else:
+        content = f"a {type(batch).__name__}"
+    return (
+        f"The batch has no item {key!r}: it is {content}. Say by input_key= and target_key= where the items lie: "
+        "an index, a key, or a pair of functions (get, set)."
+    )

@@ -1,0 +1,157 @@
+"""What every callback is: one method for each event, of which a subclass overrides those it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from composer.core.serializable import Serializable
+
+if TYPE_CHECKING:
+    from composer.core.event import Event
+    from composer.core.logger import Logger
+    from composer.core.state import State
+
+__all__ = ["Callback"]
+
+
+class Callback(Serializable):
+    """Something that watches a run and does not change what is learnt.
+
+    Each event has a method of its name, called with the state and the logger; only overridden ones are called at all.
+    To see every event, override :meth:`run_event` instead.
+
+    Example:
+        >>> class PrintEpoch(Callback):
+        ...     def epoch_end(self, state, logger):
+        ...         print(state.timestamp.epoch)
+    """
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Called at every event, if overridden; calls the event's method."""
+        getattr(self, event.value)(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Called once when the engine is closed, also after an error: finish files, stop threads."""
+
+    def post_close(self) -> None:
+        """Called once after every callback has been closed: let go of what others may have needed until then."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.INIT`."""
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_LOAD`."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_LOAD`."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.FIT_START`."""
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.ITERATION_START`."""
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EPOCH_START`."""
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_DATALOADER`."""
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_DATALOADER`."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BATCH_START`."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_TRAIN_BATCH`."""
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_FORWARD`."""
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_FORWARD`."""
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_LOSS`."""
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_LOSS`."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BEFORE_BACKWARD`."""
+
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_BACKWARD`."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.AFTER_TRAIN_BATCH`."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BATCH_END`."""
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.BATCH_CHECKPOINT`."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EPOCH_END`."""
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EPOCH_CHECKPOINT`."""
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.ITERATION_END`."""
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.ITERATION_CHECKPOINT`."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.FIT_END`."""
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_BEFORE_ALL`."""
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_START`."""
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_BATCH_START`."""
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_BEFORE_FORWARD`."""
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_AFTER_FORWARD`."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_BATCH_END`."""
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_END`."""
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_AFTER_ALL`."""
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_STANDALONE_START`."""
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.EVAL_STANDALONE_END`."""
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_START`."""
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_BATCH_START`."""
+
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_BEFORE_FORWARD`."""
+
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_AFTER_FORWARD`."""
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_BATCH_END`."""
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """Called at :attr:`.Event.PREDICT_END`."""

@@ -1,0 +1,70 @@
+"""A list of algorithms, callbacks or loggers that tells when it has been changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableSequence
+from typing import Any, TypeVar, overload
+
+__all__ = ["Components"]
+
+T = TypeVar("T")
+
+
+class Components(MutableSequence[T]):
+    """A list whose changes are seen, so that a plan is made anew when, and only when, it has to be.
+
+    Args:
+        items: What is in it.
+        check: Raises if an item does not belong into the list.
+
+    Example:
+        >>> names = Components(["a"], check=lambda name: None)
+        >>> names.on_change.append(lambda: print("changed"))
+        >>> names.append("b")
+        changed
+    """
+
+    def __init__(self, items: Iterable[T], check: Callable[[Any], None]) -> None:
+        self._items = list(items)
+        self._check = check
+        self.on_change: list[Callable[[], None]] = []
+        for item in self._items:
+            check(item)
+
+    def _changed(self) -> None:
+        for call in self.on_change:
+            call()
+
+    def insert(self, index: int, value: T) -> None:
+        """Put an item before ``index``."""
+        self._check(value)
+        self._items.insert(index, value)
+        self._changed()
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self._items[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        for item in [*value] if isinstance(index, slice) else [value]:
+            self._check(item)
+        self._items[index] = value
+        self._changed()
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._items[index]
+        self._changed()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return self._items == (other._items if isinstance(other, Components) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list

@@ -1,0 +1,184 @@
+"""The engine: calls algorithms, callbacks and loggers at the events of a loop, in the order of the plan."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from composer.core.algorithm import Algorithm
+from composer.core.callback import Callback
+from composer.core.event import Event
+from composer.core.logger import Logger, Trace
+from composer.core.passes import AlgorithmPass, default_passes
+from composer.core.plan import Entry, Plan, build_plan, hook_of
+from composer.core.state import State
+
+__all__ = ["Engine"]
+
+Call: TypeAlias = Callable[[], object]
+
+
+class Engine:
+    """Runs algorithms, callbacks and loggers at events.
+
+    The plan is made when the first event runs, and again only after algorithms, callbacks, loggers or passes have
+    changed. An event that nobody listens to costs one look-up in a dictionary.
+
+    Args:
+        state: What the algorithms change; ``state.algorithms`` and ``state.callbacks`` are what is run.
+        logger: Where they log to; one without destinations if None.
+        algorithm_passes: Passes to apply after the default ones: a function, or ``(function, index)`` to say where
+            among the passes; one or several.
+        algorithms: Put into ``state.algorithms``, if given.
+        log_traces: Whether to log for each event which algorithms ran.
+
+    Raises:
+        AlgorithmConflictError: Two of the algorithms cannot work together.
+
+    Example:
+        >>> from composer.core import State, explain
+        >>> engine = Engine(State(model=None))
+        >>> engine.run_event("fit_start")
+    """
+
+    def __init__(
+        self,
+        state: State,
+        logger: Logger | None = None,
+        algorithm_passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None = None,
+        algorithms: Algorithm | Iterable[Algorithm] | None = None,
+        *,
+        log_traces: bool = False,
+    ) -> None:
+        self.state = state
+        self.logger = Logger(state) if logger is None else logger
+        self.log_traces = log_traces
+        self.algorithm_passes = default_passes()
+        self._table: dict[str, tuple[Call, ...]] = {}
+        self._plan: Plan | None = None
+        self._closed = False
+        if algorithms is not None:
+            state.algorithms = algorithms  # type: ignore[assignment]  # mypy knows setters only by their getter's type
+        for one in _as_list(algorithm_passes):
+            self.register_pass(*one) if isinstance(one, tuple) else self.register_pass(one)
+        state.on_components_change(self._forget_plan)
+        self.logger.destinations.on_change.append(self._forget_plan)
+        self.explain()
+
+    def run_event(self, event: Event | str) -> None:
+        """Call what runs at an event, in the order of the plan.
+
+        Args:
+            event: The event or its value, ``"batch_end"``.
+
+        Raises:
+            ValueError: There is no such event.
+            RuntimeError: The engine is closed.
+        """
+        try:
+            calls = self._table[event]
+        except KeyError:
+            calls = self._compile(event)
+        for call in calls:
+            call()
+
+    def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
+        """Add a pass: at ``index`` among those there are, or after them (-1).
+
+        Raises:
+            TypeError: ``algorithm_pass`` is not a function.
+        """
+        if not callable(algorithm_pass):
+            raise TypeError(
+                f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}."
+            )
+        self.algorithm_passes.insert(len(self.algorithm_passes) if index == -1 else index, algorithm_pass)
+        self._forget_plan()
+
+    def explain(self) -> Plan:
+        """Return the plan: what runs at which event, in which order and why; ``print`` shows it as text."""
+        if self._plan is None:
+            self._plan = build_plan(
+                self.state.algorithms, self.state.callbacks, self.logger.destinations, self.algorithm_passes
+            )
+            for warning in self._plan.warnings:
+                warnings.warn(warning, UserWarning, stacklevel=3)
+        return self._plan
+
+    def restore(self) -> None:
+        """Let every algorithm give back what it borrowed, after an evaluation or prediction was broken off."""
+        for algorithm in self.state.algorithms:
+            algorithm.restore(self.state)
+
+    def close(self) -> None:
+        """Close callbacks and loggers, once; the engine runs no further event. All are closed, even if one fails."""
+        if self._closed:
+            return
+        self._closed = True
+        self._table = {}
+        everyone: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
+        errors: list[Exception] = []
+        for close in [
+            *(partial(one.close, self.state, self.logger) for one in everyone),
+            *(one.post_close for one in everyone),
+        ]:
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001, PERF203  (the others must be closed, too; the first is raised below)
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _forget_plan(self) -> None:
+        # An empty table makes the next event miss, and the miss makes the new plan: no event pays for a check.
+        self._plan = None
+        self._table = {}
+
+    def _compile(self, event: Event | str) -> tuple[Call, ...]:
+        if self._closed:
+            raise RuntimeError(f"The engine is closed and cannot run {str(event)!r}; make a new Trainer or Engine.")
+        entries = self.explain().entries
+        self._table = {one: self._calls(one, entries.get(one, ())) for one in Event}
+        try:
+            return self._table[event]
+        except KeyError:
+            raise ValueError(f"There is no event {event!r}; the events are {', '.join(Event)}.") from None
+
+    def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
+        return tuple(self._call(event, order, entry) for order, entry in enumerate(entries))
+
+    def _call(self, event: Event, order: int, entry: Entry) -> Call:
+        component, state, logger = entry.component, self.state, self.logger
+        if isinstance(component, Algorithm):
+            if self.log_traces:
+                return partial(_run_traced, component, event, state, logger, order)
+            if entry.asked:
+                return partial(_run_if_matching, component, event, state, logger)
+            return partial(component.apply, event, state, logger)
+        hook = hook_of(component, event)
+        assert hook is not None
+        if hook == component.run_event:
+            return partial(hook, event, state, logger)
+        return partial(hook, state, logger)
+
+
+def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:
+    if algorithm.match(event, state):
+        algorithm.apply(event, state, logger)
+
+
+def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, order: int) -> None:
+    name = type(algorithm).__name__
+    runs = algorithm.match(event, state)
+    exit_code = algorithm.apply(event, state, logger) if runs else None
+    logger.log_traces({f"algorithm_traces/{name}/{event.value}": Trace(name, event, exit_code, order, run=runs)})
+
+
+def _as_list(
+    passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None,
+) -> list[AlgorithmPass | tuple[AlgorithmPass, int]]:
+    if passes is None:
+        return []
+    return [passes] if callable(passes) else list(passes)

@@ -1,0 +1,107 @@
+"""A data set to evaluate on, with its metrics and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.event import Event
+from composer.core.interval import Interval
+from composer.core.time import Time
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["Evaluator", "ensure_evaluator", "evaluate_periodically"]
+
+EvalInterval = Callable[["State", Event], bool]
+
+
+def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool = True) -> EvalInterval:  # noqa: FBT001, FBT002
+    """Return a function that says whether to evaluate now.
+
+    Args:
+        eval_interval: How often; a whole number counts epochs, 0 is never.
+        eval_at_fit_end: Whether to evaluate when training ends between two intervals, too.
+
+    Example:
+        >>> evaluate_periodically("10ba")
+        evaluate_periodically('10ba')
+    """
+    return _Periodically(Interval(eval_interval), eval_at_fit_end)
+
+
+@attrs.define(repr=False)
+class _Periodically:
+    interval: Interval
+    at_fit_end: bool
+    _last: int = attrs.field(default=-1, init=False)
+
+    def __call__(self, state: State, event: Event) -> bool:
+        if not self.interval.every.value:
+            return False
+        if event is Event.FIT_END:
+            due = self.at_fit_end and self._last != int(state.timestamp.batch)
+        else:
+            due = self.interval.passed(state.previous_timestamp, state.timestamp, state.max_duration)
+        if due:
+            self._last = int(state.timestamp.batch)
+        return due
+
+    def __repr__(self) -> str:
+        return f"evaluate_periodically('{self.interval.every}')"
+
+
+def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInterval | None:
+    return given if given is None or callable(given) else evaluate_periodically(given)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Evaluator:
+    """A data set to evaluate on.
+
+    Args:
+        label: Its name in logs: ``metrics/<label>/<metric>``.
+        dataloader: A data loader or a :class:`DataSpec`.
+        metric_names: Which of the model's metrics to compute; all if None.
+        subset_num_batches: Only so many batches; None leaves it to the trainer, -1 is all.
+        eval_interval: How often: a time, a text, a number of epochs, a function ``f(state, event) -> bool`` which is
+            asked at ``BATCH_END``, ``EPOCH_END`` and ``FIT_END``; None leaves it to the trainer.
+        device_eval_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> Evaluator(label="eval", dataloader=[], eval_interval="2ep").eval_interval
+        evaluate_periodically('2ep')
+    """
+
+    label: str = attrs.field(validator=attrs.validators.min_len(1))
+    dataloader: DataSpec = attrs.field(converter=ensure_data_spec)
+    metric_names: list[str] | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(lambda names: [names] if isinstance(names, str) else list(names)),
+    )
+    subset_num_batches: int | None = attrs.field(default=None)
+    eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
+    device_eval_microbatch_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+    )
+
+    @subset_num_batches.validator
+    def _check_subset(self, _: object, subset: int | None) -> None:
+        if subset is not None and subset != -1 and subset < 1:
+            raise ValueError(f"subset_num_batches must be a number of batches, or -1 for all, got {subset}.")
+
+
+def ensure_evaluator(
+    evaluator: Evaluator | DataSpec | Iterable[Any], default_metric_names: Sequence[str] | None = None
+) -> Evaluator:
+    """Return an :class:`Evaluator` from one, or from a data loader, which is labelled ``"eval"``."""
+    if isinstance(evaluator, Evaluator):
+        return evaluator
+    return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)

@@ -1,0 +1,53 @@
+"""How often: whether a whole multiple of some length of time has just been passed."""
+
+from __future__ import annotations
+
+import attrs
+
+from composer.core.time import Time, Timestamp, TimeUnit
+
+__all__ = ["Interval"]
+
+
+@attrs.frozen
+class Interval:
+    """Every so often, such as ``Interval("10ba")`` or ``Interval("0.1dur")``; every 0 is never.
+
+    Args:
+        every: A length of time; a whole number counts epochs.
+
+    Raises:
+        ValueError: ``every`` is negative.
+
+    Example:
+        >>> clock = Timestamp(batch=9)
+        >>> Interval("5ba").passed(clock, clock.to_next_batch())
+        True
+    """
+
+    every: Time = attrs.field(converter=lambda every: Time.from_input(every, TimeUnit.EPOCH))
+
+    def __attrs_post_init__(self) -> None:
+        if self.every.value < 0:
+            raise ValueError(f"An interval must be 0 (never) or more, got {self.every}.")
+
+    def passed(self, before: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
+        """Return whether a multiple of the interval lies after ``before`` and not after ``now``.
+
+        Args:
+            before: The clock at the last look.
+            now: The clock.
+            max_duration: The whole training, of which durations (``"dur"``) are a fraction.
+
+        Raises:
+            ValueError: The interval is a fraction of a training that has no length.
+        """
+        every, unit = self.every.value, self.every.unit
+        if not every:
+            return False
+        if unit is TimeUnit.DURATION:
+            if max_duration is None:
+                raise ValueError(f"An interval of {self.every} needs a training with a max_duration.")
+            every, unit = every * max_duration.value, max_duration.unit
+        # The margin keeps 0.1 of 30 epochs, 3.0000000000000004, from coming an epoch late.
+        return int(before.count(unit) / every + 1e-9) != int(now.count(unit) / every + 1e-9)

@@ -1,0 +1,84 @@
+"""The number formats in which a model computes, and the layouts in which it keeps images."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from enum import StrEnum
+
+import torch
+
+__all__ = ["MemoryFormat", "Precision", "TrainerMode", "get_precision_context"]
+
+
+class Precision(StrEnum):
+    """What a model computes in.
+
+    Example:
+        >>> Precision("amp_bf16").autocast_dtype
+        torch.bfloat16
+    """
+
+    FP32 = "fp32"
+    """Everything as the parameters are, in 32 bits."""
+    AMP_FP16 = "amp_fp16"
+    """Autocast to 16-bit floats with 5 bits of exponent; the loss is scaled so that small gradients survive."""
+    AMP_BF16 = "amp_bf16"
+    """Autocast to 16-bit floats with 8 bits of exponent."""
+    AMP_FP8 = "amp_fp8"
+    """Matrix products in 8 bits."""
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """What autocast computes in; None where there is no autocast."""
+        return {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}.get(self)
+
+
+def get_precision_context(precision: Precision | str, device_type: str = "cpu") -> AbstractContextManager[object]:
+    """Return the context in which forward pass and loss are computed.
+
+    Args:
+        precision: A :class:`Precision` or its value.
+        device_type: ``"cpu"``, ``"cuda"`` or ``"mps"``.
+
+    Raises:
+        NotImplementedError: ``precision`` is ``"amp_fp8"``.
+
+    Example:
+        >>> with get_precision_context("amp_bf16"):
+        ...     torch.nn.Linear(2, 2)(torch.rand(1, 2)).dtype
+        torch.bfloat16
+    """
+    precision = Precision(precision)
+    if precision is Precision.AMP_FP8:
+        raise NotImplementedError("precision='amp_fp8' is not available yet; use 'amp_bf16'.")
+    dtype = precision.autocast_dtype
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+class MemoryFormat(StrEnum):
+    """How the elements of a batch of images lie in memory; a member's ``to_torch()`` is torch's name for it."""
+
+    CONTIGUOUS_FORMAT = "contiguous_format"
+    CHANNELS_LAST = "channels_last"
+    CHANNELS_LAST_3D = "channels_last_3d"
+    PRESERVE_FORMAT = "preserve_format"
+
+    def to_torch(self) -> torch.memory_format:
+        """Return the :class:`torch.memory_format`.
+
+        Example:
+            >>> MemoryFormat("channels_last").to_torch()
+            torch.channels_last
+        """
+        format_ = getattr(torch, self.value)
+        assert isinstance(format_, torch.memory_format)
+        return format_
+
+
+class TrainerMode(StrEnum):
+    """What a run is doing."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "predict"

@@ -1,0 +1,363 @@
+"""Everything that algorithms and callbacks may look at and change, sorted by how long it lives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from composer.core.algorithm import Algorithm
+from composer.core.batch import Batch, BatchKey, batch_get, batch_set
+from composer.core.callback import Callback
+from composer.core.components import Components
+from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.evaluator import Evaluator, ensure_evaluator
+from composer.core.precision import Precision
+from composer.core.time import Time, Timestamp, TimeUnit
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["State", "SupportsTraining"]
+
+T = TypeVar("T")
+Loss = Tensor | Sequence[Tensor] | dict[str, Tensor]
+
+
+@runtime_checkable
+class SupportsTraining(Protocol):
+    """What a loop and its algorithms need of a model: to be called with a batch, and to say the loss of what came out."""
+
+    def __call__(self, batch: Batch, /) -> Any:
+        """Return the outputs for a batch."""
+
+    def loss(self, outputs: Any, batch: Batch) -> Any:
+        """Return the loss of the outputs."""
+
+
+def _saved(**options: Any) -> Any:
+    """A field that a checkpoint holds."""
+    return attrs.field(metadata={"lifetime": "saved"}, **options)
+
+
+def _live(**options: Any) -> Any:
+    """A field that lives as long as the process and is made anew by the next."""
+    return attrs.field(metadata={"lifetime": "live"}, kw_only=options.pop("kw_only", True), **options)
+
+
+def _step(**options: Any) -> Any:
+    """A field that is worth nothing after the batch."""
+    return attrs.field(metadata={"lifetime": "step"}, init=False, **options)
+
+
+def _instances_of(kind: type, parameter: str) -> Any:
+    def check(item: object) -> None:
+        if isinstance(item, type):
+            raise TypeError(f"{parameter} must be objects, got the class {item.__name__}; write {item.__name__}().")
+        if not isinstance(item, kind):
+            raise TypeError(f"{parameter} must be {kind.__name__} objects, got {item!r}.")
+
+    return lambda items: items if isinstance(items, Components) else Components(_as_sequence(items), check)
+
+
+def _as_sequence(items: T | Iterable[T] | None) -> Sequence[T]:
+    if items is None:
+        return ()
+    return tuple(items) if isinstance(items, (list, tuple, Components)) else (items,)  # type: ignore[arg-type]
+
+
+def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
+    checked = tuple(_as_sequence(optimizers))
+    for optimizer in checked:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
+    return checked
+
+
+_to_algorithms = _instances_of(Algorithm, "algorithms")
+_to_callbacks = _instances_of(Callback, "callbacks")
+_to_max_duration = attrs.converters.optional(lambda given: Time.from_input(given, TimeUnit.EPOCH))
+_to_data_spec = attrs.converters.optional(ensure_data_spec)
+
+
+def _to_evaluators(evaluators: Any) -> list[Evaluator]:
+    return [ensure_evaluator(evaluator) for evaluator in _as_sequence(evaluators)]
+
+
+def _current_rank() -> int:
+    return (
+        torch.distributed.get_rank() if torch.distributed.is_available() and torch.distributed.is_initialized() else 0
+    )
+
+
+@attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
+class State:
+    """What a run is made of. Each field's metadata says how long it lives: ``saved``, ``live`` or ``step``.
+
+    Args:
+        model: What is trained; called with a batch, and asked for the ``loss`` of what comes out.
+        rank_zero_seed: The run's seed.
+        run_name: The run's name.
+        device: Where the model is.
+        max_duration: How long to train: a time, a text (``"10ep"``) or a number of epochs.
+        device_train_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
+        train_dataloader: The data to train on: a loader or a :class:`DataSpec`.
+        evaluators: The data to evaluate on.
+        dataloader: The data in use, by training or evaluation.
+        precision: What the model computes in.
+        optimizers, schedulers: One or several; kept as tuples.
+        scaler: Scales the loss for 16-bit floats.
+        algorithms, callbacks: One or several; kept as lists that the engine watches.
+        iteration_length: How long an iteration is, in epochs.
+
+    Raises:
+        TypeError: An optimizer, algorithm or callback is something else, or a class instead of an object.
+        ValueError: A time or precision does not exist.
+
+    Example:
+        >>> state = State(model=torch.nn.Linear(2, 2), max_duration="10ep", rank_zero_seed=17)
+        >>> state.max_duration, state.timestamp.epoch, state.seed
+        (Time(10, 'ep'), Time(0, 'ep'), 17)
+    """
+
+    model: Any = _live(kw_only=False)
+    rank_zero_seed: int = _saved(default=0)
+    run_name: str = _saved(default="run")
+    device: torch.device = _live(default="cpu", kw_only=False, converter=torch.device)
+    _max_duration: Time | None = _saved(default=None, kw_only=True, converter=_to_max_duration)
+    device_train_microbatch_size: int | None = _live(default=None)
+    _train_dataloader: DataSpec | None = _live(default=None, converter=_to_data_spec)
+    _evaluators: list[Evaluator] = _live(default=None, converter=_to_evaluators)
+    dataloader: Iterable[Batch] | None = _live(default=None)
+    dataloader_label: str | None = _live(default=None)
+    dataloader_len: int | None = _live(default=None)
+    _precision: Precision = _live(default=Precision.FP32, converter=Precision)
+    _optimizers: tuple[Optimizer, ...] = _live(default=None, converter=_to_optimizers)
+    _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=lambda given: tuple(_as_sequence(given)))
+    scaler: torch.amp.GradScaler | None = _live(default=None)
+    _algorithms: Components[Algorithm] = _live(default=None, converter=_to_algorithms)
+    _callbacks: Components[Callback] = _live(default=None, converter=_to_callbacks)
+    iteration_length: Time = _live(default="1ep", converter=lambda given: Time.from_input(given, TimeUnit.EPOCH))
+    rank: int = _live(factory=_current_rank)
+
+    timestamp: Timestamp = _saved(factory=Timestamp, init=False)
+    train_metrics: dict[str, Any] = _live(factory=dict, init=False)
+    eval_metrics: dict[str, dict[str, Any]] = _live(factory=dict, init=False)
+    train_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
+    eval_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
+    profiler: Any = _live(default=None, init=False)
+
+    batch: Batch = _step(default=None)
+    outputs: Any = _step(default=None)
+    loss: Any = _step(default=None)
+    total_loss: Any = _step(default=None)
+    microbatch: int = _step(default=-1)
+    previous_timestamp: Timestamp = _step(factory=Timestamp)
+    eval_timestamp: Timestamp = _step(factory=Timestamp)
+    predict_timestamp: Timestamp = _step(factory=Timestamp)
+
+    _owners: dict[int, str] = _step(factory=dict)
+    _generators: dict[str, tuple[int, int, torch.Generator]] = _step(factory=dict)
+    _listeners: list[Any] = _live(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for components in (self._algorithms, self._callbacks):
+            components.on_change.append(self._components_changed)
+
+    def _components_changed(self) -> None:
+        self._owners.clear()
+        for call in self._listeners:
+            call()
+
+    def on_components_change(self, call: Any) -> None:
+        """Call ``call()`` whenever an algorithm or callback is added, removed or replaced."""
+        self._listeners.append(call)
+
+    @property
+    def algorithms(self) -> Components[Algorithm]:
+        """The algorithms, in the order they were given."""
+        return self._algorithms
+
+    @algorithms.setter
+    def algorithms(self, algorithms: Iterable[Algorithm]) -> None:
+        self._algorithms[:] = _to_algorithms(algorithms)
+
+    @property
+    def callbacks(self) -> Components[Callback]:
+        """The callbacks, in the order they were given."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks[:] = _to_callbacks(callbacks)
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: Optimizer | Sequence[Optimizer]) -> None:
+        self._optimizers = _to_optimizers(optimizers)
+
+    @property
+    def schedulers(self) -> tuple[LRScheduler, ...]:
+        """The learning rate schedulers."""
+        return self._schedulers
+
+    @schedulers.setter
+    def schedulers(self, schedulers: LRScheduler | Sequence[LRScheduler]) -> None:
+        self._schedulers = tuple(_as_sequence(schedulers))
+
+    @property
+    def max_duration(self) -> Time | None:
+        """How long to train."""
+        return self._max_duration
+
+    @max_duration.setter
+    def max_duration(self, max_duration: Time | str | int | None) -> None:
+        self._max_duration = _to_max_duration(max_duration)
+
+    @property
+    def train_dataloader(self) -> Iterable[Batch] | None:
+        """The loader to train on."""
+        return None if self._train_dataloader is None else self._train_dataloader.dataloader
+
+    @train_dataloader.setter
+    def train_dataloader(self, dataloader: DataSpec | Iterable[Batch] | None) -> None:
+        self._train_dataloader = _to_data_spec(dataloader)
+
+    @property
+    def train_data_spec(self) -> DataSpec | None:
+        """The loader to train on, with how to count and split its batches."""
+        return self._train_dataloader
+
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        """What to evaluate on."""
+        return self._evaluators
+
+    @evaluators.setter
+    def evaluators(self, evaluators: Any) -> None:
+        self._evaluators = _to_evaluators(evaluators)
+
+    @property
+    def precision(self) -> Precision:
+        """What the model computes in."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision: Precision | str) -> None:
+        self._precision = Precision(precision)
+
+    @property
+    def seed(self) -> int:
+        """This process's seed: the run's and its rank."""
+        return self.rank_zero_seed + self.rank
+
+    def set_dataloader(
+        self,
+        dataloader: Iterable[Batch] | None = None,
+        dataloader_label: str | None = None,
+        dataloader_len: int | None = None,
+    ) -> None:
+        """Say which data is in use: its loader, label, and batches in an epoch (None where that is not known)."""
+        self.dataloader, self.dataloader_label, self.dataloader_len = dataloader, dataloader_label, dataloader_len
+
+    def get_elapsed_duration(self) -> Time | None:
+        """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length."""
+        if self._max_duration is None:
+            return None
+        return Time(self.timestamp.count(self._max_duration.unit) / (self._max_duration.value or 1), TimeUnit.DURATION)
+
+    def reached(self, moment: Time) -> bool:
+        """Return whether the training has come to ``moment``, which may be a duration (``Time(0.7, "dur")``).
+
+        Raises:
+            ValueError: ``moment`` is a duration, and the training has no length.
+        """
+        if moment.unit is not TimeUnit.DURATION:
+            return self.timestamp.count(moment.unit) >= moment.value
+        elapsed = self.get_elapsed_duration()
+        if elapsed is None:
+            raise ValueError(
+                f"{moment} is a fraction of State.max_duration, which is not set; say e.g. max_duration='10ep'."
+            )
+        return elapsed.value >= moment.value
+
+    def stop_training(self) -> None:
+        """End the training with this batch."""
+        self._max_duration = self.timestamp.batch
+
+    def batch_get_item(self, key: BatchKey) -> Any:
+        """Return an item of the batch; see :func:`batch_get`."""
+        return batch_get(self.batch, key)
+
+    def batch_set_item(self, key: BatchKey, value: Any) -> None:
+        """Replace an item of the batch; see :func:`batch_set`."""
+        self.batch = batch_set(self.batch, key, value)
+
+    def generator(self, owner: Algorithm | Callback | str) -> torch.Generator:
+        """Return the owner's source of randomness for this batch.
+
+        It is seeded from the run's seed, the rank, the owner, the batch and the microbatch, goes on within a microbatch
+        and starts anew with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
+
+        Args:
+            owner: An algorithm or callback of this state, or any name.
+
+        Returns:
+            A generator on the CPU.
+
+        Raises:
+            ValueError: ``owner`` does not belong to this state.
+
+        Example:
+            >>> state = State(model=None)
+            >>> torch.rand(1, generator=state.generator("me")) == torch.rand(1, generator=state.generator("me"))
+            tensor([False])
+        """
+        key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._owner_key(owner)
+        batch, microbatch = self.timestamp._batch, self.microbatch  # noqa: SLF001  (once a batch for each that draws)
+        known = self._generators.get(key)
+        if known is not None and known[0] == batch and known[1] == microbatch:
+            return known[2]
+        words = f"{self.rank_zero_seed}/{self.rank}/{key}/{batch}/{microbatch}"
+        seed = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest())
+        generator = torch.Generator() if known is None else known[2]
+        generator.manual_seed(seed)
+        self._generators[key] = (batch, microbatch, generator)
+        return generator
+
+    def component_key(self, component: Algorithm | Callback) -> str:
+        """Return what tells a component from others of its class: ``"CutOut"``, and ``"CutOut.1"`` for the second.
+
+        Raises:
+            ValueError: The component does not belong to this state.
+        """
+        return self._owners.get(id(component)) or self._owner_key(component)
+
+    def _owner_key(self, owner: object) -> str:
+        counts: dict[str, int] = {}
+        for component in (*self._algorithms, *self._callbacks):
+            name = type(component).__name__
+            place = counts[name] = counts.get(name, -1) + 1
+            self._owners[id(component)] = f"{name}.{place}" if place else name
+        if id(owner) not in self._owners:
+            raise ValueError(
+                f"{owner!r} is neither among the algorithms nor the callbacks of this state. "
+                "Add it, or use a name of your own: state.generator('my name')."
+            )
+        return self._owners[id(owner)]
+
+    def __repr__(self) -> str:
+        return (
+            f"State(run_name={self.run_name!r}, model={type(self.model).__name__}, device={str(self.device)!r}, "
+            f"epoch={self.timestamp.count(TimeUnit.EPOCH)}, batch={self.timestamp.count(TimeUnit.BATCH)}, "
+            f"max_duration={self._max_duration}, algorithms={self._algorithms!r})"
+        )

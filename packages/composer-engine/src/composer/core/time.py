@@ -1,0 +1,492 @@
+"""How long a run lasts and where it stands: lengths of time in seven units, and the run's clock."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, overload
+
+import attrs
+
+__all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
+
+
+class TimeUnit(StrEnum):
+    """What a length of time is counted in.
+
+    A unit is found by its value (``"ep"``), its name in singular or plural (``"epoch"``, ``"epochs"``).
+
+    Example:
+        >>> TimeUnit("epochs") is TimeUnit.EPOCH
+        True
+    """
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"  # noqa: S105  (a unit of text)
+    DURATION = "dur"
+    SECOND = "sec"
+
+    @classmethod
+    def _missing_(cls, value: object) -> TimeUnit | None:
+        word = str(value).strip().lower().removesuffix("es" if str(value).lower() == "batches" else "s")
+        return next((unit for unit in cls if word in {unit.value, unit.name.lower()}), None)
+
+
+_FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
+_TIMESTRING = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]+)\s*")
+_TIMEDELTA = re.compile(r"\s*(?:(\d+)\s*d)?\s*(?:(\d+)\s*h)?\s*(?:(\d+)\s*m)?\s*(?:(\d+(?:\.\d+)?)\s*s)?\s*")
+_UNITS_SENTENCE = ", ".join(f"{unit.value!r} ({unit.name.lower()})" for unit in TimeUnit)
+
+
+def _to_unit(unit: TimeUnit | str) -> TimeUnit:
+    try:
+        return TimeUnit(unit)
+    except ValueError:
+        raise ValueError(f"unit must be one of {_UNITS_SENTENCE}, got {unit!r}.") from None
+
+
+@functools.total_ordering
+@attrs.frozen(eq=False, order=False, repr=False)
+class Time:
+    """A length of time in one unit, such as ten epochs: ``Time(10, "ep")``, or as text, ``"10ep"``.
+
+    Two times of one unit are added, subtracted, compared and divided (which gives a ``"dur"``, the fraction of one in
+    the other). Where a time stands beside a number, the number is in the time's unit; a string is read as a time.
+
+    Args:
+        value: How many. A whole number, but for durations (fractions of the whole training) and seconds.
+        unit: A :class:`TimeUnit`, its value (``"ep"``) or its name (``"epoch"``).
+
+    Raises:
+        ValueError: The unit does not exist, or the value is not a finite number that fits it.
+        TypeError: The value is not a number.
+
+    Example:
+        >>> Time(10, "epoch") == Time.from_timestring("10ep")
+        True
+        >>> Time(1, "ep") + "2ep", Time(1, "ba") / Time(4, "ba")
+        (Time(3, 'ep'), Time(0.25, 'dur'))
+    """
+
+    value: int | float = attrs.field()
+    unit: TimeUnit = attrs.field(converter=_to_unit)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "value", _fitting_value(self.value, self.unit))
+
+    @classmethod
+    def from_iteration(cls, iteration: int) -> Time:
+        """Return ``iteration`` iterations: ``Time(iteration, "iter")``."""
+        return cls(iteration, TimeUnit.ITERATION)
+
+    @classmethod
+    def from_epoch(cls, epoch: int) -> Time:
+        """Return ``epoch`` epochs: ``Time(epoch, "ep")``."""
+        return cls(epoch, TimeUnit.EPOCH)
+
+    @classmethod
+    def from_batch(cls, batch: int) -> Time:
+        """Return ``batch`` batches: ``Time(batch, "ba")``."""
+        return cls(batch, TimeUnit.BATCH)
+
+    @classmethod
+    def from_sample(cls, sample: int) -> Time:
+        """Return ``sample`` samples: ``Time(sample, "sp")``."""
+        return cls(sample, TimeUnit.SAMPLE)
+
+    @classmethod
+    def from_token(cls, token: int) -> Time:
+        """Return ``token`` tokens: ``Time(token, "tok")``."""
+        return cls(token, TimeUnit.TOKEN)
+
+    @classmethod
+    def from_duration(cls, duration: float) -> Time:
+        """Return a fraction of the whole training: ``Time(duration, "dur")``."""
+        return cls(duration, TimeUnit.DURATION)
+
+    @classmethod
+    def from_timedelta(cls, timestring: str | datetime.timedelta) -> Time:
+        """Return seconds from a :class:`datetime.timedelta` or text such as ``"1h20m40s"``.
+
+        Example:
+            >>> Time.from_timedelta("1h20m")
+            Time(4800, 'sec')
+        """
+        if isinstance(timestring, datetime.timedelta):
+            seconds = timestring.total_seconds()
+        else:
+            match = _TIMEDELTA.fullmatch(timestring)
+            if match is None or not any(match.groups()):
+                raise ValueError(
+                    f"timestring must be hours, minutes and seconds such as '1h20m40s', got {timestring!r}."
+                )
+            days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+        return cls(int(seconds) if seconds == int(seconds) else seconds, TimeUnit.SECOND)
+
+    @classmethod
+    def from_timestring(cls, timestring: str) -> Time:
+        """Return the time that a text such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"`` says.
+
+        Raises:
+            ValueError: The text is not a number followed by a unit.
+        """
+        match = _TIMESTRING.fullmatch(timestring)
+        if match is None:
+            raise ValueError(
+                f"A time must be a number followed by a unit, such as '10ep'; got {timestring!r}. "
+                f"The units are {_UNITS_SENTENCE}."
+            )
+        number = match.group(1).replace("_", "")
+        try:
+            value: int | float = int(number)
+        except ValueError:
+            value = float(number)
+        return cls(value, match.group(2))
+
+    @classmethod
+    def from_input(cls, i: Time | str | int, default_int_unit: TimeUnit | str | None = None) -> Time:
+        """Return a time from a time, a text, or a whole number of ``default_int_unit``.
+
+        Raises:
+            TypeError: ``i`` is none of these, or a number and there is no unit to count it in.
+        """
+        if isinstance(i, Time):
+            return i
+        if isinstance(i, str):
+            return cls.from_timestring(i)
+        if isinstance(i, int) and not isinstance(i, bool) and default_int_unit is not None:
+            return cls(i, default_int_unit)
+        wanted = "a Time or a text such as '10ep'" + (
+            "" if default_int_unit is None else f", or a number of {default_int_unit}"
+        )
+        raise TypeError(f"A length of time must be {wanted}, got {i!r}.")
+
+    def to_timestring(self) -> str:
+        """Return the time as text that :meth:`from_timestring` reads back."""
+        return f"{self.value}{self.unit.value}"
+
+    def _number(self, other: object) -> int | float | None:
+        """Return ``other`` in this time's unit; None if it is no time at all."""
+        if isinstance(other, (int, float)) and not isinstance(other, bool):
+            return other
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if not isinstance(other, Time):
+            return None
+        if other.unit is not self.unit:
+            raise ValueError(f"{self} and {other} have different units and cannot be compared or combined.")
+        return other.value
+
+    def _combined(self, other: object, operation: Callable[[Any, Any], int | float]) -> Time:
+        number = self._number(other)
+        return NotImplemented if number is None else Time(operation(self.value, number), self.unit)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Time):
+            return self.unit is other.unit and self.value == other.value
+        number = self._number(other)
+        return NotImplemented if number is None else self.value == number
+
+    def __lt__(self, other: object) -> bool:
+        number = self._number(other)
+        return NotImplemented if number is None else self.value < number
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.unit))
+
+    def __add__(self, other: object) -> Time:
+        return self._combined(other, operator.add)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> Time:
+        return self._combined(other, operator.sub)
+
+    def __rsub__(self, other: object) -> Time:
+        return self._combined(other, lambda own, before: before - own)
+
+    def __mul__(self, factor: float) -> Time:
+        if isinstance(factor, Time) and factor.unit is TimeUnit.DURATION:
+            factor = factor.value
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            return NotImplemented
+        return self._scaled(self.value * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: object) -> Time:
+        if isinstance(other, (int, float)):
+            return self._scaled(self.value / other)
+        number = self._number(other)
+        return NotImplemented if number is None else Time(self.value / number, TimeUnit.DURATION)
+
+    def _scaled(self, value: float) -> Time:
+        """Return a time of this unit, cut off to a whole number where the unit needs one."""
+        return Time(value if self.unit in _FRACTIONAL else int(value), self.unit)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __index__(self) -> int:
+        return operator.index(self.value)  # type: ignore[arg-type]  # a fraction is a TypeError, as it should be
+
+    def __repr__(self) -> str:
+        return f"Time({self.value!r}, {self.unit.value!r})"
+
+    def __str__(self) -> str:
+        return self.to_timestring()
+
+
+def _fitting_value(value: float, unit: TimeUnit) -> int | float:
+    """Return the value as an int where the unit counts whole things.
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: It is not finite, or a fraction of something that cannot be cut.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"value must be a number of {unit.name.lower()}s, got {value!r}.")
+    if unit not in _FRACTIONAL and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not math.isfinite(value) or (unit not in _FRACTIONAL and not isinstance(value, int)):
+        raise ValueError(f"value must be a whole, finite number of {unit.name.lower()}s, got {value!r}.")
+    return value
+
+
+def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
+    """Return a :class:`Time` from a time, a text (``"10ep"``), or a whole number of ``int_unit``.
+
+    Example:
+        >>> ensure_time(3, "ep"), ensure_time("5ba", "ep")
+        (Time(3, 'ep'), Time(5, 'ba'))
+    """
+    return Time.from_input(maybe_time, int_unit)
+
+
+_ZERO = datetime.timedelta()
+_COUNTER_OF_UNIT = {
+    TimeUnit.ITERATION: operator.attrgetter("_iteration"),
+    TimeUnit.EPOCH: operator.attrgetter("_epoch"),
+    TimeUnit.BATCH: operator.attrgetter("_batch"),
+    TimeUnit.SAMPLE: operator.attrgetter("_sample"),
+    TimeUnit.TOKEN: operator.attrgetter("_token"),
+    TimeUnit.SECOND: lambda timestamp: timestamp.total_wct.total_seconds(),
+}
+
+
+def _to_count(value: int | Time) -> int:
+    count = int(value)
+    if count < 0:
+        raise ValueError(f"A Timestamp counts from 0 up, got {value}.")
+    return count
+
+
+def _to_wall_clock(value: datetime.timedelta | None) -> datetime.timedelta:
+    return _ZERO if value is None else value
+
+
+def _counter() -> Any:
+    return attrs.field(default=0, converter=_to_count)
+
+
+def _wall_clock() -> Any:
+    return attrs.field(default=None, converter=_to_wall_clock)
+
+
+class _Count:
+    """A counter of a timestamp, read as a :class:`Time`."""
+
+    def __init__(self, unit: TimeUnit, text: str) -> None:
+        self.unit = unit
+        self.__doc__ = text
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.get = operator.attrgetter(f"_{name}")
+
+    @overload
+    def __get__(self, timestamp: None, owner: type) -> _Count: ...
+    @overload
+    def __get__(self, timestamp: Timestamp, owner: type) -> Time: ...
+    def __get__(self, timestamp: Timestamp | None, owner: type) -> Time | _Count:
+        return self if timestamp is None else Time(self.get(timestamp), self.unit)
+
+
+@attrs.frozen(slots=False, order=False)
+class Timestamp:
+    """Where a run stands: what has been finished so far, in every unit. Values never change; a step makes a new one.
+
+    A number or text beside a timestamp is compared in its unit: ``timestamp >= "10ep"``.
+
+    Args:
+        iteration, epoch, batch, sample, token: Finished since the start.
+        epoch_in_iteration, token_in_iteration: Finished since the iteration began.
+        batch_in_epoch, sample_in_epoch, token_in_epoch: Finished since the epoch began.
+        total_wct, iteration_wct, epoch_wct, batch_wct: Time spent by the wall clock, altogether, in the iteration, in the
+            epoch and in the last batch.
+
+    Example:
+        >>> clock = Timestamp().to_next_batch(samples=32)
+        >>> clock.batch, clock.sample, clock >= "1ba"
+        (Time(1, 'ba'), Time(32, 'sp'), True)
+    """
+
+    _iteration: int = _counter()
+    _epoch: int = _counter()
+    _batch: int = _counter()
+    _sample: int = _counter()
+    _token: int = _counter()
+    _epoch_in_iteration: int = _counter()
+    _token_in_iteration: int = _counter()
+    _batch_in_epoch: int = _counter()
+    _sample_in_epoch: int = _counter()
+    _token_in_epoch: int = _counter()
+    total_wct: datetime.timedelta = _wall_clock()
+    iteration_wct: datetime.timedelta = _wall_clock()
+    epoch_wct: datetime.timedelta = _wall_clock()
+    batch_wct: datetime.timedelta = _wall_clock()
+
+    iteration = _Count(TimeUnit.ITERATION, "Finished iterations.")
+    epoch = _Count(TimeUnit.EPOCH, "Finished epochs.")
+    batch = _Count(TimeUnit.BATCH, "Finished batches.")
+    sample = _Count(TimeUnit.SAMPLE, "Samples trained on.")
+    token = _Count(TimeUnit.TOKEN, "Tokens trained on.")
+    epoch_in_iteration = _Count(TimeUnit.EPOCH, "Epochs finished in this iteration.")
+    token_in_iteration = _Count(TimeUnit.TOKEN, "Tokens trained on in this iteration.")
+    batch_in_epoch = _Count(TimeUnit.BATCH, "Batches finished in this epoch.")
+    sample_in_epoch = _Count(TimeUnit.SAMPLE, "Samples trained on in this epoch.")
+    token_in_epoch = _Count(TimeUnit.TOKEN, "Tokens trained on in this epoch.")
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """Return what has been finished, in ``unit``.
+
+        Raises:
+            ValueError: ``unit`` is ``"dur"``: a timestamp does not know how long the training is to last.
+        """
+        return Time(self.count(_to_unit(unit)), unit)
+
+    def count(self, unit: TimeUnit) -> int | float:
+        """Return what :meth:`get` returns as a plain number."""
+        try:
+            return _COUNTER_OF_UNIT[unit](self)
+        except KeyError:
+            raise ValueError(
+                f"A timestamp does not count in {unit!r}; a duration is a fraction of State.max_duration: "
+                "see State.get_elapsed_duration()."
+            ) from None
+
+    def to_next_batch(
+        self, samples: int | Time = 0, tokens: int | Time = 0, duration: datetime.timedelta | None = None
+    ) -> Timestamp:
+        """Return the timestamp after one more batch of ``samples`` and ``tokens``, which took ``duration``."""
+        samples, tokens, duration = int(samples), int(tokens), duration or _ZERO
+        return self._with(
+            _batch=self._batch + 1,
+            _batch_in_epoch=self._batch_in_epoch + 1,
+            _sample=self._sample + samples,
+            _sample_in_epoch=self._sample_in_epoch + samples,
+            _token=self._token + tokens,
+            _token_in_epoch=self._token_in_epoch + tokens,
+            _token_in_iteration=self._token_in_iteration + tokens,
+            total_wct=self.total_wct + duration,
+            iteration_wct=self.iteration_wct + duration,
+            epoch_wct=self.epoch_wct + duration,
+            batch_wct=duration,
+        )
+
+    def to_next_epoch(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the timestamp after the epoch's end, which took ``duration`` beyond its batches."""
+        duration = duration or _ZERO
+        return self._with(
+            _epoch=self._epoch + 1,
+            _epoch_in_iteration=self._epoch_in_iteration + 1,
+            _batch_in_epoch=0,
+            _sample_in_epoch=0,
+            _token_in_epoch=0,
+            total_wct=self.total_wct + duration,
+            iteration_wct=self.iteration_wct + duration,
+            epoch_wct=_ZERO,
+            batch_wct=_ZERO,
+        )
+
+    def to_next_iteration(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the timestamp after the iteration's end, which took ``duration`` beyond its epochs."""
+        return self._with(
+            _iteration=self._iteration + 1,
+            _epoch_in_iteration=0,
+            _token_in_iteration=0,
+            _batch_in_epoch=0,
+            _sample_in_epoch=0,
+            _token_in_epoch=0,
+            total_wct=self.total_wct + (duration or _ZERO),
+            iteration_wct=_ZERO,
+            epoch_wct=_ZERO,
+            batch_wct=_ZERO,
+        )
+
+    def copy(self, **changes: Any) -> Timestamp:
+        """Return a timestamp with some fields changed, named as the constructor names them."""
+        return attrs.evolve(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def _with(self, **changes: int | datetime.timedelta) -> Timestamp:
+        # One per training step: filling the dictionary at once takes a third of the time of attrs.evolve, whose
+        # converters would look again at numbers that are already checked.
+        later = object.__new__(Timestamp)
+        later.__dict__.update(self.__dict__, **changes)
+        return later
+
+    def _compare(self, other: object, operation: Callable[[Any, Any], bool]) -> bool:
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        return operation(self.count(other.unit), other.value) if isinstance(other, Time) else NotImplemented
+
+    def __lt__(self, other: Time | str) -> bool:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: Time | str) -> bool:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: Time | str) -> bool:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: Time | str) -> bool:
+        return self._compare(other, operator.ge)
+
+    def state_dict(self) -> dict[str, int | float]:
+        """Return the counts and the seconds as plain numbers, named as the constructor's arguments."""
+        return {
+            field.alias: value.total_seconds() if isinstance(value, datetime.timedelta) else value
+            for field in attrs.fields(Timestamp)
+            for value in [getattr(self, field.name)]
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, int | float]) -> Timestamp:
+        """Return the timestamp that :meth:`state_dict` described.
+
+        Raises:
+            ValueError: A name is missing or unknown.
+        """
+        expected = {field.alias for field in attrs.fields(cls)}
+        if set(state) != expected:
+            raise ValueError(
+                f"A saved Timestamp must have exactly the fields {sorted(expected)}; "
+                f"missing: {sorted(expected - set(state))}, unknown: {sorted(set(state) - expected)}."
+            )
+        return cls(
+            **{
+                name: datetime.timedelta(seconds=value) if name.endswith("_wct") else int(value)  # type: ignore[arg-type]
+                for name, value in state.items()
+            }
+        )
