@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from abc import ABC, abstractmethod
+
+# At run time, too, as attrs and cattrs look up what the annotations of a subclass and of its bases mean.
+from collections.abc import Mapping  # noqa: TC003
+from collections.abc import Set as AbstractSet  # noqa: TC003
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from composer.core.event import Event
+from composer.core.event import Event  # noqa: TC001
 from composer.core.serializable import Serializable
-from composer.core.stage import Stage
+from composer.core.stage import Stage  # noqa: TC001
 
 if TYPE_CHECKING:
     from composer.core.logger import Logger
@@ -23,13 +26,14 @@ class NoEffectWarning(UserWarning):
     """A method found nothing to change."""
 
 
-class Algorithm(Serializable):
+class Algorithm(Serializable, ABC):
     """A change to training that composes with others.
 
     A subclass declares where it runs and implements :meth:`apply`. It may decide from case to case by overriding
     :meth:`match`; one that declares no event and only overrides ``match`` is asked at every event.
 
     Example:
+        >>> from composer.core import Event, Stage
         >>> class HalveTheLoss(Algorithm):
         ...     runs_at = {Event.AFTER_LOSS: Stage.LOSS}
         ...     reads = writes = {"loss"}
@@ -43,7 +47,7 @@ class Algorithm(Serializable):
     """The events at which it may run and its stage there."""
 
     reads: ClassVar[AbstractSet[str]] = frozenset()
-    """What it looks at: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, ``"optimizers"``, …"""
+    """What it looks at: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, …"""
 
     writes: ClassVar[AbstractSet[str]] = frozenset()
     """What it changes, in the same words."""
@@ -63,9 +67,9 @@ class Algorithm(Serializable):
         del state
         return event in self.places()
 
+    @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
         """Change the state. A returned number is kept in the :class:`~composer.core.Trace`, if traces are logged."""
-        raise NotImplementedError(f"{type(self).__name__} must implement apply(event, state, logger).")
 
     def restore(self, state: State) -> None:
         """Give back what was borrowed from the state, when an evaluation or prediction was broken off by an error."""
@@ -88,6 +92,7 @@ class Algorithm(Serializable):
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments by name, of algorithms that are attrs classes; else nothing."""
-        if not attrs.has(type(self)):
+        kind = type(self)
+        if not attrs.has(kind):
             return {}
-        return {field.alias: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}
+        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
 
 __all__ = ["Batch", "BatchKey", "batch_get", "batch_set"]
 
@@ -30,7 +30,7 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
         >>> batch_get(("image", "label"), 1), batch_get({"input_ids": 7}, "input_ids")
         ('label', 7)
     """
-    if isinstance(key, tuple) and callable(key[0]):
+    if _is_pair(key):
         return key[0](batch)
     try:
         return batch[key]
@@ -55,21 +55,27 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         >>> batch_set(("image", "label"), 1, "soft label")
         ('image', 'soft label')
     """
-    if isinstance(key, tuple) and callable(key[0]):
+    if _is_pair(key):
         return key[1](batch, value)
     batch_get(batch, key)
+    if hasattr(batch, "_replace") and isinstance(key, str):
+        return batch._replace(**{key: value})
     if isinstance(batch, tuple):
+        place: Any = key
         items = list(batch)
-        items[key] = value
-        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+        items[place] = value
+        kind: Callable[..., Any] = type(batch)
+        return kind(*items) if hasattr(batch, "_fields") else kind(items)
     changed = copy.copy(batch)
-    if isinstance(batch, (MutableMapping, list)):
-        changed[key] = value
-    elif isinstance(key, str):
+    if isinstance(key, str) and not hasattr(batch, "__setitem__"):
         setattr(changed, key, value)
     else:
         changed[key] = value
     return changed
+
+
+def _is_pair(key: BatchKey) -> TypeGuard[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
+    return isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
 
 
 def _no_item(batch: Batch, key: BatchKey) -> str:

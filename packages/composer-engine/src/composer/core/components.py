@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, TypeVar, overload
 
 __all__ = ["Components"]
@@ -31,6 +31,9 @@ class Components(MutableSequence[T]):
         for item in self._items:
             check(item)
 
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
     def _changed(self) -> None:
         for call in self.on_change:
             call()
@@ -49,10 +52,29 @@ class Components(MutableSequence[T]):
         return self._items[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        for item in [*value] if isinstance(index, slice) else [value]:
+        value = [*value] if isinstance(index, slice) else value
+        for item in value if isinstance(index, slice) else [value]:
             self._check(item)
         self._items[index] = value
         self._changed()
+
+    def extend(self, values: Iterable[T]) -> None:
+        """Add all items at the end, or none of them if one does not belong into the list."""
+        self[len(self) :] = values
+
+    def sort(self, *, key: Callable[[T], Any], reverse: bool = False) -> None:
+        """Sort the items in place."""
+        self[:] = sorted(self._items, key=key, reverse=reverse)
+
+    def copy(self) -> list[T]:
+        """Return the items as a list of its own."""
+        return list(self._items)
+
+    def __add__(self, others: Iterable[T]) -> list[T]:
+        return [*self._items, *others]
+
+    def __radd__(self, others: Iterable[T]) -> list[T]:
+        return [*others, *self._items]
 
     def __delitem__(self, index: int | slice) -> None:
         del self._items[index]

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from composer.core.batch import Batch
+if TYPE_CHECKING:
+    from composer.core.batch import Batch
 
 __all__ = ["DataSpec", "count_samples", "count_tokens", "ensure_data_spec", "move_batch", "split_batch"]
+
+
+# Converters, as what they fall back on is defined below; the fields have the names of those functions.
+def _to_split(given: Callable[[Batch, int], Sequence[Batch]] | None) -> Callable[[Batch, int], Sequence[Batch]]:
+    return given or split_batch
+
+
+def _to_count_samples(given: Callable[[Batch], int] | None) -> Callable[[Batch], int]:
+    return given or count_samples
+
+
+def _to_count_tokens(given: Callable[..., int] | None) -> Callable[..., int]:
+    return given or count_tokens
 
 
 @attrs.define(eq=False)
@@ -43,34 +57,37 @@ class DataSpec:
     num_tokens: int | None = None
     batch_transforms: Callable[[Batch], Batch] | None = None
     microbatch_transforms: Callable[[Batch], Batch] | None = None
-    split_batch: Callable[[Batch, int], Sequence[Batch]] = attrs.field(
-        default=None, converter=lambda given: given or split_batch
-    )
-    get_num_samples_in_batch: Callable[[Batch], int] = attrs.field(
-        default=None, converter=lambda given: given or count_samples
-    )
-    _get_num_tokens_in_batch: Callable[[Batch], int] = attrs.field(
-        default=None, converter=lambda given: given or count_tokens
-    )
+    split_batch: Callable[[Batch, int], Sequence[Batch]] = attrs.field(default=None, converter=_to_split)
+    get_num_samples_in_batch: Callable[[Batch], int] = attrs.field(default=None, converter=_to_count_samples)
+    _get_num_tokens_in_batch: Callable[..., int] = attrs.field(default=None, converter=_to_count_tokens)
 
     @dataloader.validator
     def _check_dataloader(self, _: object, dataloader: object) -> None:
         if not hasattr(dataloader, "__iter__"):
             raise TypeError(f"dataloader must be an iterable of batches, got {type(dataloader).__name__}.")
 
+    def __attrs_post_init__(self) -> None:
+        if self.num_samples is None:
+            self.num_samples = _length(getattr(self.dataloader, "dataset", None))
+
     @property
     def length(self) -> int | None:
         """Batches in an epoch; None where the loader does not know."""
-        try:
-            return len(self.dataloader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            return None
+        return _length(self.dataloader)
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
-        """Return the tokens in a batch; ``token_type`` other than ``"total"`` needs a function of one's own that takes it."""
+        """Return the tokens in a batch; for a ``token_type`` but ``"total"`` a function of one's own is asked."""
         if token_type == "total":  # noqa: S105
             return self._get_num_tokens_in_batch(batch)
-        return self._get_num_tokens_in_batch(batch, token_type=token_type)  # type: ignore[call-arg]
+        return self._get_num_tokens_in_batch(batch, token_type=token_type)
+
+
+def _length(sized: object) -> int | None:
+    # A DataLoader has __len__ and raises TypeError if its dataset has none; some datasets raise NotImplementedError.
+    try:
+        return len(sized) if isinstance(sized, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any]) -> DataSpec:
@@ -109,7 +126,7 @@ def _sizes(batch: Batch) -> Iterator[int]:
             yield from _sizes(part)
     elif isinstance(batch, (list, tuple)):
         parts = [size for part in batch for size in _sizes(part)]
-        yield from parts or [len(batch)]
+        yield from parts or ([] if _is_record(batch) else [len(batch)])
 
 
 def count_tokens(batch: Batch) -> int:
@@ -153,7 +170,8 @@ def _slice(part: Any, of: slice, num_samples: int) -> Any:
     if isinstance(part, Mapping):
         return _rebuilt_mapping(part, lambda item: _slice(item, of, num_samples))
     if isinstance(part, (list, tuple)):
-        if not any(True for item in part for _ in _sizes(item)) and len(part) == num_samples:
+        holds_sizes = any(True for item in part for _ in _sizes(item))
+        if not holds_sizes and not _is_record(part) and len(part) == num_samples:
             return part[of]
         return _rebuilt_sequence(part, [_slice(item, of, num_samples) for item in part])
     return part
@@ -165,17 +183,26 @@ def move_batch(batch: Batch, device: torch.device) -> Batch:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return _rebuilt_mapping(batch, lambda item: move_batch(item, device))
+    if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and must keep some of its parts where they are
+        return batch.to(device)
     if isinstance(batch, (list, tuple)):
         return _rebuilt_sequence(batch, [move_batch(item, device) for item in batch])
-    return batch.to(device) if hasattr(batch, "to") else batch
+    return batch
 
 
 def _rebuilt_mapping(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
+    # A copy that is filled anew keeps what a subclass knows besides its items, as a tokenizer's batch does.
     rebuilt: Any = copy.copy(batch)
     for key, item in batch.items():
         rebuilt[key] = change(item)
     return rebuilt
 
 
+def _is_record(batch: Sequence[Any]) -> bool:
+    """Return whether it is a namedtuple: one thing with named parts, never a list of samples."""
+    return hasattr(batch, "_fields")
+
+
 def _rebuilt_sequence(batch: Sequence[Any], items: list[Any]) -> Any:
-    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)  # type: ignore[call-arg]
+    kind: Callable[..., Any] = type(batch)
+    return kind(*items) if _is_record(batch) else kind(items)

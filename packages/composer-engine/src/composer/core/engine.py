@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
 
 from composer.core.algorithm import Algorithm
-from composer.core.callback import Callback
-from composer.core.event import Event
+from composer.core.components import Components
+from composer.core.event import MODEL_EVENTS, Event
 from composer.core.logger import Logger, Trace
+from composer.core.ownership import Ownership
 from composer.core.passes import AlgorithmPass, default_passes
-from composer.core.plan import Entry, Plan, build_plan, hook_of
-from composer.core.state import State
+from composer.core.plan import Entry, Plan, build_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from composer.core.callback import Callback
+    from composer.core.state import State
 
 __all__ = ["Engine"]
 
 Call: TypeAlias = Callable[[], object]
+PassAt: TypeAlias = tuple[AlgorithmPass, int]
 
 
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
     The plan is made when the first event runs, and again only after algorithms, callbacks, loggers or passes have
-    changed. An event that nobody listens to costs one look-up in a dictionary.
+    changed. An event that nobody listens to costs one look-up in a dictionary. After each algorithm that runs before
+    training (``INIT`` to ``FIT_START``) the engine checks that the optimizers hold the model's parameters.
 
     Args:
         state: What the algorithms change; ``state.algorithms`` and ``state.callbacks`` are what is run.
@@ -38,7 +49,7 @@ class Engine:
         AlgorithmConflictError: Two of the algorithms cannot work together.
 
     Example:
-        >>> from composer.core import State, explain
+        >>> from composer.core import State
         >>> engine = Engine(State(model=None))
         >>> engine.run_event("fit_start")
     """
@@ -47,7 +58,7 @@ class Engine:
         self,
         state: State,
         logger: Logger | None = None,
-        algorithm_passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None = None,
+        algorithm_passes: AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None = None,
         algorithms: Algorithm | Iterable[Algorithm] | None = None,
         *,
         log_traces: bool = False,
@@ -55,16 +66,18 @@ class Engine:
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
-        self.algorithm_passes = default_passes()
+        self.algorithm_passes = Components(default_passes(), _check_pass)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
+        self._warned: set[str] = set()
         self._closed = False
         if algorithms is not None:
-            state.algorithms = algorithms  # type: ignore[assignment]  # mypy knows setters only by their getter's type
+            state.algorithms = algorithms
         for one in _as_list(algorithm_passes):
             self.register_pass(*one) if isinstance(one, tuple) else self.register_pass(one)
         state.on_components_change(self._forget_plan)
         self.logger.destinations.on_change.append(self._forget_plan)
+        self.algorithm_passes.on_change.append(self._forget_plan)
         self.explain()
 
     def run_event(self, event: Event | str) -> None:
@@ -90,12 +103,7 @@ class Engine:
         Raises:
             TypeError: ``algorithm_pass`` is not a function.
         """
-        if not callable(algorithm_pass):
-            raise TypeError(
-                f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}."
-            )
         self.algorithm_passes.insert(len(self.algorithm_passes) if index == -1 else index, algorithm_pass)
-        self._forget_plan()
 
     def explain(self) -> Plan:
         """Return the plan: what runs at which event, in which order and why; ``print`` shows it as text."""
@@ -103,7 +111,9 @@ class Engine:
             self._plan = build_plan(
                 self.state.algorithms, self.state.callbacks, self.logger.destinations, self.algorithm_passes
             )
-            for warning in self._plan.warnings:
+            fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
+            self._warned.update(fresh)
+            for warning in fresh:
                 warnings.warn(warning, UserWarning, stacklevel=3)
         return self._plan
 
@@ -113,22 +123,26 @@ class Engine:
             algorithm.restore(self.state)
 
     def close(self) -> None:
-        """Close callbacks and loggers, once; the engine runs no further event. All are closed, even if one fails."""
+        """Close callbacks and loggers, once; the engine runs no further event.
+
+        Raises:
+            Exception: The first error of those that failed to close; the others were closed all the same.
+        """
         if self._closed:
             return
         self._closed = True
         self._table = {}
         everyone: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
         errors: list[Exception] = []
-        for close in [
-            *(partial(one.close, self.state, self.logger) for one in everyone),
-            *(one.post_close for one in everyone),
-        ]:
+        closing: list[Call] = [partial(one.close, self.state, self.logger) for one in everyone]
+        for close in [*closing, *(one.post_close for one in everyone)]:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001, PERF203  (the others must be closed, too; the first is raised below)
+            except Exception as error:  # noqa: BLE001  (the others must be closed, too; it is raised below)
                 errors.append(error)
         if errors:
+            for also in errors[1:]:
+                errors[0].add_note(f"While closing, this failed, too: {type(also).__name__}: {also}")
             raise errors[0]
 
     def _forget_plan(self) -> None:
@@ -144,24 +158,27 @@ class Engine:
         try:
             return self._table[event]
         except KeyError:
-            raise ValueError(f"There is no event {event!r}; the events are {', '.join(Event)}.") from None
+            close = difflib.get_close_matches(str(event).lower(), list(Event), n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
-        return tuple(self._call(event, order, entry) for order, entry in enumerate(entries))
+        calls = [self._call(event, order, entry) for order, entry in enumerate(entries)]
+        if event not in MODEL_EVENTS or all(entry.kind == "logger" for entry in entries):
+            return tuple(calls)
+        ownership = Ownership(self.state)
+        checked: list[Call] = [ownership.begin]
+        for entry, call in zip(entries, calls, strict=True):
+            checked += [call] if entry.kind == "logger" else [call, partial(ownership.check, entry.key)]
+        return (*checked, ownership.end)
 
     def _call(self, event: Event, order: int, entry: Entry) -> Call:
         component, state, logger = entry.component, self.state, self.logger
-        if isinstance(component, Algorithm):
-            if self.log_traces:
-                return partial(_run_traced, component, event, state, logger, order)
-            if entry.asked:
-                return partial(_run_if_matching, component, event, state, logger)
-            return partial(component.apply, event, state, logger)
-        hook = hook_of(component, event)
-        assert hook is not None
-        if hook == component.run_event:
-            return partial(hook, event, state, logger)
-        return partial(hook, state, logger)
+        if isinstance(component, Algorithm) and self.log_traces:
+            return partial(_run_traced, component, event, state, logger, Trace(entry.key, event, order=order))
+        if isinstance(component, Algorithm) and entry.asked:
+            return partial(_run_if_matching, component, event, state, logger)
+        return partial(entry.call, state, logger)
 
 
 def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:
@@ -169,16 +186,25 @@ def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: L
         algorithm.apply(event, state, logger)
 
 
-def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, order: int) -> None:
-    name = type(algorithm).__name__
+def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, trace: Trace) -> None:
     runs = algorithm.match(event, state)
     exit_code = algorithm.apply(event, state, logger) if runs else None
-    logger.log_traces({f"algorithm_traces/{name}/{event.value}": Trace(name, event, exit_code, order, run=runs)})
+    told = attrs.evolve(trace, exit_code=exit_code, run=runs)
+    logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": told})
+
+
+def _check_pass(algorithm_pass: object) -> None:
+    if not callable(algorithm_pass):
+        raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")
 
 
 def _as_list(
-    passes: AlgorithmPass | Sequence[AlgorithmPass | tuple[AlgorithmPass, int]] | None,
-) -> list[AlgorithmPass | tuple[AlgorithmPass, int]]:
+    passes: AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None,
+) -> Sequence[AlgorithmPass | PassAt]:
     if passes is None:
         return []
-    return [passes] if callable(passes) else list(passes)
+    if callable(passes):
+        return [passes]
+    if isinstance(passes, tuple) and len(passes) == 2 and isinstance(passes[1], int):
+        return [(passes[0], passes[1])]
+    return passes

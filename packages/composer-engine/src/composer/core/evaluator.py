@@ -10,17 +10,17 @@ import attrs
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
-from composer.core.time import Time
 
 if TYPE_CHECKING:
     from composer.core.state import State
+    from composer.core.time import Time
 
 __all__ = ["Evaluator", "ensure_evaluator", "evaluate_periodically"]
 
 EvalInterval = Callable[["State", Event], bool]
 
 
-def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool = True) -> EvalInterval:  # noqa: FBT001, FBT002
+def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool = True) -> EvalInterval:
     """Return a function that says whether to evaluate now.
 
     Args:
@@ -43,16 +43,22 @@ class _Periodically:
     def __call__(self, state: State, event: Event) -> bool:
         if not self.interval.every.value:
             return False
+        batch = int(state.timestamp.batch)
         if event is Event.FIT_END:
-            due = self.at_fit_end and self._last != int(state.timestamp.batch)
-        else:
-            due = self.interval.passed(state.previous_timestamp, state.timestamp, state.max_duration)
-        if due:
-            self._last = int(state.timestamp.batch)
+            return self.at_fit_end and self._last != batch
+        due = self.interval.passed(state.previous_timestamp, state.timestamp, state.max_duration)
+        # Remembered only here: several evaluators may share this function, and each asks it at FIT_END.
+        self._last = batch if due else self._last
         return due
 
     def __repr__(self) -> str:
         return f"evaluate_periodically('{self.interval.every}')"
+
+
+def _to_names(given: str | Iterable[str] | None) -> list[str] | None:
+    if given is None:
+        return None
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInterval | None:
@@ -82,10 +88,7 @@ class Evaluator:
 
     label: str = attrs.field(validator=attrs.validators.min_len(1))
     dataloader: DataSpec = attrs.field(converter=ensure_data_spec)
-    metric_names: list[str] | None = attrs.field(
-        default=None,
-        converter=attrs.converters.optional(lambda names: [names] if isinstance(names, str) else list(names)),
-    )
+    metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
     subset_num_batches: int | None = attrs.field(default=None)
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
     device_eval_microbatch_size: int | None = attrs.field(

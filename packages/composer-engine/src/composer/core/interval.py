@@ -9,6 +9,10 @@ from composer.core.time import Time, Timestamp, TimeUnit
 __all__ = ["Interval"]
 
 
+def _to_every(every: Time | str | int) -> Time:
+    return Time.from_input(every, TimeUnit.EPOCH)
+
+
 @attrs.frozen
 class Interval:
     """Every so often, such as ``Interval("10ba")`` or ``Interval("0.1dur")``; every 0 is never.
@@ -25,7 +29,7 @@ class Interval:
         True
     """
 
-    every: Time = attrs.field(converter=lambda every: Time.from_input(every, TimeUnit.EPOCH))
+    every: Time = attrs.field(converter=_to_every)
 
     def __attrs_post_init__(self) -> None:
         if self.every.value < 0:
@@ -49,5 +53,7 @@ class Interval:
             if max_duration is None:
                 raise ValueError(f"An interval of {self.every} needs a training with a max_duration.")
             every, unit = every * max_duration.value, max_duration.unit
+        if isinstance(every, int) and unit is not TimeUnit.SECOND:
+            return before.count(unit) // every != now.count(unit) // every
         # The margin keeps 0.1 of 30 epochs, 3.0000000000000004, from coming an epoch late.
         return int(before.count(unit) / every + 1e-9) != int(now.count(unit) / every + 1e-9)

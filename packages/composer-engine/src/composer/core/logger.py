@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,11 @@ import attrs
 
 from composer.core.callback import Callback
 from composer.core.components import Components
-from composer.core.event import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from composer.core.event import Event
     from composer.core.state import State
 
 __all__ = ["Logger", "LoggerDestination", "Trace"]
@@ -32,6 +33,7 @@ class Trace:
         run: Whether it ran, or was asked and declined.
 
     Example:
+        >>> from composer.core import Event
         >>> Trace("MixUp", Event.BEFORE_FORWARD, run=True).run
         True
     """
@@ -68,11 +70,12 @@ class LoggerDestination(Callback):
         self,
         images: Any,
         name: str = "Images",
-        channels_last: bool = False,  # noqa: FBT001, FBT002  (the name and place that people use)
+        channels_last: bool = False,
         step: int | None = None,
+        *,
         masks: Mapping[str, Any] | None = None,
         mask_class_labels: Mapping[int, str] | None = None,
-        use_table: bool = True,  # noqa: FBT001, FBT002
+        use_table: bool = True,
     ) -> None:
         """Store images."""
 
@@ -88,7 +91,7 @@ class LoggerDestination(Callback):
         remote_file_name: str,
         destination: str,
         overwrite: bool = False,
-        progress_bar: bool = True,  # noqa: FBT001, FBT002
+        progress_bar: bool = True,
     ) -> None:
         """Fetch a file that was stored.
 
@@ -147,7 +150,7 @@ class Logger:
 
     def log_images(
         self, images: Any, name: str = "Images", channels_last: bool = False, step: int | None = None, **details: Any
-    ) -> None:  # noqa: FBT001, FBT002
+    ) -> None:
         """Log images; ``details`` are the further arguments of :meth:`LoggerDestination.log_images`."""
         self._send("log_images", images, name, channels_last, self._step(step), **details)
 

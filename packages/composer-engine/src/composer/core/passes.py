@@ -76,13 +76,15 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
 
 
 def order_by_stage(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Put lower stages first, or last where the event undoes what its ``BEFORE_*`` did; keep the order within a stage."""
+    """Put lower stages first, or last where the event undoes what its ``BEFORE_*`` did; keep the order within each."""
     sign = -1 if event in CLOSING_EVENTS else 1
     return sorted(algorithms, key=lambda algorithm: sign * stage_of(algorithm, event))
 
 
 def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
     """Put what chooses samples (stage ``SELECT``) first: it needs the loss of the samples as they came."""
+    if event in CLOSING_EVENTS:
+        return algorithms
     return sorted(algorithms, key=lambda algorithm: stage_of(algorithm, event) is not Stage.SELECT)
 
 

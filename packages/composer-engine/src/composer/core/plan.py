@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
-from composer.core.event import Event
-from composer.core.logger import LoggerDestination
-from composer.core.passes import AlgorithmPass, default_passes, stage_of
+from composer.core.event import CLOSING_EVENTS, Event
+from composer.core.ordering import apply_passes
+from composer.core.passes import default_passes, stage_of
+from composer.core.plan_text import plan_lines
 from composer.core.stage import Stage
 
-__all__ = ["AlgorithmConflictError", "Entry", "Plan", "build_plan", "explain"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_PHASES: Mapping[str, tuple[Event, Event]] = {
-    "once, before training": (Event.INIT, Event.FIT_START),
-    "every iteration and epoch, at its beginning": (Event.ITERATION_START, Event.EPOCH_START),
-    "every batch, before it is computed": (Event.BEFORE_DATALOADER, Event.BEFORE_TRAIN_BATCH),
-    "every microbatch": (Event.BEFORE_FORWARD, Event.AFTER_BACKWARD),
-    "every batch, after it was computed": (Event.AFTER_TRAIN_BATCH, Event.BATCH_CHECKPOINT),
-    "every epoch and iteration, at its end": (Event.EPOCH_END, Event.ITERATION_CHECKPOINT),
-    "once, after training": (Event.FIT_END, Event.FIT_END),
-    "evaluation": (Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_END),
-    "prediction": (Event.PREDICT_START, Event.PREDICT_END),
-}
+    from composer.core.logger import LoggerDestination
+    from composer.core.passes import AlgorithmPass
+
+__all__ = ["AlgorithmConflictError", "Declaration", "Entry", "LeftOut", "Plan", "build_plan", "explain"]
+
+_MARKUP = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
+_EVENTS = frozenset(Event)
+_RULES = frozenset(one_pass.__name__ for one_pass in default_passes())
 
 
 class AlgorithmConflictError(ValueError):
@@ -45,26 +45,20 @@ class Entry:
         key: Its name in the run: the class, numbered from the second of a class on.
         kind: ``"algorithm"``, ``"callback"`` or ``"logger"``.
         stage: An algorithm's stage there; None for one that declares none.
-        placed_by: The passes that moved it from its place in the user's list.
+        placed_by: The passes to which it owes a place out of the list's order.
         asked: Whether it decides by its own ``match`` each time.
+        why: Why it comes where it comes, in a few words; empty where there is nothing to say.
+        call: What it does there, ``f(state, logger)``.
     """
 
     component: Algorithm | Callback = attrs.field(repr=False)
     key: str
     kind: str
+    call: Callable[..., object] = attrs.field(repr=False, eq=False)
     stage: Stage | None = None
     placed_by: tuple[str, ...] = ()
     asked: bool = False
-
-    @property
-    def reads(self) -> list[str]:
-        """What it declares to read."""
-        return sorted(self.component.reads) if isinstance(self.component, Algorithm) else []
-
-    @property
-    def writes(self) -> list[str]:
-        """What it declares to change."""
-        return sorted(self.component.writes) if isinstance(self.component, Algorithm) else []
+    why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain data."""
@@ -74,18 +68,56 @@ class Entry:
             "stage": None if self.stage is None else self.stage.name.lower(),
             "placed_by": list(self.placed_by),
             "asked_each_time": self.asked,
-            "reads": self.reads,
-            "writes": self.writes,
+            "why": self.why,
         }
 
-    def _columns(self) -> tuple[str, str, str]:
-        if self.kind != "algorithm":
-            return self.key, self.kind, ""
-        stage = "no stage" if self.stage is None else self.stage.name.lower()
-        notes = [f"changes {', '.join(self.writes)}"] if self.writes else []
-        notes += ["decides each time whether to run"] if self.asked else []
-        notes += [f"moved here by {' and '.join(self.placed_by)}"] if self.placed_by else []
-        return self.key, stage, "; ".join(notes)
+
+@attrs.frozen
+class Declaration:
+    """What an algorithm of the plan says of itself.
+
+    Args:
+        name: Its name in the run.
+        summary: The first sentence of its class's docstring.
+        reads: What it looks at.
+        writes: What it changes.
+        owns: What no other may own.
+    """
+
+    name: str
+    summary: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    owns: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the declaration as plain data."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "reads": list(self.reads),
+            "writes": list(self.writes),
+            "owns": list(self.owns),
+        }
+
+
+@attrs.frozen
+class LeftOut:
+    """An algorithm that a pass took out of an event.
+
+    Args:
+        name: The algorithm's name in the run.
+        event: Where it would have run.
+        by: The pass.
+    """
+
+    name: str
+    event: Event
+    by: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as plain data."""
+        return {"name": self.name, "event": self.event.value, "by": self.by}
 
 
 @attrs.frozen
@@ -94,66 +126,46 @@ class Plan:
 
     Args:
         entries: The calls of each event that anything runs at.
-        warnings: What the passes warned about.
+        algorithms: What the algorithms declare, in the order of the list.
+        left_out: What passes took out.
+        warnings: What the passes warned about, and algorithms that run nowhere.
 
     Example:
         >>> print(build_plan([]))
-        Nothing runs at any event: there are no algorithms, callbacks or loggers.
+        Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything.
     """
 
     entries: Mapping[Event, tuple[Entry, ...]]
+    algorithms: tuple[Declaration, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data: ``{"events": {event: [entry, …]}, "warnings": […]}``."""
-        events = {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()}
-        return {"events": events, "warnings": list(self.warnings)}
+        """Return the plan as plain data, with the keys ``algorithms``, ``events``, ``left_out`` and ``warnings``."""
+        return {
+            "algorithms": [declaration.to_dict() for declaration in self.algorithms],
+            "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
+            "left_out": [one.to_dict() for one in self.left_out],
+            "warnings": list(self.warnings),
+        }
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        if not self.entries:
-            return "Nothing runs at any event: there are no algorithms, callbacks or loggers."
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield "What runs when. Within an event, from top to bottom."
-        everywhere = self._asked_everywhere()
-        rows = [row for entries in self.entries.values() for row in map(Entry._columns, entries)]
-        name_width, stage_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-        events = list(Event)
-        for phase, (first, last) in _PHASES.items():
-            shown = [
-                (event, entries)
-                for event in events[events.index(first) : events.index(last) + 1]
-                if (entries := [entry for entry in self.entries.get(event, ()) if entry.key not in everywhere])
-            ]
-            if shown:
-                yield f"\n{phase.upper()}"
-            for event, entries in shown:
-                yield f"  {event.value}"
-                for name, stage, note in map(Entry._columns, entries):
-                    yield f"    {name:<{name_width}}  {stage:<{stage_width}}  {note}".rstrip()
-        if everywhere:
-            yield f"\nAT EVERY EVENT\n  {', '.join(sorted(everywhere))}"
-        yield from (f"\nWARNING: {warning}" for warning in self.warnings)
-
-    def _asked_everywhere(self) -> set[str]:
-        keys = [{entry.key for entry in self.entries.get(event, ())} for event in Event]
-        return set.intersection(*keys)
+        return "\n".join(plan_lines(self))
 
 
 def explain(
-    algorithms: Sequence[Algorithm],
-    callbacks: Sequence[Callback] = (),
+    algorithms: Algorithm | Sequence[Algorithm],
+    callbacks: Callback | Sequence[Callback] = (),
     algorithm_passes: Sequence[AlgorithmPass] = (),
 ) -> Plan:
     """Return the plan of some algorithms, without a model or data.
 
     Args:
-        algorithms: In the order of the list that a trainer would be given.
+        algorithms: One or several, in the order of the list that a trainer would be given.
         callbacks: The same of callbacks.
         algorithm_passes: Passes that come after the default ones.
 
@@ -162,9 +174,13 @@ def explain(
 
     Example:
         >>> explain([]).to_dict()
-        {'events': {}, 'warnings': []}
+        {'algorithms': [], 'events': {}, 'left_out': [], 'warnings': []}
     """
-    return build_plan(algorithms, callbacks, passes=[*default_passes(), *algorithm_passes])
+    return build_plan(
+        [algorithms] if isinstance(algorithms, Algorithm) else algorithms,
+        [callbacks] if isinstance(callbacks, Callback) else callbacks,
+        passes=[*default_passes(), *algorithm_passes],
+    )
 
 
 def build_plan(
@@ -177,22 +193,32 @@ def build_plan(
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
+        TypeError: An algorithm's declarations are not what they must be, or a pass returns nothing.
+        ValueError: One object is given twice, or a pass returns what it was not given.
     """
-    check_conflicts(algorithms)
-    keys = _keys(chain(algorithms, callbacks, destinations))
+    passes = default_passes() if passes is None else passes
+    _check(algorithms, callbacks, destinations)
+    keys = component_keys(chain(algorithms, callbacks, destinations))
     plan: dict[Event, tuple[Entry, ...]] = {}
+    left_out: list[LeftOut] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for event in Event:
-            ordered = _ordered(algorithms, event, default_passes() if passes is None else passes)
-            called = [_algorithm_entry(algorithm, event, placed_by, keys) for algorithm, placed_by in ordered]
-            watching = [Entry(one, keys[id(one)], "callback") for one in callbacks if hook_of(one, event)]
-            storing = [Entry(one, keys[id(one)], "logger") for one in destinations if hook_of(one, event)]
+            ordered = apply_passes([one for one in algorithms if _runs_at(one, event)], event, passes)
+            called = [
+                _algorithm_entry(algorithm, event, placed_by, keys)
+                for algorithm, placed_by in zip(ordered.algorithms, ordered.placed_by, strict=True)
+            ]
+            watching = _hook_entries(callbacks, event, "callback", keys)
+            storing = _hook_entries(destinations, event, "logger", keys)
             # At INIT loggers open what the others may already want to write to; later they come last, to see it all.
             entries = [*storing, *called, *watching] if event is Event.INIT else [*called, *watching, *storing]
+            left_out += [LeftOut(keys[id(algorithm)], event, by) for algorithm, by in ordered.left_out]
             if entries:
-                plan[event] = tuple(entries)
-    return Plan(plan, tuple(dict.fromkeys(str(warning.message) for warning in caught)))
+                plan[event] = _with_reasons(entries, event, {key: place for place, key in enumerate(keys.values())})
+    texts = [*map(_runs_nowhere, _idle(algorithms)), *(str(warning.message) for warning in caught)]
+    declarations = tuple(_declaration(algorithm, keys[id(algorithm)]) for algorithm in algorithms)
+    return Plan(plan, declarations, tuple(left_out), tuple(dict.fromkeys(texts)))
 
 
 def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
@@ -208,24 +234,18 @@ def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
         names = [type(first).__name__, type(second).__name__]
         who = f"Two {names[0]}" if names[0] == names[1] else " and ".join(names)
         raise AlgorithmConflictError(
-            f"{who} cannot run together: each must have {' and '.join(shared)} to itself. Remove one: {first!r} or {second!r}."
+            f"{who} cannot run together: each must have {' and '.join(shared)} to itself. "
+            f"Remove one: {first!r} or {second!r}."
         )
 
 
-def overrides_match(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm has a ``match`` of its own."""
-    return type(algorithm).match is not Algorithm.match
+def component_keys(components: Iterable[object]) -> dict[int, str]:
+    """Return a name for each component, by its ``id``: its class, numbered from the second of a class on.
 
-
-def hook_of(callback: Callback, event: Event) -> Callable[..., None] | None:
-    """Return what a callback does at an event, as ``f(state, logger)`` or ``run_event``; None if it does nothing."""
-    if type(callback).run_event is not Callback.run_event:
-        return callback.run_event
-    overridden = getattr(type(callback), event.value) is not getattr(Callback, event.value)
-    return getattr(callback, event.value) if overridden else None
-
-
-def _keys(components: Iterable[Algorithm | Callback]) -> dict[int, str]:
+    Example:
+        >>> list(component_keys([1.5, 2, 2.5]).values())
+        ['float', 'int', 'float.1']
+    """
     counts: dict[str, int] = {}
     keys = {}
     for component in components:
@@ -235,44 +255,127 @@ def _keys(components: Iterable[Algorithm | Callback]) -> dict[int, str]:
     return keys
 
 
+def overrides_match(algorithm: Algorithm) -> bool:
+    """Return whether the algorithm has a ``match`` of its own."""
+    return _is_own(algorithm, Algorithm, "match")
+
+
+def hook_of(callback: Callback, event: Event) -> Callable[..., None] | None:
+    """Return what a callback does at an event, as ``f(state, logger)``; None if it does nothing."""
+    if _is_own(callback, Callback, "run_event"):
+        return partial(callback.run_event, event)
+    if _is_own(callback, Callback, event.value):
+        hook: Callable[..., None] = getattr(callback, event.value)
+        return hook
+    return None
+
+
+def _is_own(component: object, base: type, method: str) -> bool:
+    # What would be called is asked, not the class: a method may also have been put on the object.
+    return getattr(getattr(component, method), "__func__", None) is not getattr(base, method)
+
+
+def _check(*lists: Sequence[Algorithm | Callback]) -> None:
+    seen: set[int] = set()
+    for component in chain(*lists):
+        if id(component) in seen:
+            raise ValueError(
+                f"{component!r} is given twice; give it once, or make a second {type(component).__name__}."
+            )
+        seen.add(id(component))
+    algorithms = [one for one in lists[0] if isinstance(one, Algorithm)]
+    for algorithm in algorithms:
+        _check_places(algorithm)
+    check_conflicts(algorithms)
+
+
+def _check_places(algorithm: Algorithm) -> None:
+    name, places = type(algorithm).__name__, algorithm.places()
+    if not hasattr(places, "items"):
+        raise TypeError(f"{name}.runs_at must map events to stages, {{Event.AFTER_LOSS: Stage.LOSS}}, got {places!r}.")
+    for event, stage in places.items():
+        if event not in _EVENTS or not isinstance(stage, Stage):
+            raise TypeError(f"{name}.runs_at must map events to stages, got {event!r}: {stage!r}.")
+
+
 def _runs_at(algorithm: Algorithm, event: Event) -> bool:
     places = algorithm.places()
     return event in places or (not places and overrides_match(algorithm))
 
 
-def _ordered(
-    algorithms: Sequence[Algorithm], event: Event, passes: Sequence[AlgorithmPass]
-) -> list[tuple[Algorithm, tuple[str, ...]]]:
-    """Return the event's algorithms in order, each with the passes that moved it."""
-    current = [algorithm for algorithm in algorithms if _runs_at(algorithm, event)]
-    moved_by: dict[int, list[str]] = {id(algorithm): [] for algorithm in current}
-    for one_pass in passes:
-        if not current:
-            break
-        returned = one_pass(tuple(current), event)
-        if returned is None:
-            raise TypeError(
-                f"The pass {_name(one_pass)} returned None at {event.value!r}; it must return the algorithms."
-            )
-        before, current = current, list(returned)
-        for place, algorithm in enumerate(current):
-            moved_by.setdefault(id(algorithm), [])
-            if place >= len(before) or before[place] is not algorithm:
-                moved_by[id(algorithm)].append(_name(one_pass))
-    return [(algorithm, tuple(moved_by[id(algorithm)])) for algorithm in current]
+def _idle(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    return [one for one in algorithms if not one.places() and not overrides_match(one)]
 
 
-def _name(one_pass: AlgorithmPass) -> str:
-    return getattr(one_pass, "__name__", repr(one_pass))
+def _runs_nowhere(algorithm: Algorithm) -> str:
+    return (
+        f"{type(algorithm).__name__} runs at no event: say where by runs_at = {{Event.AFTER_LOSS: Stage.LOSS}}, "
+        "or override match(event, state)."
+    )
+
+
+def _declaration(algorithm: Algorithm, key: str) -> Declaration:
+    paragraph = (type(algorithm).__doc__ or "").strip().split("\n\n")[0]
+    summary = _MARKUP.sub(r"\1", " ".join(paragraph.split()))
+    reads, writes, owns = (tuple(sorted(words)) for words in (algorithm.reads, algorithm.writes, algorithm.owns))
+    return Declaration(key, summary, reads, writes, owns)
 
 
 def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, ...], keys: Mapping[int, str]) -> Entry:
-    declared = algorithm.places()
     return Entry(
         algorithm,
-        keys.get(id(algorithm), type(algorithm).__name__),
+        keys[id(algorithm)],
         "algorithm",
-        stage=stage_of(algorithm, event) if event in declared else None,
+        partial(algorithm.apply, event),
+        stage=stage_of(algorithm, event) if event in algorithm.places() else None,
         placed_by=placed_by,
         asked=overrides_match(algorithm),
     )
+
+
+def _hook_entries(callbacks: Sequence[Callback], event: Event, kind: str, keys: Mapping[int, str]) -> list[Entry]:
+    return [
+        Entry(callback, keys[id(callback)], kind, hook)
+        for callback in callbacks
+        if (hook := hook_of(callback, event)) is not None
+    ]
+
+
+def _with_reasons(entries: Sequence[Entry], event: Event, listed: Mapping[str, int]) -> tuple[Entry, ...]:
+    """Return the entries, each with the reason why it does not come before the one above it."""
+    before: list[Entry | None] = [None, *entries[:-1]]
+    return tuple(
+        attrs.evolve(entry, why=_reason(entry, previous, event, listed))
+        for entry, previous in zip(entries, before, strict=True)
+    )
+
+
+def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int]) -> str:
+    chosen = [name for name in entry.placed_by if name not in _RULES]
+    if chosen:
+        return f"moved by {' and '.join(chosen)}"
+    if previous is None:
+        return ""
+    if entry.kind != previous.kind:
+        return "loggers open first" if previous.kind == "logger" else f"{entry.kind}s come after {previous.kind}s"
+    own, other = (_stage(one, event) for one in (entry, previous))
+    if own is not other:
+        return _reason_of_stages(own, other, event)
+    if listed[previous.key] < listed[entry.key]:
+        return "as listed"
+    return "listed first, so last out" if event.is_after_event else ""
+
+
+def _reason_of_stages(own: Stage, other: Stage, event: Event) -> str:
+    order = f"{_stage_name(own)} comes after {_stage_name(other)}"
+    if event in CLOSING_EVENTS:
+        return f"undone in reverse: {order}" if own < other else ""
+    return order if own > other else ""  # against the rule a pass has moved the one above, whose own reason says so
+
+
+def _stage(entry: Entry, event: Event) -> Stage:
+    return stage_of(entry.component, event) if isinstance(entry.component, Algorithm) else Stage.UNDECLARED
+
+
+def _stage_name(stage: Stage) -> str:
+    return "no stage" if stage is Stage.UNDECLARED else stage.name.lower()

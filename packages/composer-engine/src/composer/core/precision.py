@@ -71,9 +71,12 @@ class MemoryFormat(StrEnum):
             >>> MemoryFormat("channels_last").to_torch()
             torch.channels_last
         """
-        format_ = getattr(torch, self.value)
-        assert isinstance(format_, torch.memory_format)
-        return format_
+        return {
+            MemoryFormat.CONTIGUOUS_FORMAT: torch.contiguous_format,
+            MemoryFormat.CHANNELS_LAST: torch.channels_last,
+            MemoryFormat.CHANNELS_LAST_3D: torch.channels_last_3d,
+            MemoryFormat.PRESERVE_FORMAT: torch.preserve_format,
+        }[self]
 
 
 class TrainerMode(StrEnum):

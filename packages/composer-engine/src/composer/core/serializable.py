@@ -8,8 +8,12 @@ __all__ = ["Serializable"]
 
 
 class Serializable:
-    """Something whose progress is saved with a run. What it returns is plain data (numbers, text, lists, dictionaries)
-    and tensors."""
+    """Something whose progress is saved with a run, as plain data (numbers, text, lists, dictionaries) and tensors.
+
+    Example:
+        >>> Serializable().state_dict()
+        {}
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later run needs to go on."""

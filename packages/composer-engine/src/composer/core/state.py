@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
 import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composer.core.algorithm import Algorithm
@@ -21,17 +19,18 @@ from composer.core.precision import Precision
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = ["State", "SupportsTraining"]
 
 T = TypeVar("T")
-Loss = Tensor | Sequence[Tensor] | dict[str, Tensor]
 
 
 @runtime_checkable
 class SupportsTraining(Protocol):
-    """What a loop and its algorithms need of a model: to be called with a batch, and to say the loss of what came out."""
+    """What a loop and its algorithms need of a model: it is called with a batch, and says the loss of what came out."""
 
     def __call__(self, batch: Batch, /) -> Any:
         """Return the outputs for a batch."""
@@ -62,13 +61,13 @@ def _instances_of(kind: type, parameter: str) -> Any:
         if not isinstance(item, kind):
             raise TypeError(f"{parameter} must be {kind.__name__} objects, got {item!r}.")
 
-    return lambda items: items if isinstance(items, Components) else Components(_as_sequence(items), check)
+    return lambda items: Components(_as_sequence(items), check)
 
 
-def _as_sequence(items: T | Iterable[T] | None) -> Sequence[T]:
+def _as_sequence(items: Any) -> tuple[Any, ...]:
     if items is None:
         return ()
-    return tuple(items) if isinstance(items, (list, tuple, Components)) else (items,)  # type: ignore[arg-type]
+    return tuple(items) if isinstance(items, (list, tuple, Components)) else (items,)
 
 
 def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
@@ -81,8 +80,16 @@ def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[
 
 _to_algorithms = _instances_of(Algorithm, "algorithms")
 _to_callbacks = _instances_of(Callback, "callbacks")
-_to_max_duration = attrs.converters.optional(lambda given: Time.from_input(given, TimeUnit.EPOCH))
 _to_data_spec = attrs.converters.optional(ensure_data_spec)
+
+
+def _to_max_duration(given: Time | str | int | None) -> Time | None:
+    if given is None:
+        return None
+    duration = Time.from_input(given, TimeUnit.EPOCH)
+    if duration.unit is TimeUnit.DURATION or duration.value < 0:
+        raise ValueError(f"max_duration must be a length of time such as '10ep', 0 or more, got {given!r}.")
+    return duration
 
 
 def _to_evaluators(evaluators: Any) -> list[Evaluator]:
@@ -163,7 +170,7 @@ class State:
 
     _owners: dict[int, str] = _step(factory=dict)
     _generators: dict[str, tuple[int, int, torch.Generator]] = _step(factory=dict)
-    _listeners: list[Any] = _live(factory=list, init=False)
+    _listeners: list[Callable[[], None]] = _live(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         for components in (self._algorithms, self._callbacks):
@@ -174,7 +181,7 @@ class State:
         for call in self._listeners:
             call()
 
-    def on_components_change(self, call: Any) -> None:
+    def on_components_change(self, call: Callable[[], None]) -> None:
         """Call ``call()`` whenever an algorithm or callback is added, removed or replaced."""
         self._listeners.append(call)
 
@@ -184,7 +191,7 @@ class State:
         return self._algorithms
 
     @algorithms.setter
-    def algorithms(self, algorithms: Iterable[Algorithm]) -> None:
+    def algorithms(self, algorithms: Algorithm | Iterable[Algorithm] | None) -> None:
         self._algorithms[:] = _to_algorithms(algorithms)
 
     @property
@@ -193,7 +200,7 @@ class State:
         return self._callbacks
 
     @callbacks.setter
-    def callbacks(self, callbacks: Iterable[Callback]) -> None:
+    def callbacks(self, callbacks: Callback | Iterable[Callback] | None) -> None:
         self._callbacks[:] = _to_callbacks(callbacks)
 
     @property
@@ -271,9 +278,10 @@ class State:
 
     def get_elapsed_duration(self) -> Time | None:
         """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length."""
-        if self._max_duration is None:
+        whole = self._max_duration
+        if whole is None:
             return None
-        return Time(self.timestamp.count(self._max_duration.unit) / (self._max_duration.value or 1), TimeUnit.DURATION)
+        return Time(self.timestamp.count(whole.unit) / whole.value if whole.value else 1.0, TimeUnit.DURATION)
 
     def reached(self, moment: Time) -> bool:
         """Return whether the training has come to ``moment``, which may be a duration (``Time(0.7, "dur")``).

@@ -1,0 +1,74 @@
+"""BlurPool: blur before every stride."""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import attrs
+from attrs.validators import ge
+
+from composer import functional as cf
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Stage, State
+
+__all__ = ["BlurPool"]
+
+
+@attrs.define(eq=False)
+class BlurPool(Algorithm):
+    """Blur what strided convolutions and max pools take samples of (arXiv:1904.11486).
+
+    See :func:`composer.functional.apply_blurpool`.
+
+    Args:
+        replace_convs: Whether strided convolutions are blurred.
+        replace_maxpools: Whether strided max pools are blurred.
+        blur_first: Whether convolutions are blurred before they run (cheaper) or after.
+        min_channels: Convolutions with fewer input channels are left alone.
+
+    Raises:
+        ValueError: ``min_channels`` is less than 1, or nothing is to be replaced.
+
+    Example:
+        >>> BlurPool(min_channels=32)
+        BlurPool(replace_convs=True, replace_maxpools=True, blur_first=True, min_channels=32)
+    """
+
+    replace_convs: bool = True
+    replace_maxpools: bool = True
+    blur_first: bool = True
+    min_channels: int = attrs.field(default=16, validator=ge(1))
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
+    reads: ClassVar = {"model", "optimizers"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the strided convolutions and pools"}
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.replace_convs or self.replace_maxpools):
+            raise ValueError("BlurPool has nothing to do: set replace_convs or replace_maxpools to True.")
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: blurred layers have other names in the saved weights."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers, and move the optimizers over to the new ones."""
+        del event
+        report = cf.apply_blurpool(
+            state.model,
+            replace_convs=self.replace_convs,
+            replace_maxpools=self.replace_maxpools,
+            blur_first=self.blur_first,
+            min_channels=self.min_channels,
+            optimizers=state.optimizers,
+        )
+        if not report:
+            warnings.warn(
+                f"{self!r} found nothing to blur: {type(state.model).__name__} has no strided convolution with at least "
+                f"{self.min_channels} input channels and no strided max pool. Remove it, or lower min_channels.",
+                NoEffectWarning,
+                stacklevel=2,
+            )
+        logger.log_hyperparameters({"BlurPool/replaced_layers": len(report.replacements)})

@@ -1,0 +1,50 @@
+"""LabelSmoothing: be a little less sure than the labels."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+from attrs.validators import and_, ge, le
+
+from composer import functional as cf
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+
+__all__ = ["LabelSmoothing"]
+
+
+@attrs.define(eq=False)
+class LabelSmoothing(Algorithm):
+    """Spread a part of each label evenly over all classes while the loss is computed (arXiv:1512.00567).
+
+    See :func:`composer.functional.smooth_labels`. After the loss the batch has its own labels again.
+
+    Args:
+        smoothing: The part that is spread, in ``[0, 1]``.
+        target_key: Where the labels lie in a batch.
+
+    Raises:
+        ValueError: ``smoothing`` is out of range.
+
+    Example:
+        >>> LabelSmoothing(smoothing=0.05)
+        LabelSmoothing(smoothing=0.05, target_key=1)
+    """
+
+    smoothing: float = attrs.field(default=0.1, validator=and_(ge(0), le(1)))
+    target_key: BatchKey = 1
+    _target: Any = attrs.field(default=None, init=False, repr=False)
+
+    runs_at: ClassVar = {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL}
+    reads: ClassVar = {"batch.target", "outputs"}
+    writes: ClassVar = {"batch.target"}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Smooth the labels before the loss and put the former ones back after it."""
+        del logger
+        if event is Event.BEFORE_LOSS:
+            self._target = state.batch_get_item(self.target_key)
+            state.batch_set_item(self.target_key, cf.smooth_labels(state.outputs, self._target, self.smoothing))
+        else:
+            state.batch_set_item(self.target_key, self._target)
+            self._target = None

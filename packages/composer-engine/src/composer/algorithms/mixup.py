@@ -1,0 +1,98 @@
+"""MixUp: train on blends of two samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from attrs.validators import ge
+from torch import Tensor
+
+from composer import functional as cf
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State, get_precision_context
+
+__all__ = ["MixUp"]
+
+
+@attrs.define(eq=False)
+class MixUp(Algorithm):
+    """Blend every sample, and its label, with a partner from the same batch (arXiv:1710.09412).
+
+    See :func:`composer.functional.mixup_batch`.
+
+    Args:
+        alpha: Both parameters of the Beta distribution that the blend is drawn from; 0 never mixes.
+        interpolate_loss: Blend the losses for both labels instead of the labels. For losses that want class ids; it is
+            right for losses that are linear in the target, and calls the loss a second time.
+        input_key: Where the samples lie in a batch.
+        target_key: Where the labels lie in a batch.
+
+    Raises:
+        ValueError: ``alpha`` is negative.
+
+    Example:
+        >>> MixUp(alpha=0.4)
+        MixUp(alpha=0.4, interpolate_loss=False, input_key=0, target_key=1)
+    """
+
+    alpha: float = attrs.field(default=0.2, validator=ge(0))
+    interpolate_loss: bool = False
+    input_key: BatchKey = 0
+    target_key: BatchKey = 1
+    _mixing: float = attrs.field(default=0.0, init=False, repr=False)
+    _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
+
+    runs_at: ClassVar = {
+        Event.BEFORE_FORWARD: Stage.MIX,
+        Event.BEFORE_LOSS: Stage.MIX,
+        Event.BEFORE_BACKWARD: Stage.MIX,
+    }
+    reads: ClassVar = {"batch.input", "batch.target", "outputs", "loss", "model"}
+    writes: ClassVar = {"batch.input", "batch.target", "loss"}
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""
+        unused = Event.BEFORE_LOSS if self.interpolate_loss else Event.BEFORE_BACKWARD
+        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Blend the samples before the forward pass, and the labels or losses after it."""
+        del logger
+        if event is Event.BEFORE_FORWARD:
+            self._mix_input(state)
+        elif event is Event.BEFORE_LOSS:
+            self._mix_target(state)
+        else:
+            self._mix_loss(state)
+
+    def _mix_input(self, state: State) -> None:
+        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+        generator = state.generator(self)
+        self._mixing = cf.draw_mixing(self.alpha, generator=generator)
+        self._partners = cf.draw_permutation(input, generator=generator)
+        mixed, _, _ = cf.mixup_batch(input, target, mixing=self._mixing, indices=self._partners)
+        state.batch_set_item(self.input_key, mixed)
+
+    def _mix_target(self, state: State) -> None:
+        # The partners' targets are looked up only now, so that what another algorithm did to the targets is in them.
+        target = cf.ensure_targets_one_hot(state.outputs, state.batch_get_item(self.target_key))
+        state.batch_set_item(self.target_key, torch.lerp(target, target[self._partners], self._mixing))
+
+    def _mix_loss(self, state: State) -> None:
+        own = state.batch
+        state.batch_set_item(self.target_key, state.batch_get_item(self.target_key)[self._partners])
+        with get_precision_context(state.precision, state.device.type):
+            partner_loss = state.model.loss(state.outputs, state.batch)
+        state.batch = own
+        state.loss = _blend(state.loss, partner_loss, self._mixing)
+
+
+def _blend(loss: Any, partner_loss: Any, mixing: float) -> Any:
+    """Return ``(1 - mixing) * loss + mixing * partner_loss``; of losses in a dictionary or list, each by itself."""
+    if isinstance(loss, Mapping):
+        return {name: _blend(value, partner_loss[name], mixing) for name, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return type(loss)(_blend(one, other, mixing) for one, other in zip(loss, partner_loss, strict=True))
+    return (1 - mixing) * loss + mixing * partner_loss

@@ -1,0 +1,136 @@
+"""How a plan reads as text."""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from composer.core.event import Event
+from composer.core.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from composer.core.plan import Declaration, Entry, Plan
+
+__all__ = ["plan_lines"]
+
+_PHASES: Mapping[str, tuple[Event, Event]] = {
+    "once, before training": (Event.INIT, Event.FIT_START),
+    "every iteration and epoch, at its beginning": (Event.ITERATION_START, Event.EPOCH_START),
+    "every batch, before it is computed": (Event.BEFORE_DATALOADER, Event.BEFORE_TRAIN_BATCH),
+    "every microbatch": (Event.BEFORE_FORWARD, Event.AFTER_BACKWARD),
+    "every batch, after it was computed": (Event.AFTER_TRAIN_BATCH, Event.BATCH_CHECKPOINT),
+    "every epoch and iteration, at its end": (Event.EPOCH_END, Event.ITERATION_CHECKPOINT),
+    "once, after training": (Event.FIT_END, Event.FIT_END),
+    "every evaluation": (Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_END),
+    "every prediction": (Event.PREDICT_START, Event.PREDICT_END),
+}
+_HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
+_WIDTH = 100
+
+Row = tuple[str, str, str, str]
+"""Event, name, stage, reason."""
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """Yield the lines of a plan: what the algorithms are, what runs when, by which rules, and what was warned about."""
+    if not plan.entries and not plan.algorithms:
+        yield "Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything."
+        return
+    if plan.algorithms:
+        yield "ALGORITHMS, as listed"
+        name_width = max(len(declaration.name) for declaration in plan.algorithms)
+        yield from chain.from_iterable(_declared(declaration, name_width) for declaration in plan.algorithms)
+        yield ""
+    yield "PLAN, from the first event to the last, and at each event from top to bottom"
+    yield from _table(plan)
+    if any(entry.kind == "algorithm" for entries in plan.entries.values() for entry in entries):
+        yield ""
+        yield from _rules()
+    for warning in plan.warnings:
+        yield ""
+        yield from _wrapped(f"WARNING: {warning}", "  ")
+
+
+def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
+    indent = " " * (name_width + 4)
+    only_read = [word for word in declaration.reads if word not in declaration.writes]
+    declared = [f"changes {', '.join(declaration.writes)}"] if declaration.writes else []
+    declared += [f"reads {', '.join(only_read)}"] if only_read else []
+    texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
+    lines = [line for text in texts for line in textwrap.wrap(text, _WIDTH - len(indent))]
+    yield f"  {declaration.name:<{name_width}}  {lines[0]}"
+    yield from (f"{indent}{line}" for line in lines[1:])
+
+
+def _table(plan: Plan) -> Iterator[str]:
+    everywhere = _everywhere(plan)
+    phases = {phase: [*_rows(plan, *events, everywhere)] for phase, events in _PHASES.items()}
+    if everywhere:
+        phases["at every event"] = [_row_everywhere(entry) for entry in everywhere.values()]
+    rows = [_HEADER, *chain.from_iterable(phases.values())]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    yield _line(_HEADER, widths, indent=2)
+    for phase, shown in phases.items():
+        if shown:
+            yield f"  {phase}"
+            yield from (_line(row, widths, indent=4) for row in shown)
+
+
+def _rows(plan: Plan, first: Event, last: Event, everywhere: Mapping[str, Entry]) -> Iterator[Row]:
+    events = [*Event]
+    for event in events[events.index(first) : events.index(last) + 1]:
+        entries = [entry for entry in plan.entries.get(event, ()) if entry.key not in everywhere]
+        rows = [(entry.key, _stage(entry), _reason(entry)) for entry in entries]
+        rows += [(f"({one.name})", "", f"left out by {one.by}") for one in plan.left_out if one.event is event]
+        for place, row in enumerate(rows):
+            yield (event.value if place == 0 else "", *row)
+
+
+def _everywhere(plan: Plan) -> dict[str, Entry]:
+    """Return what runs, or is asked, at each and every event: one line says it as well as forty."""
+    keys = [{entry.key for entry in plan.entries.get(event, ())} for event in Event]
+    common = set.intersection(*keys)
+    return {entry.key: entry for entry in plan.entries.get(Event.INIT, ()) if entry.key in common}
+
+
+def _row_everywhere(entry: Entry) -> Row:
+    asked = entry.kind == "algorithm"
+    reason = "asked by match whether to run, after those with a stage" if asked else "has a run_event of its own"
+    return ("", entry.key, _stage(entry), reason)
+
+
+def _stage(entry: Entry) -> str:
+    if entry.kind != "algorithm":
+        return entry.kind
+    return "no stage" if entry.stage is None else entry.stage.name.lower()
+
+
+def _reason(entry: Entry) -> str:
+    asked = ["asked by match whether to run"] if entry.asked else []
+    return "; ".join([*([entry.why] if entry.why else []), *asked])
+
+
+def _line(row: Row, widths: Sequence[int], indent: int) -> str:
+    event, *cells = row
+    # The heading and the events begin at different columns, the other cells at the same.
+    first = f"{' ' * indent}{event:<{widths[0] + 4 - indent}}"
+    return "  ".join(
+        [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
+    ).rstrip()
+
+
+def _rules() -> Iterator[str]:
+    stages = ", ".join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)
+    yield from _wrapped(
+        f"Earlier stages run first: {stages}. Within a stage the list's order counts; at after_* events its reverse. "
+        "After_forward, after_loss and after_backward also take the stages in reverse, so that each algorithm undoes "
+        "its own change.",
+        "",
+    )
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent)

@@ -1,0 +1,1 @@
+"""What changes a batch before the model sees it."""

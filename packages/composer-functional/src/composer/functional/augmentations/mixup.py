@@ -1,0 +1,160 @@
+"""MixUp: train on blends of two samples (Zhang et al. 2017, arXiv:1710.09412)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from composer.functional.losses import encode_one_hot
+from composer.functional.random import draw_beta, draw_permutation
+
+__all__ = ["draw_mixing", "mixup", "mixup_batch"]
+
+
+def draw_mixing(alpha: float = 0.2, *, generator: torch.Generator | None = None) -> float:
+    """Draw the weight of the partner: the smaller part of a Beta(alpha, alpha) split.
+
+    Args:
+        alpha: Both parameters of the Beta distribution; the larger, the nearer to a half. 0 never mixes.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A number in ``[0, 0.5]``; 0, without a draw, if ``alpha`` is 0.
+
+    Raises:
+        ValueError: ``alpha`` is negative or not finite, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> draw_mixing(0.2, generator=torch.Generator().manual_seed(17)) <= 0.5
+        True
+        >>> draw_mixing(0)
+        0.0
+    """
+    if alpha == 0:
+        return 0.0
+    if not alpha > 0:
+        raise ValueError(f"alpha must be at least 0, got {alpha}. It is both parameters of the Beta distribution.")
+    part = draw_beta(alpha, generator=generator)
+    return min(part, 1 - part)
+
+
+def mixup_batch(
+    input: Tensor,
+    target: Tensor,
+    mixing: float | None = None,
+    alpha: float = 0.2,
+    indices: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor, float]:
+    """Blend every sample with a partner from the same batch (arXiv:1710.09412).
+
+    ``mixed = (1 - mixing) * input + mixing * input[indices]``
+
+    Args:
+        input: Samples, shape ``(N, ...)``, floating point.
+        target: Class ids ``(N,)``, class probabilities ``(N, C)``, or anything else with the samples first.
+        mixing: The partner's weight, in ``[0, 1]``. Drawn by :func:`draw_mixing` if ``None``.
+        alpha: Both parameters of the Beta distribution that ``mixing`` is drawn from; 0 never mixes.
+        indices: The partners, a permutation of ``range(N)``, int64, on the input's device. Drawn if ``None``.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        ``(mixed, target[indices], mixing)``, so that a loss can be weighed as
+        ``(1 - mixing) * loss(out, target) + mixing * loss(out, target[indices])``. ``mixed`` is a new tensor with the
+        shape, dtype and memory format of ``input``.
+
+    Raises:
+        TypeError: ``input`` is not floating point, or ``mixing`` is a tensor.
+        ValueError: ``mixing`` lies outside ``[0, 1]``, ``input`` is empty, or ``input``, ``target`` and ``indices``
+            differ in ``N``.
+
+    Example:
+        >>> mixed, partner_target, mixing = mixup_batch(torch.rand(4, 3, 8, 8), torch.arange(4), mixing=0.25)
+        >>> mixed.shape, mixing
+        (torch.Size([4, 3, 8, 8]), 0.25)
+    """
+    _check_batch(input, target)
+    if mixing is None:
+        mixing = draw_mixing(alpha, generator=generator)
+    if indices is None:
+        indices = draw_permutation(input, generator=generator)
+    _check_draws(input, mixing, indices)
+    return _take(input, indices).lerp_(input, 1 - mixing), target[indices], mixing
+
+
+def mixup(
+    data: Tensor,
+    target: Tensor,
+    alpha: float = 0.2,
+    num_classes: int | None = None,
+    *,
+    mixing: float | None = None,
+    indices: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Blend samples and targets in one go, for losses that take class probabilities (arXiv:1710.09412).
+
+    Args:
+        data: Samples, shape ``(N, ...)``, floating point.
+        target: Class ids ``(N,)`` or class probabilities ``(N, C)``.
+        alpha: Both parameters of the Beta distribution that ``mixing`` is drawn from; 0 never mixes.
+        num_classes: The number of classes ``C``; needed for class ids.
+        mixing: The partner's weight, in ``[0, 1]``. Drawn by :func:`draw_mixing` if ``None``.
+        indices: The partners, a permutation of ``range(N)``, int64, on the data's device. Drawn if ``None``.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        ``(mixed data, mixed class probabilities)``; the probabilities are ``(N, C)``, at least float32.
+
+    Raises:
+        TypeError: ``data`` is not floating point, or ``mixing`` is a tensor.
+        ValueError: As :func:`mixup_batch`; or ``target`` holds class ids and ``num_classes`` is missing.
+
+    Example:
+        >>> swap = torch.tensor([1, 0])
+        >>> _, target = mixup(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]), num_classes=3, mixing=0.25, indices=swap)
+        >>> target
+        tensor([[0.7500, 0.0000, 0.2500],
+                [0.2500, 0.0000, 0.7500]])
+    """
+    if not target.is_floating_point():
+        if num_classes is None:
+            raise ValueError("num_classes must be given when target holds class ids, got None.")
+        target = encode_one_hot(target, num_classes, torch.promote_types(data.dtype, torch.float32))
+    mixed, partner, mixing = mixup_batch(data, target, mixing, alpha, indices, generator=generator)
+    return mixed, partner.lerp_(target, 1 - mixing)
+
+
+def _take(input: Tensor, indices: Tensor) -> Tensor:
+    # index_select takes half the time of indexing (128 CIFAR images on one thread: 30 against 100 us), but it forgets
+    # the memory format.
+    return input.index_select(0, indices) if input.is_contiguous() else input[indices]
+
+
+def _check_batch(input: Tensor, target: Tensor) -> None:
+    if not input.is_floating_point():
+        raise TypeError(
+            f"input must be floating point to be blended, got {input.dtype}. Convert it first, as by input.float()."
+        )
+    if input.ndim == 0 or input.shape[0] == 0:
+        raise ValueError(f"input must be a batch (N, ...) with at least one sample, got shape {tuple(input.shape)}.")
+    if target.ndim == 0 or target.shape[0] != input.shape[0]:
+        raise ValueError(
+            f"target must have the input's {input.shape[0]} samples in its first dimension, "
+            f"got shape {tuple(target.shape)}."
+        )
+
+
+def _check_draws(input: Tensor, mixing: float | Tensor, indices: Tensor) -> None:
+    if isinstance(mixing, Tensor):
+        raise TypeError(
+            "mixing must be a number, got a tensor. Read it once, outside the training step: float(mixing)."
+        )
+    if not 0 <= mixing <= 1:
+        raise ValueError(f"mixing must lie in [0, 1], got {mixing}. It is the partner's weight.")
+    if indices.shape != input.shape[:1]:
+        raise ValueError(
+            f"indices must be a permutation of the {input.shape[0]} samples, shape ({input.shape[0]},), "
+            f"got shape {tuple(indices.shape)}."
+        )

@@ -1,0 +1,1 @@
+"""The modules that surgery puts into a model."""

@@ -1,0 +1,138 @@
+"""Targets as class ids or as class probabilities, and the cross entropy that takes both."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
+
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+
+def check_for_index_targets(targets: Tensor) -> bool:
+    """Whether the targets' dtype is one that class ids can have: an integer.
+
+    Args:
+        targets: Targets of any shape.
+
+    Returns:
+        ``True`` for int64, int32, int16, int8 and uint8.
+
+    Example:
+        >>> check_for_index_targets(torch.tensor([2, 0])), check_for_index_targets(torch.rand(2, 3))
+        (True, False)
+    """
+    return targets.dtype in _INTEGERS
+
+
+def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "probabilities"]:
+    """Tell class ids from class probabilities by shape and dtype.
+
+    Args:
+        input: Scores of a model, shape ``(N, C, ...)``.
+        targets: Class ids ``(N, ...)``, integers; or class probabilities with the shape of ``input``.
+
+    Returns:
+        ``"indices"`` or ``"probabilities"``.
+
+    Raises:
+        ValueError: ``targets`` is neither.
+
+    Example:
+        >>> infer_target_type(torch.rand(2, 3), torch.tensor([2, 0]))
+        'indices'
+        >>> infer_target_type(torch.rand(2, 3), torch.rand(2, 3))
+        'probabilities'
+    """
+    if input.ndim < 2:
+        raise ValueError(f"input must have shape (N, C, ...), got {tuple(input.shape)}. It holds scores of C classes.")
+    if targets.shape == input.shape:
+        return "probabilities"
+    shape_of_ids = (input.shape[0], *input.shape[2:])
+    if targets.dtype in _INTEGERS and targets.shape == shape_of_ids:
+        return "indices"
+    raise ValueError(
+        f"targets must be integer class ids of shape {shape_of_ids} or class probabilities of shape "
+        f"{tuple(input.shape)}, got {targets.dtype} of shape {tuple(targets.shape)}."
+    )
+
+
+def ensure_targets_one_hot(input: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
+    """Turn class ids into class probabilities; leave probabilities alone.
+
+    Args:
+        input: Scores of a model, shape ``(N, C, ...)``.
+        targets: Class ids ``(N, ...)``, or class probabilities ``(N, C, ...)``.
+        num_classes: The number of classes; ``C`` of ``input`` if ``None``.
+
+    Returns:
+        Probabilities ``(N, C, ...)``: ``targets`` itself if they are floating point, else a new tensor in the dtype of
+        ``input``, but at least float32. A negative class id (one to be ignored) becomes zeros.
+
+    Raises:
+        ValueError: ``targets`` is neither class ids nor probabilities.
+        RuntimeError: A class id is not below ``num_classes`` (raised by torch; on a GPU, when it gets there).
+
+    Example:
+        >>> ensure_targets_one_hot(torch.rand(2, 3), torch.tensor([2, -100]))
+        tensor([[0., 0., 1.],
+                [0., 0., 0.]])
+    """
+    dtype = _at_least_float32(input)
+    if infer_target_type(input, targets) == "probabilities":
+        return targets if targets.is_floating_point() else targets.to(dtype)
+    return encode_one_hot(targets, input.shape[1] if num_classes is None else num_classes, dtype)
+
+
+def encode_one_hot(ids: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """Write class ids ``(N, ...)`` as ones and zeros ``(N, C, ...)``; a negative id becomes zeros."""
+    ids = ids.long().unsqueeze(1)
+    one_hot = torch.zeros((ids.shape[0], num_classes, *ids.shape[2:]), dtype=dtype, device=ids.device)
+    return one_hot.scatter_(1, ids.clamp(min=0), (ids >= 0).to(dtype))
+
+
+def soft_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross entropy with class ids or with class probabilities, as mixed and smoothed labels are.
+
+    Args:
+        input: Logits, shape ``(N, C, ...)``.
+        target: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``.
+        weight: A weight for each class, shape ``(C,)``.
+        ignore_index: The class id that does not count; without meaning for probabilities. There, a row of zeros adds
+            nothing to the sum, but the mean still divides by it.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: one number, or one for each sample, shape ``(N, ...)``, with ``"none"``.
+
+    Raises:
+        ValueError: ``target`` is neither class ids nor probabilities, or ``reduction`` is none of the three.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> soft_cross_entropy(logits, torch.tensor([0, 1]))
+        tensor(0.1269)
+        >>> soft_cross_entropy(logits, torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
+        tensor(0.3269)
+    """
+    if reduction not in {"none", "mean", "sum"}:
+        raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
+    if infer_target_type(input, target) == "probabilities":
+        probabilities = target if target.is_floating_point() else target.to(_at_least_float32(input))
+        return cross_entropy(input, probabilities, weight, reduction=reduction)
+    return cross_entropy(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _at_least_float32(input: Tensor) -> torch.dtype:
+    # A smoothed or mixed label in bfloat16 would sum to 1 only to two digits; cross_entropy takes float32 beside it.
+    return torch.promote_types(input.dtype, torch.float32)

@@ -1,0 +1,95 @@
+"""Draws of single numbers and permutations: on the CPU, so that nothing waits for a device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["draw_beta", "draw_permutation"]
+
+
+def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> float:
+    """Draw one number from the Beta distribution with both parameters ``alpha``.
+
+    ``X / (X + Y)`` with ``X`` and ``Y`` from a Gamma distribution, worked out with logarithms: for a small ``alpha``
+    both would be rounded to zero.
+
+    Args:
+        alpha: Both parameters, positive and finite. Below 1, the draws gather at 0 and 1; above, at a half.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A number in ``[0, 1]``.
+
+    Raises:
+        ValueError: ``alpha`` is not positive and finite, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> 0 <= draw_beta(0.2, generator=torch.Generator().manual_seed(17)) <= 1
+        True
+    """
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
+    _check_on_cpu(generator)
+    log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
+    # The logistic function, without overflow on either side.
+    return 1 / (1 + math.exp(-log_odds)) if log_odds > 0 else 1 - 1 / (1 + math.exp(log_odds))
+
+
+def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Draw an order of ``count`` things, or of a batch's samples.
+
+    The order depends on the generator alone, not on the device it is put on.
+
+    Args:
+        count: How many, or a tensor of shape ``(N, ...)`` for ``N`` of them.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A permutation of ``range(count)``, int64, shape ``(count,)``, on the tensor's device (the CPU for a number).
+
+    Raises:
+        ValueError: ``count`` is negative or has no first dimension, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> draw_permutation(4, generator=torch.Generator().manual_seed(17)).sort().values
+        tensor([0, 1, 2, 3])
+        >>> draw_permutation(torch.rand(5, 3)).shape
+        torch.Size([5])
+    """
+    _check_on_cpu(generator)
+    if not isinstance(count, Tensor):
+        if count < 0:
+            raise ValueError(f"count must be at least 0, got {count}. It is the number of things to put in order.")
+        return torch.randperm(count, generator=generator, device="cpu")
+    if count.ndim == 0:
+        raise ValueError("count must be a number or a batch of shape (N, ...), got a tensor without dimensions.")
+    on_cuda = count.device.type == "cuda"
+    # From pinned memory the copy does not wait for what the device has still to do.
+    order = torch.randperm(count.shape[0], generator=generator, device="cpu", pin_memory=on_cuda)
+    return order.to(count.device, non_blocking=on_cuda)
+
+
+def _check_on_cpu(generator: torch.Generator | None) -> None:
+    if generator is not None and generator.device.type != "cpu":
+        raise ValueError(
+            f"generator must be on the CPU, got one on {generator.device}. "
+            "Make it by torch.Generator(): to draw a number on a device would mean to wait for it."
+        )
+
+
+def _draw_log_gamma(alpha: float, generator: torch.Generator | None) -> float:
+    """Draw from Gamma(alpha) and take the logarithm (Marsaglia and Tsang 2000, doi:10.1145/358407.358414).
+
+    They draw from Gamma(alpha + 1), which takes about one try, and multiply by U^(1/alpha).
+    """
+    shape = alpha + 2 / 3
+    scale = 1 / math.sqrt(9 * shape)
+    while True:
+        normal = torch.randn((), generator=generator, dtype=torch.float64, device="cpu").item()
+        cube = (1 + scale * normal) ** 3
+        accept, boost = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
+        if cube > 0 and math.log1p(-accept) < normal**2 / 2 + shape * (1 - cube + math.log(cube)):
+            return math.log(shape * cube) + math.log1p(-boost) / alpha

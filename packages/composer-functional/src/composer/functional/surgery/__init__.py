@@ -1,0 +1,1 @@
+"""What edits a model in place."""

@@ -1,0 +1,1 @@
+"""What changes targets, gradients and weights during training."""

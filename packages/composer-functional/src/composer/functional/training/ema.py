@@ -1,0 +1,123 @@
+"""Exponential moving average of weights (Polyak and Juditsky 1992; for networks, arXiv:1703.01780)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["compute_ema", "update_averages"]
+
+_Tensors = list[Tensor] | tuple[Tensor, ...]
+
+
+def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
+    """Move the averaged model towards the model, in place.
+
+    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers; those that are not floating point,
+    such as BatchNorm's count of batches, are copied.
+
+    Args:
+        model: The model that is trained; it stays as it is.
+        ema_model: The average, a copy of the model's architecture; **changed in place**.
+        smoothing: The old average's weight, in ``[0, 1]``. With a half-life of ``n`` steps it is ``2 ** (-1 / n)``.
+
+    Raises:
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the two differ in the names of parameters and buffers.
+
+    Example:
+        >>> model, average = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> expected = 0.9 * average.weight + 0.1 * model.weight
+        >>> compute_ema(model, average, smoothing=0.9)
+        >>> torch.allclose(average.weight, expected)
+        True
+    """
+    averaged: list[Tensor] = []
+    current: list[Tensor] = []
+    if not _collect_pairs(ema_model, model, averaged, current, set()):
+        raise ValueError(_describe_difference(ema_model, model))
+    update_averages(averaged, current, smoothing)
+
+
+@torch.no_grad()
+def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.99) -> None:
+    """Move averages towards current values, in place: the kernel of :func:`compute_ema` for lists kept by the caller.
+
+    Args:
+        averaged: The averages; **changed in place**. No tensor may come twice.
+        current: As many tensors of the same shapes and devices, in the same order.
+        smoothing: The old average's weight, in ``[0, 1]``. Tensors that are not floating point are copied.
+
+    Raises:
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the lists differ in length.
+        RuntimeError: Two tensors differ in shape or device (raised by torch).
+
+    Example:
+        >>> average = torch.tensor([0.0, 1.0])
+        >>> update_averages([average], [torch.tensor([1.0, 1.0])], smoothing=0.75)
+        >>> average
+        tensor([0.2500, 1.0000])
+    """
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the weight of the old average.")
+    if len(averaged) != len(current):
+        raise ValueError(f"averaged and current must be as long, got {len(averaged)} and {len(current)} tensors.")
+    # One call for mixed dtypes would be right too, but on a GPU it would start a kernel for each tensor.
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for old, new in zip(averaged, current, strict=True):
+        dtype = old.dtype
+        if dtype not in groups:
+            groups[dtype] = ([], [])
+        old_tensors, new_tensors = groups[dtype]
+        old_tensors.append(old)
+        new_tensors.append(new if new.dtype == dtype else new.to(dtype))
+    for dtype, (old_tensors, new_tensors) in groups.items():
+        if dtype.is_floating_point or dtype.is_complex:
+            torch._foreach_lerp_(old_tensors, new_tensors, 1 - smoothing)
+        else:
+            torch._foreach_copy_(old_tensors, new_tensors)
+
+
+def _collect_pairs(
+    averaged: nn.Module, current: nn.Module, old_tensors: list[Tensor], new_tensors: list[Tensor], seen: set[int]
+) -> bool:
+    """List tensors of the same name, faster than by named_parameters and named_buffers; false if names differ."""
+    own, others = vars(averaged), vars(current)
+    for kind in ("_parameters", "_buffers"):
+        if own[kind].keys() != others[kind].keys():
+            return False
+        for name, old in own[kind].items():
+            new = others[kind][name]
+            if (old is None) != (new is None):
+                return False
+            # Tied weights are one tensor under two names: moving it twice would be wrong.
+            if old is not None and id(old) not in seen:
+                seen.add(id(old))
+                old_tensors.append(old)
+                new_tensors.append(new)
+    children, counterparts = own["_modules"], others["_modules"]
+    if children.keys() != counterparts.keys():
+        return False
+    for name, child in children.items():
+        counterpart = counterparts[name]
+        if child is None or counterpart is None:
+            if child is not counterpart:
+                return False
+        elif not _collect_pairs(child, counterpart, old_tensors, new_tensors, seen):
+            return False
+    return True
+
+
+def _describe_difference(ema_model: nn.Module, model: nn.Module) -> str:
+    def names(module: nn.Module) -> set[str]:
+        return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+
+    def some(names: set[str]) -> str:
+        shown = ", ".join(sorted(names)[:3])
+        return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "nothing"
+
+    averaged, current = names(ema_model), names(model)
+    return (
+        "ema_model must have the names of model's parameters and buffers; "
+        f"only model has {some(current - averaged)}, only ema_model has {some(averaged - current)}. "
+        "Make it by copy.deepcopy(model), after every surgery and before any wrapping (DDP, torch.compile)."
+    )

@@ -1,0 +1,50 @@
+"""Label smoothing: take a little certainty from every label (Szegedy et al. 2015, arXiv:1512.00567)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from composer.functional.losses import infer_target_type
+
+__all__ = ["smooth_labels"]
+
+
+def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Tensor:
+    """Move a part of each label's mass to all classes alike (arXiv:1512.00567).
+
+    ``smoothed = (1 - smoothing) * one_hot(target) + smoothing / C``
+
+    Args:
+        logits: Scores of a model, shape ``(N, C, ...)``; only shape, dtype, device and memory format matter.
+        target: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``.
+        smoothing: The part that is moved, in ``[0, 1]``; 0 gives the labels back, 1 makes all classes alike.
+
+    Returns:
+        Class probabilities, shape ``(N, C, ...)``, a new tensor: in the dtype of probabilities handed in, else of the
+        logits, but at least float32. The mass of each label is kept, so a negative class id (one to be ignored) and a
+        row of zeros become zeros.
+
+    Raises:
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, or ``target`` is neither class ids nor probabilities.
+        RuntimeError: A class id is not below ``C`` (raised by torch; on a GPU, when it gets there).
+
+    Example:
+        >>> smooth_labels(torch.rand(2, 4), torch.tensor([0, 3]), smoothing=0.2)
+        tensor([[0.8500, 0.0500, 0.0500, 0.0500],
+                [0.0500, 0.0500, 0.0500, 0.8500]])
+    """
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the part of the mass that is moved.")
+    if logits.ndim < 2:
+        raise ValueError(f"logits must have shape (N, C, ...), got {tuple(logits.shape)}.")
+    share = smoothing / logits.shape[1]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if infer_target_type(logits, target) == "probabilities":
+        probabilities = target if target.is_floating_point() else target.to(dtype)
+        return probabilities.mul(1 - smoothing).add_(probabilities.sum(1, keepdim=True), alpha=share)
+    ids = target.long().unsqueeze(1)
+    mass = (ids >= 0).to(dtype)
+    # Everything of size N x C is written once, and the label once more: no one-hot, no product.
+    smoothed = torch.empty_like(logits, dtype=dtype, requires_grad=False).copy_(mass * share)
+    return smoothed.scatter_(1, ids.clamp(min=0), mass * (1 - smoothing + share))

@@ -1,0 +1,246 @@
+"""A classifier around any module that turns inputs into one score a class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from composer.functional import soft_cross_entropy
+from composer.models.base import ComposerModel
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric, MetricCollection
+
+__all__ = ["ComposerClassifier"]
+
+
+class ComposerClassifier(ComposerModel):
+    """A module with a classification loss and metrics.
+
+    Batches are pairs ``(input, target)``: the module is called with ``input``; ``target`` holds class ids ``(N, ...)``
+    or class probabilities ``(N, C, ...)``, as mixing and smoothing produce them. A metric that counts classes is given
+    the most probable one.
+
+    Without metrics of your own, training logs the accuracy and validation the accuracy and the cross entropy, under the
+    names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the share of correct samples. It counts ids that
+    the loss ignores (-100) as wrong; hand in ``MulticlassAccuracy(..., ignore_index=-100)`` to leave them out.
+
+    Args:
+        module: Maps inputs to scores ``(N, C, ...)``.
+        num_classes: ``C``. Found from the module if ``None``: its attribute ``num_classes``, or the width of its last
+            ``nn.Linear``.
+        train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
+        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, since each phase
+            counts for itself.
+        loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar.
+
+    Raises:
+        TypeError: ``module`` is no ``nn.Module``, ``loss_fn`` cannot be called, or what is given as metrics holds
+            something else.
+        ValueError: ``num_classes`` is not positive; or it is needed for the default metrics and cannot be found.
+
+    Example:
+        >>> import torch
+        >>> model = ComposerClassifier(torch.nn.Linear(8, 3))
+        >>> batch = torch.rand(4, 8), torch.tensor([0, 1, 2, 0])
+        >>> model.loss(model(batch), batch).shape, model.num_classes
+        (torch.Size([]), 3)
+        >>> list(model.get_metrics(is_train=False))
+        ['CrossEntropy', 'MulticlassAccuracy']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_classes: int | None = None,
+        train_metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric] | None = None,
+        val_metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric] | None = None,
+        loss_fn: Callable[..., Tensor] = soft_cross_entropy,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be an nn.Module that maps inputs to scores, got {_class_of(module)}.")
+        if not callable(loss_fn):
+            raise TypeError(f"loss_fn must be callable as loss_fn(outputs, target), got {_class_of(loss_fn)}.")
+        if num_classes is not None and num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
+        self.module = module
+        self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
+        self.loss_fn = loss_fn
+        if train_metrics is None:
+            train_metrics = _default_metrics(self.num_classes, is_train=True)
+        if val_metrics is None:
+            val_metrics = _default_metrics(self.num_classes, is_train=False)
+        self.train_metrics = _as_module(train_metrics, "train_metrics")
+        self.val_metrics = _as_module(val_metrics, "val_metrics")
+        if not _ids(self.train_metrics).isdisjoint(_ids(self.val_metrics)):
+            self.val_metrics = copy.deepcopy(self.val_metrics)
+
+    def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
+        """Compute the scores of the batch's inputs.
+
+        Args:
+            batch: A pair ``(input, target)``.
+
+        Returns:
+            Scores (logits) ``(N, C, ...)``.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+        """
+        _check_pair(batch)
+        # The same as self.module, which costs half a microsecond because nn.Module finds it last.
+        outputs: Tensor = self._modules["module"](batch[0])  # type: ignore[misc]
+        return outputs
+
+    def loss(self, outputs: Tensor, batch: tuple[Any, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the loss of the outputs, given the batch's targets.
+
+        Args:
+            outputs: Scores ``(N, C, ...)``.
+            batch: A pair ``(input, target)``.
+            args: Handed on to ``loss_fn``.
+            kwargs: The same, by name.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+            ValueError: A target names a class for which there is no score.
+        """
+        _check_pair(batch)
+        try:
+            return self.loss_fn(outputs, batch[1], *args, **kwargs)
+        except IndexError as error:
+            raise ValueError(
+                f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {error} "
+                f"Class ids run from 0 to {outputs.shape[1] - 1}."
+            ) from error
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Name the metrics of a phase.
+
+        Args:
+            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
+
+        Returns:
+            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
+
+        Raises:
+            TypeError: The attribute has been set to something else than a metric or a ``MetricCollection``.
+        """
+        from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second; who trains has it)
+
+        name = "train_metrics" if is_train else "val_metrics"
+        metrics = getattr(self, name)
+        if isinstance(metrics, Metric):
+            return {type(metrics).__name__: metrics}
+        if isinstance(metrics, MetricCollection):
+            return dict(metrics.items())
+        raise TypeError(
+            f"{name} must be a torchmetrics Metric or MetricCollection, got {_class_of(metrics)}. "
+            f"Set it to MetricCollection(...), or hand it to ComposerClassifier({name}=...), where lists will do too."
+        )
+
+    def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
+        """Let a metric see one batch.
+
+        Args:
+            batch: A pair ``(input, target)``.
+            outputs: Scores ``(N, C, ...)``.
+            metric: Called as ``metric.update(outputs, target)``. If it counts classes (it has ``num_classes``) and
+                ``target`` holds probabilities, it is given the most probable classes.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+            ValueError: The metric counts another number of classes than there are scores.
+        """
+        _check_pair(batch)
+        target = batch[1]
+        num_classes = getattr(metric, "num_classes", None)
+        if num_classes is not None:
+            target = _class_ids(outputs, target, num_classes)
+        metric.update(outputs, target)
+
+
+def _check_pair(batch: object) -> None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        what = _class_of(batch)
+        if isinstance(batch, (tuple, list)):
+            what = f"{what} of {len(batch)}"
+        elif isinstance(batch, Mapping):
+            what = f"{what} with keys {sorted(map(str, batch))}"
+        raise TypeError(
+            f"ComposerClassifier takes batches (input, target), got {what}. "
+            "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
+        )
+
+
+def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Return the targets as a metric that counts classes wants them, or say why it cannot count these."""
+    if not outputs.is_floating_point():
+        return target
+    if outputs.ndim < 2 or outputs.shape[1] != num_classes:
+        raise ValueError(
+            f"The metric counts {num_classes} classes, but the outputs of shape {tuple(outputs.shape)} do not hold as "
+            "many scores a sample. Hand num_classes to ComposerClassifier, or build the metric with the right number."
+        )
+    return target.argmax(dim=1) if target.ndim == outputs.ndim else target
+
+
+def _find_num_classes(module: nn.Module) -> int | None:
+    """Return the number of scores, or ``None`` where the module does not tell or contradicts itself."""
+    widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
+    named = getattr(module, "num_classes", None)
+    found = set(widths[-1:]) | ({named} if isinstance(named, int) else set())
+    return found.pop() if len(found) == 1 else None
+
+
+def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[str, Metric]:
+    if num_classes is None:
+        raise ValueError(
+            "num_classes cannot be found from the module: it has neither a num_classes nor a last nn.Linear, or they "
+            "differ. Give num_classes=, or both train_metrics= and val_metrics=."
+        )
+    if num_classes == 1:
+        raise ValueError(
+            "num_classes is 1, for which accuracy and cross entropy say nothing. Give train_metrics= and val_metrics=, "
+            "for instance torchmetrics.classification.BinaryAccuracy(), or [] for none."
+        )
+    from torchmetrics.classification import MulticlassAccuracy  # noqa: PLC0415 (takes a second)
+
+    from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics)
+
+    # Looking for bad values would read them back from the device at every batch; the loss refuses them anyway.
+    accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+    return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
+
+
+def _as_module(metrics: object, name: str) -> Metric | MetricCollection:
+    """Return the metrics as a module, which moves to a device together with the model."""
+    from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second)
+
+    if isinstance(metrics, (Metric, MetricCollection)):
+        return metrics
+    values = list(metrics.values()) if isinstance(metrics, Mapping) else metrics
+    if not isinstance(values, (list, tuple)) or not all(isinstance(m, (Metric, MetricCollection)) for m in values):
+        what = f"{_class_of(metrics)} of {[_class_of(m) for m in values]}" if isinstance(values, (list, tuple)) else ""
+        raise TypeError(
+            f"{name} must be a torchmetrics Metric, a MetricCollection, or a list or dict of metrics, "
+            f"got {what or _class_of(metrics)}."
+        )
+    # Groups share state when updated together; a trainer updates each metric by itself.
+    collected = dict(metrics) if isinstance(metrics, Mapping) else list(values)
+    return MetricCollection(collected, compute_groups=False)
+
+
+def _ids(metrics: nn.Module) -> set[int]:
+    return {id(metric) for metric in metrics.modules()}
+
+
+def _class_of(value: object) -> str:
+    return type(value).__name__

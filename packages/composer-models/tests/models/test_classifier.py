@@ -1,0 +1,317 @@
+"""Tests of composer.models.ComposerClassifier."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MultilabelAccuracy
+
+from composer.metrics import CrossEntropy
+from composer.models import ComposerClassifier
+
+
+def _classifier(**settings):
+    return ComposerClassifier(nn.Linear(4, 3), **settings)
+
+
+def _seen(model, metric, outputs, target):
+    """Update a metric with one batch and return its value."""
+    model.update_metric((None, target), outputs, metric)
+    return metric.compute().item()
+
+
+class TestForwardAndLoss:
+    @pytest.mark.parametrize("pair", [tuple, list])
+    def test_forward_is_the_module_on_the_input(self, pair):
+        """The target plays no part in the forward pass."""
+        model, images = _classifier(), torch.rand(5, 4)
+
+        outputs = model(pair([images, None]))
+
+        assert torch.equal(outputs, model.module(images))
+
+    def test_loss_of_class_ids(self):
+        """By default the loss is the mean of -log softmax at the target."""
+        outputs, target = torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])
+
+        loss = _classifier().loss(outputs, (None, target))
+
+        torch.testing.assert_close(loss, -outputs.log_softmax(1)[range(5), target].mean())
+
+    def test_loss_of_probabilities(self):
+        """Smoothed or mixed targets weigh the classes."""
+        outputs, target = torch.randn(5, 3), torch.rand(5, 3).softmax(1)
+
+        loss = _classifier().loss(outputs, (None, target))
+
+        torch.testing.assert_close(loss, -(target * outputs.log_softmax(1)).sum(1).mean())
+
+    def test_own_loss_gets_all_arguments(self):
+        """A loss function of one's own is called with outputs, target and whatever else loss() was given."""
+        model = _classifier(loss_fn=lambda outputs, target, weight, *, scale: (outputs - target).sum() * weight * scale)
+
+        loss = model.loss(torch.full((2,), 3.0), (None, torch.ones(2)), 5.0, scale=7.0)
+
+        assert loss == 4.0 * 5.0 * 7.0
+
+    def test_a_module_as_loss(self):
+        """A loss that is a module works too, and moves with the model."""
+        model = _classifier(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))
+
+        model.double()
+
+        assert model.loss_fn.weight.dtype == torch.float64
+
+    def test_trains(self):
+        """A few steps lower the loss."""
+        torch.manual_seed(0)
+        model, batch = _classifier(), (torch.rand(32, 4), torch.randint(3, (32,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+
+        for _ in range(5):
+            optimizer.zero_grad()
+            losses.append(model.loss(model(batch), batch))
+            losses[-1].backward()
+            optimizer.step()
+
+        assert losses[-1] < losses[0]
+
+    @pytest.mark.parametrize(
+        ("batch", "got"),
+        [
+            ({"image": 1, "label": 2}, r"dict with keys \['image', 'label'\]"),
+            ((1, 2, 3), "tuple of 3"),
+            (torch.zeros(2, 4), "Tensor"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda model, batch: model(batch),
+            lambda model, batch: model.loss(torch.zeros(2, 3), batch),
+            lambda model, batch: model.update_metric(batch, torch.zeros(2, 3), MeanMetric()),
+        ],
+    )
+    def test_other_batches_are_refused(self, batch, got, use):
+        """What is not a pair is answered with what came and what to do, not unpacked by chance."""
+        with pytest.raises(TypeError, match=rf"takes batches \(input, target\), got {got}\. .* ComposerModel"):
+            use(_classifier(), batch)
+
+    def test_a_target_beyond_the_outputs(self):
+        """A class id without a score is answered with the range of ids."""
+        with pytest.raises(ValueError, match=r"shape \(1, 3\): Target 3 is out of bounds\. Class ids run from 0 to 2"):
+            _classifier().loss(torch.zeros(1, 3), (None, torch.tensor([3])))
+
+
+class TestNumClasses:
+    @pytest.mark.parametrize(
+        ("module", "expected"),
+        [
+            (nn.Linear(4, 7), 7),
+            (nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 2)), 2),
+            (nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.LazyLinear(6)), 6),
+        ],
+    )
+    def test_width_of_the_last_linear(self, module, expected):
+        """The last linear layer tells the number of classes."""
+        assert ComposerClassifier(module).num_classes == expected
+
+    def test_attribute(self):
+        """A module without linear layers may tell it by its attribute."""
+        module = nn.Conv2d(3, 5, 1)
+        module.num_classes = 5
+
+        assert ComposerClassifier(module).num_classes == 5
+
+    def test_given_wins(self):
+        """What the user says is not doubted."""
+        assert ComposerClassifier(nn.Linear(4, 7), num_classes=5).num_classes == 5
+
+    def test_contradiction_is_no_answer(self):
+        """An attribute that the last linear layer contradicts is not trusted: the user is asked."""
+        module = nn.Linear(4, 7)
+        module.num_classes = 1000
+
+        with pytest.raises(ValueError, match=r"num_classes cannot be found from the module.* Give num_classes="):
+            ComposerClassifier(module)
+
+    def test_unknown_is_fine_with_own_metrics(self):
+        """Who brings metrics need not say how many classes there are."""
+        model = ComposerClassifier(nn.Identity(), train_metrics=[], val_metrics=MeanMetric())
+
+        assert model.num_classes is None
+
+    def test_one_class_has_no_default_metrics(self):
+        """A module with a single score is sent to metrics that fit it."""
+        with pytest.raises(ValueError, match=r"num_classes is 1, .*BinaryAccuracy"):
+            ComposerClassifier(nn.Linear(4, 1))
+
+    @pytest.mark.parametrize(
+        ("settings", "error", "match"),
+        [
+            ({"num_classes": 0}, ValueError, "num_classes must be at least 1, got 0"),
+            ({"module": "resnet18"}, TypeError, "module must be an nn.Module .* got str"),
+            ({"loss_fn": 3}, TypeError, "loss_fn must be callable .* got int"),
+            ({"train_metrics": "accuracy"}, TypeError, "train_metrics must be .* got str"),
+            ({"val_metrics": [nn.ReLU()]}, TypeError, r"val_metrics must be .* got list of \['ReLU'\]"),
+        ],
+    )
+    def test_bad_settings(self, settings, error, match):
+        """A setting of the wrong kind is named, with what came."""
+        with pytest.raises(error, match=match):
+            ComposerClassifier(**{"module": nn.Linear(4, 3)} | settings)
+
+
+class TestMetrics:
+    def test_default_names(self):
+        """Dashboards find the default metrics under these names."""
+        model = _classifier()
+
+        assert list(model.get_metrics(is_train=True)) == ["MulticlassAccuracy"]
+        assert set(model.get_metrics(is_train=False)) == {"MulticlassAccuracy", "CrossEntropy"}
+
+    @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=40), st.integers(1, 40))
+    def test_default_values_do_not_depend_on_the_split(self, pairs, size):
+        """Accuracy and cross entropy are those of the whole, in batches of any size."""
+        scores = 4.0 * nn.functional.one_hot(torch.tensor([guess for guess, _ in pairs]), 3).float()
+        target = torch.tensor([truth for _, truth in pairs])
+        model = _classifier()
+        metrics = model.get_metrics(is_train=False)
+
+        for metric in metrics.values():
+            for outputs, labels in zip(scores.split(size), target.split(size), strict=True):
+                model.update_metric((None, labels), outputs, metric)
+
+        right = sum(guess == truth for guess, truth in pairs)
+        assert metrics["MulticlassAccuracy"].compute().item() == pytest.approx(right / len(pairs))
+        log_sum = torch.tensor([4.0, 0.0, 0.0]).logsumexp(0).item()
+        expected = log_sum - 4.0 * right / len(pairs)
+        assert metrics["CrossEntropy"].compute().item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+    def test_accuracy_of_probabilities(self, dtype):
+        """Accuracy compares with the most probable class; one-hot integers will do."""
+        outputs = torch.tensor([[3.0, 1, 0], [0, 2, 1], [1, 0, 2]])
+        target = torch.tensor([[10, 0, 0], [4, 3, 3], [2, 2, 6]]).to(dtype)
+
+        accuracy = _seen(_classifier(), MulticlassAccuracy(3, average="micro"), outputs, target)
+
+        assert accuracy == pytest.approx(2 / 3)
+
+    def test_other_metrics_see_the_probabilities(self):
+        """A metric that counts no classes is given the targets as they are."""
+        outputs, target = torch.zeros(2, 3), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+
+        assert _seen(_classifier(), CrossEntropy(), outputs, target) == pytest.approx(1.0986, abs=1e-4)
+
+    def test_labels_that_do_not_exclude_each_other(self):
+        """Multi-label targets are not taken for probabilities."""
+        outputs, target = torch.tensor([[0.9, 0.8, 0.1]]), torch.tensor([[1, 1, 0]])
+
+        assert _seen(_classifier(), MultilabelAccuracy(num_labels=3), outputs, target) == 1.0
+
+    def test_outputs_that_are_class_ids(self):
+        """A metric may be given guesses instead of scores."""
+        guesses, target = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])
+
+        assert _seen(_classifier(), MulticlassAccuracy(3, average="micro"), guesses, target) == 0.75
+
+    def test_a_metric_for_another_number_of_classes(self):
+        """Counting 5 classes in 3 scores is refused by name."""
+        model = _classifier(num_classes=5)
+
+        with pytest.raises(ValueError, match=r"metric counts 5 classes, but the outputs of shape \(2, 3\)"):
+            _seen(
+                model, model.get_metrics(is_train=True)["MulticlassAccuracy"], torch.zeros(2, 3), torch.tensor([0, 1])
+            )
+
+    @pytest.mark.parametrize(
+        ("given", "names"),
+        [
+            (MeanMetric, {"MeanMetric"}),
+            (
+                lambda: MetricCollection([MeanMetric(), CrossEntropy()], prefix="my_"),
+                {"my_MeanMetric", "my_CrossEntropy"},
+            ),
+            (lambda: [MeanMetric(), CrossEntropy()], {"MeanMetric", "CrossEntropy"}),
+            (lambda: {"top1": MulticlassAccuracy(3), "f1": MulticlassF1Score(3)}, {"top1", "f1"}),
+            (list, set()),
+            (dict, set()),
+        ],
+    )
+    @pytest.mark.parametrize("phase", ["train_metrics", "val_metrics"])
+    def test_own_metrics_in_any_form(self, given, names, phase):
+        """A metric, a collection, a list or a dict give named metrics in their phase, and only there."""
+        metrics = given()
+        model = _classifier(**{phase: metrics})
+
+        named = model.get_metrics(is_train=phase == "train_metrics")
+
+        assert set(named) == names
+        assert set(model.get_metrics(is_train=phase != "train_metrics")) >= {"MulticlassAccuracy"}
+        originals = (
+            [metrics] if isinstance(metrics, MeanMetric) else list(getattr(metrics, "values", lambda: metrics)())
+        )
+        assert {id(metric) for metric in named.values()} == {id(metric) for metric in originals}
+
+    def test_a_metric_in_both_phases_is_copied(self):
+        """Validation does not count what training counted."""
+        metric = MulticlassAccuracy(3)
+        model = _classifier(train_metrics=metric, val_metrics=[metric])
+
+        assert model.get_metrics(is_train=True)["MulticlassAccuracy"] is metric
+        assert model.get_metrics(is_train=False)["MulticlassAccuracy"] is not metric
+
+    def test_metrics_can_be_set_later(self):
+        """A collection assigned to the attribute replaces the metrics of that phase."""
+        model = _classifier()
+
+        model.val_metrics = MetricCollection([CrossEntropy()])
+
+        assert list(model.get_metrics(is_train=False)) == ["CrossEntropy"]
+
+    def test_what_is_set_later_has_to_be_a_module(self):
+        """A plain list as attribute would stay behind when the model moves: it is refused with the remedy."""
+        model = _classifier()
+        del model.val_metrics
+        model.val_metrics = [CrossEntropy()]
+
+        with pytest.raises(TypeError, match=r"val_metrics must be .* got list\. Set it to MetricCollection"):
+            model.get_metrics(is_train=False)
+
+    def test_same_metrics_at_every_call(self):
+        """Whoever asks twice goes on counting where the first left off."""
+        model = _classifier()
+
+        first, second = (model.get_metrics(is_train=False)["CrossEntropy"] for _ in range(2))
+
+        assert first is second
+
+    def test_state_dict_holds_the_module_alone(self):
+        """Metrics leave nothing in a checkpoint, before and after they counted."""
+        model = _classifier()
+        _seen(model, model.get_metrics(is_train=False)["CrossEntropy"], torch.zeros(2, 3), torch.tensor([0, 1]))
+
+        assert list(model.state_dict()) == ["module.weight", "module.bias"]
+
+    def test_metrics_move_with_the_model(self):
+        """On another device the metrics' states are there as well."""
+        model = _classifier().to("meta")
+        metrics = [*model.get_metrics(is_train=True).values(), *model.get_metrics(is_train=False).values()]
+
+        assert {state.device.type for metric in metrics for state in metric.metric_state.values()} == {"meta"}
+
+    def test_copies_count_for_themselves(self):
+        """A deep copy, as EMA makes one, shares neither weights nor counts."""
+        model = _classifier()
+        other = copy.deepcopy(model)
+
+        _seen(model, model.get_metrics(is_train=True)["MulticlassAccuracy"], torch.zeros(2, 3), torch.tensor([0, 1]))
+
+        assert not other.get_metrics(is_train=True)["MulticlassAccuracy"].update_called
+        assert other.module.weight is not model.module.weight

@@ -1,0 +1,43 @@
+"""The learning rates of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer.core import Callback, Logger, State
+
+__all__ = ["LRMonitor"]
+
+
+class LRMonitor(Callback):
+    """Log at every batch the learning rates that it is trained with, one for each group of parameters.
+
+    They are called ``lr-<class>/group<place>``, as in ``lr-SGD/group0``; of two optimizers of one class the second's
+    are called ``lr-SGD.1/group0``. A batch's learning rates and its loss are logged for the same step.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import Engine
+        >>> from composer.loggers import InMemoryLogger
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> state = State(model=None, optimizers=optimizer, callbacks=LRMonitor())
+        >>> history = InMemoryLogger()
+        >>> Engine(state, Logger(state, history)).run_event("batch_start")
+        >>> history.most_recent_values
+        {'lr-SGD/group0': 0.1}
+    """
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Log the learning rates, to which schedulers have been applied by now."""
+        if not logger.destinations:
+            return
+        rates: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        for optimizer in state.optimizers:
+            name = type(optimizer).__name__
+            place = counts[name] = counts.get(name, -1) + 1
+            if place:
+                name = f"{name}.{place}"
+            for number, group in enumerate(optimizer.param_groups):
+                rates[f"lr-{name}/group{number}"] = group["lr"]
+        logger.log_metrics(rates)

@@ -1,0 +1,176 @@
+"""Metrics as lines of text."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
+from composer.loggers.values import Stream, check_stream, open_stream, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ConsoleLogger"]
+
+_NOT_SHOWN = frozenset(  # what the heading says
+    f"time/{counter}{part}"
+    for counter in ("iteration", "epoch", "batch", "sample", "token")
+    for part in ("", "_in_iteration", "_in_epoch")
+) | {"trainer/device_train_microbatch_size"}
+_WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
+
+
+class ConsoleLogger(LoggerDestination):
+    """Print a line of metrics every so often, at the end of each epoch and after each evaluation.
+
+    It looks so::
+
+        [epoch 2/10, batch 40/120] loss/train/total=0.3215, lr-SGD/group0=0.05
+        [epoch 2/10, end] metrics/train/MulticlassAccuracy=0.9417
+        [epoch 2/10, batch 240, eval] metrics/eval/MulticlassAccuracy=0.9521
+
+    A line holds the latest value of what has been logged since the line before; nothing is read in between. In a
+    distributed run the first process prints. Lines and a progress bar can share a terminal.
+
+    Args:
+        log_interval: How often: a time, a text, or a number of epochs. One in epochs says at the end of which epochs a
+            line is printed; with others there is one at the end of each.
+        stream: ``"stderr"``, ``"stdout"`` or an open text file.
+        log_traces: Whether to print which algorithms ran.
+
+    Raises:
+        ValueError: ``log_interval`` is no length of time, or ``stream`` nothing to write to.
+
+    Example:
+        >>> from composer.core import Logger, State
+        >>> console = ConsoleLogger(log_interval="10ba", stream="stdout")
+        >>> Logger(State(model=None), destinations=console).log_hyperparameters({"seed": 17})
+        hyperparameters: seed=17
+    """
+
+    def __init__(
+        self,
+        log_interval: Time | str | int = "1ba",
+        stream: Stream = "stderr",
+        log_traces: bool = False,
+    ) -> None:
+        self.log_interval = Interval(log_interval)
+        self.stream = check_stream(stream)
+        self.should_log_traces = log_traces
+        self._new: dict[str, Any] = {}
+        self._evaluation: dict[str, Any] = {}
+        self._is_evaluating = False
+        self._is_first_rank = True
+        self._last_look = Timestamp()
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Print settings on one line."""
+        self._print(f"hyperparameters: {show(hyperparameters.items())}")
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Remember the metrics until the next line."""
+        del step
+        kept = self._evaluation if self._is_evaluating else self._new
+        for name, value in metrics.items():
+            kept[name] = value.detach() if hasattr(value, "detach") else value
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Remember which algorithms ran until the next line, if asked to."""
+        if self.should_log_traces:
+            self._new.update({name: _ran(trace) for name, trace in traces.items()})
+
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Print a table."""
+        del step
+        cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        self._print("\n".join([f"{name}:", *(line.rstrip() for line in lines)]))
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Print in the first process only."""
+        del logger
+        self._is_first_rank = state.rank == 0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Count the interval from here on."""
+        del logger
+        self._is_evaluating = False
+        self._last_look = state.timestamp
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Print a line, if one is due."""
+        del logger
+        if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(state):
+            self._print_new(f"{_epoch(state, 1)}, {_batch(state)}")
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Print a line, if there is something new; not between two intervals of several epochs."""
+        del logger
+        if self.log_interval.every.unit not in _WHOLE_EPOCHS or self._is_due(state):
+            self._print_new(f"{_epoch(state)}, end")
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Print what is left."""
+        del logger
+        self._print_new(f"{_epoch(state)}, end of the fit")
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Keep what an evaluation logs for a line of its own."""
+        del state, logger
+        self._evaluation.clear()
+        self._is_evaluating = True
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Print what the evaluation logged."""
+        del logger
+        self._is_evaluating = False
+        where = f"batch {state.timestamp.count(TimeUnit.BATCH)}, {state.dataloader_label or 'eval'}"
+        self._print_and_clear(self._evaluation, where)
+
+    def _is_due(self, state: State) -> bool:
+        before, self._last_look = self._last_look, state.timestamp
+        return self.log_interval.passed(before, state.timestamp, state.max_duration)
+
+    def _print_new(self, where: str) -> None:
+        self._print_and_clear(self._new, where)
+
+    def _print_and_clear(self, metrics: dict[str, Any], where: str) -> None:
+        shown = [(name, value) for name, value in metrics.items() if name not in _NOT_SHOWN]
+        if shown and self._is_first_rank:
+            self._print(f"[{where}] {show(shown)}")
+        metrics.clear()
+
+    def _print(self, text: str) -> None:
+        if not self._is_first_rank:
+            return
+        # Where bars are drawn, tqdm takes them away, prints, and puts them back. It is not loaded just for that.
+        tqdm = sys.modules.get("tqdm")
+        stream = open_stream(self.stream)
+        if tqdm is None:
+            print(text, file=stream, flush=True)
+        else:
+            tqdm.tqdm.write(text, file=stream)
+
+
+def _ran(trace: Trace) -> str:
+    code = "" if trace.exit_code is None else f" ({trace.exit_code})"
+    return f"ran{code}" if trace.run else "did not run"
+
+
+def _epoch(state: State, unfinished: int = 0) -> str:
+    whole = state.max_duration
+    of = f"/{whole.value}" if whole is not None and whole.unit is TimeUnit.EPOCH else ""
+    return f"epoch {state.timestamp.count(TimeUnit.EPOCH) + unfinished}{of}"
+
+
+def _batch(state: State) -> str:
+    """Return the batch of the training if that is how long it lasts, else the batch of the epoch."""
+    clock, whole = state.timestamp, state.max_duration
+    if whole is not None and whole.unit is TimeUnit.BATCH:
+        return f"batch {clock.count(TimeUnit.BATCH)}/{whole.value}"
+    of = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+    return f"batch {int(clock.batch_in_epoch)}{of}"

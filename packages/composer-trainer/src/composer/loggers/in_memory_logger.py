@@ -1,0 +1,132 @@
+"""Everything that was logged, to look at when the run is over, or while it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from composer.core import Logger, LoggerDestination, State, Timestamp, TimeUnit
+from composer.loggers.values import keep, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["InMemoryLogger"]
+
+_MOST_UNREAD = 10_000
+
+
+class InMemoryLogger(LoggerDestination):
+    """Keep what is logged.
+
+    Numbers that a device still computes are read together when someone asks for them, and at the end of each epoch.
+
+    Attributes:
+        hyperparameters: Settings by name.
+        tables: Tables by name, each ``{"columns": […], "rows": [[…], …]}``.
+
+    Example:
+        >>> from composer.core import Engine
+        >>> state, history = State(model=None), InMemoryLogger()
+        >>> logger = Logger(state, history)
+        >>> Engine(state, logger).run_event("init")
+        >>> logger.log_metrics({"loss/train/total": 0.5})
+        >>> history.get_timeseries("loss/train/total")["loss/train/total"]
+        [0.5]
+    """
+
+    def __init__(self) -> None:
+        self.hyperparameters: dict[str, Any] = {}
+        self.tables: dict[str, dict[str, list[Any]]] = {}
+        self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
+        # As it was logged, not yet in `_data`: sorting it in at every step would cost more than storing it.
+        self._records: list[tuple[Timestamp, dict[str, Any]]] = []
+        self._num_read = 0
+        self._state: State | None = None
+
+    @property
+    def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
+        """Each metric's values, with the clock when they were logged."""
+        self._read()
+        for clock, metrics in self._records:
+            for name, value in metrics.items():
+                self._data.setdefault(name, []).append((clock, value))
+        self._records.clear()
+        self._num_read = 0
+        return self._data
+
+    @property
+    def most_recent_values(self) -> dict[str, Any]:
+        """The last value of each metric."""
+        return {name: entries[-1][1] for name, entries in self.data.items()}
+
+    @property
+    def most_recent_timestamps(self) -> dict[str, Timestamp]:
+        """The clock at the last value of each metric."""
+        return {name: entries[-1][0] for name, entries in self.data.items()}
+
+    def get_timeseries(self, metric: str) -> dict[str, list[Any]]:
+        """Return a metric as columns: its values under its name, and one column for each part of the clock.
+
+        Args:
+            metric: The metric's name.
+
+        Returns:
+            Lists of one length: ``{"loss/train/total": […], "epoch": […], "batch": […], …, "total_wct": […]}``. Wall
+            clock times are in seconds.
+
+        Raises:
+            ValueError: Nothing was logged under the name.
+        """
+        data = self.data
+        if metric not in data:
+            raise ValueError(f"metric must be one that was logged ({', '.join(data) or 'none yet'}), got {metric!r}.")
+        entries = data[metric]
+        clocks = [timestamp.state_dict() for timestamp, _ in entries]
+        return {metric: [value for _, value in entries]} | {
+            part: [clock[part] for clock in clocks] for part in clocks[0]
+        }
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Keep settings."""
+        self.hyperparameters.update(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
+        self._records.append((self._clock(step), {name: keep(value) for name, value in metrics.items()}))
+        if len(self._records) - self._num_read >= _MOST_UNREAD:
+            self._read()
+
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Keep a table; a later one of the same name takes its place."""
+        del step
+        self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows]}
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Keep the run's clock at hand."""
+        del logger
+        self._state = state
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Read what the device has computed."""
+        del state, logger
+        self._read()
+
+    def _clock(self, step: int | None) -> Timestamp:
+        clock = Timestamp() if self._state is None else self._state.timestamp
+        return clock if step is None or step == clock.count(TimeUnit.BATCH) else clock.copy(batch=step)
+
+    def _read(self) -> None:
+        """Put numbers in the place of tensors."""
+        unread = [
+            (metrics, name)
+            for _, metrics in self._records[self._num_read :]
+            for name, value in metrics.items()
+            if isinstance(value, Tensor)
+        ]
+        for (metrics, name), number in zip(unread, read([metrics[name] for metrics, name in unread]), strict=True):
+            metrics[name] = number
+        self._num_read = len(self._records)

@@ -1,0 +1,255 @@
+"""A bar that shows how far a run has come, with the loss and the last evaluation."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from composer.core import Logger, LoggerDestination, State, TimeUnit
+from composer.loggers.values import Stream, check_stream, open_stream, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tqdm.auto import tqdm
+
+__all__ = ["ProgressBarLogger"]
+
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+_UNITS = {TimeUnit.BATCH: "ba", TimeUnit.SAMPLE: "sp", TimeUnit.TOKEN: "tok"}
+_WITHOUT_RATE = "{l_bar}{bar}| {n:.0f}/{total_fmt}s{postfix}"
+
+
+class ProgressBarLogger(LoggerDestination):
+    """Draw one bar for a whole fit, and one that disappears for each evaluation in it and each prediction.
+
+    The fit's bar counts what ``max_duration`` is in; epochs are counted in batches, whose number is known if the data
+    loader has a length. The loss is read only when the bar is drawn, at most ten times a second. In a distributed run
+    the first process draws.
+
+    Args:
+        stream: ``"stderr"``, ``"stdout"`` or an open text file.
+        log_traces: Whether to write above the bar which algorithms ran.
+
+    Raises:
+        ValueError: ``stream`` is none of these.
+
+    Example:
+        >>> from composer.core import Logger, State
+        >>> logger = Logger(State(model=None), destinations=ProgressBarLogger(stream="stdout"))
+    """
+
+    def __init__(self, stream: Stream = "stderr", log_traces: bool = False) -> None:
+        self.stream = check_stream(stream)
+        self.should_log_traces = log_traces
+        self._fit_bar: _Bar | None = None
+        self._short_bar: _Bar | None = None
+        self._unit = TimeUnit.BATCH
+        self._loss: Any = None
+        self._evaluation: dict[str, Any] = {}
+        self._is_evaluating = False
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Remember the loss, and the metrics of an evaluation, until the bar is drawn."""
+        del step
+        if self._is_evaluating:
+            self._evaluation.update({name: value for name, value in metrics.items() if name.startswith("metrics/")})
+        elif "loss/train/total" in metrics:
+            loss = metrics["loss/train/total"]
+            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Write above the bar which algorithms ran, if asked to."""
+        if self.should_log_traces and self._fit_bar is not None:
+            for name, trace in traces.items():
+                self._fit_bar.write(f"{name}: {trace}")
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Open the bar of the fit."""
+        del logger
+        self._close_bars()
+        self._is_evaluating = False
+        if state.rank == 0 and state.max_duration is not None:
+            unit = state.max_duration.unit
+            self._unit = TimeUnit.BATCH if unit in {TimeUnit.EPOCH, TimeUnit.ITERATION} else unit
+            self._fit_bar = self._open_bar(_epoch_of(state), _total(state), self._unit, self._done(state))
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Show the epoch, and how much there is to do, which may only be known now."""
+        del logger
+        if self._fit_bar is not None:
+            self._fit_bar.describe(_epoch_of(state), _total(state))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Draw the bar, when it is time."""
+        del logger
+        if self._fit_bar is not None and self._fit_bar.is_due():
+            self._fit_bar.draw(self._done(state), self._numbers())
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Draw the bar a last time and leave it there."""
+        del logger
+        self._draw_fit_bar(state)
+        self._close_bars()
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Draw the batch that was just finished, which the fit's bar will show during the evaluation."""
+        del logger
+        self._is_evaluating = True
+        self._draw_fit_bar(state)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Open the bar of an evaluation, which stays if it is not one of a fit."""
+        del logger
+        self._open_short_bar(state, state.dataloader_label or "eval", leave=self._fit_bar is None)
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Draw the bar of the evaluation, when it is time."""
+        del state, logger
+        self._advance_short_bar()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Remove the bar of the evaluation; one that stays shows the metrics."""
+        del logger
+        if self._short_bar is not None:
+            prefix = f"metrics/{state.dataloader_label}/"
+            self._short_bar.draw(self._short_bar.count, _numbers(self._evaluation, prefix))
+        self._close_short_bar()
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Show on the fit's bar what the evaluation found."""
+        del logger
+        self._is_evaluating = False
+        self._draw_fit_bar(state)
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Open the bar of a prediction."""
+        del logger
+        self._open_short_bar(state, "Predicting")
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """Draw the bar of the prediction, when it is time."""
+        del state, logger
+        self._advance_short_bar()
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """Remove the bar of the prediction."""
+        del state, logger
+        self._close_short_bar()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Close what is open, as after an error."""
+        del state, logger
+        self._close_bars()
+
+    def _done(self, state: State) -> float:
+        return state.timestamp.count(self._unit)
+
+    def _numbers(self) -> str:
+        loss = {} if self._loss is None else {"metrics/loss": self._loss}
+        return _numbers(loss | self._evaluation, "metrics/")
+
+    def _draw_fit_bar(self, state: State) -> None:
+        if self._fit_bar is not None:
+            self._fit_bar.draw(self._done(state), self._numbers())
+
+    def _open_bar(
+        self, description: str, total: float | None, unit: TimeUnit, done: float = 0, *, leave: bool = True
+    ) -> _Bar:
+        shape: dict[str, Any] = {"unit": _UNITS[unit]} if unit in _UNITS else {"bar_format": _WITHOUT_RATE}
+        return _Bar(
+            _bar_class()(
+                desc=description,
+                total=total,
+                initial=done,
+                leave=leave,
+                file=open_stream(self.stream),
+                dynamic_ncols=True,
+                mininterval=0,
+                miniters=0,
+                unit_scale=unit in {TimeUnit.SAMPLE, TimeUnit.TOKEN},
+                **shape,
+            )
+        )
+
+    def _open_short_bar(self, state: State, description: str, *, leave: bool = False) -> None:
+        self._close_short_bar()
+        if state.rank == 0:
+            self._short_bar = self._open_bar(description, state.dataloader_len, TimeUnit.BATCH, leave=leave)
+
+    def _advance_short_bar(self) -> None:
+        if self._short_bar is not None:
+            self._short_bar.count += 1
+            if self._short_bar.is_due():
+                self._short_bar.draw(self._short_bar.count, "")
+
+    def _close_short_bar(self) -> None:
+        if self._short_bar is not None:
+            self._short_bar.close()
+            self._short_bar = None
+
+    def _close_bars(self) -> None:
+        self._close_short_bar()
+        if self._fit_bar is not None:
+            self._fit_bar.close()
+            self._fit_bar = None
+
+
+@functools.cache
+def _bar_class() -> type[tqdm[Any]]:
+    # Only runs with a bar load it, and ask it whether they are in a notebook.
+    from tqdm.auto import tqdm  # noqa: PLC0415
+
+    # tqdm's thread looks after bars whose drawing it decides about itself; data loaders fork better without it.
+    return type("tqdm", (tqdm,), {"monitor_interval": 0})
+
+
+class _Bar:
+    """A bar of tqdm's that is drawn when it is told to, which is only asked for when some time has passed."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self.count = 0
+        self._bar = bar
+        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next_drawing
+
+    def draw(self, done: float, numbers: str) -> None:
+        self._bar.set_postfix_str(numbers, refresh=False)
+        self._bar.update(done - self._bar.n)
+        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+
+    def describe(self, description: str, total: float | None) -> None:
+        self._bar.total = total
+        self._bar.set_description(description, refresh=False)
+
+    def write(self, line: str) -> None:
+        self._bar.write(line, file=self._bar.fp)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _numbers(metrics: Mapping[str, Any], prefix: str) -> str:
+    return show((name.removeprefix(prefix), value) for name, value in metrics.items() if name.startswith(prefix))
+
+
+def _epoch_of(state: State) -> str:
+    whole = state.max_duration
+    of = f"/{whole.value}" if whole is not None and whole.unit is TimeUnit.EPOCH else ""
+    return f"Epoch {state.timestamp.count(TimeUnit.EPOCH) + 1}{of}"
+
+
+def _total(state: State) -> float | None:
+    """Return how far the bar of a fit has to go; None where that is not known."""
+    whole = state.max_duration
+    if whole is None or whole.unit not in {TimeUnit.EPOCH, TimeUnit.ITERATION}:
+        return None if whole is None else whole.value
+    if state.dataloader_len is None:
+        return None
+    if whole.unit is TimeUnit.EPOCH:
+        return whole.value * state.dataloader_len
+    length = state.iteration_length
+    return whole.value * length.value * state.dataloader_len if length.unit is TimeUnit.EPOCH else None

@@ -1,0 +1,65 @@
+"""Where a run stands in the lengths of time that a schedule is given in."""
+
+from __future__ import annotations
+
+from composer.core import State, Time, TimeUnit
+
+__all__ = ["position"]
+
+_NO_COMMON_UNIT = (
+    "{spans} cannot be put on one scale: say all of a schedule's times in one unit, or in epochs, batches and "
+    "durations with a data loader that has a length."
+)
+
+
+def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[float]]:
+    """Return how much of the training is done and how long the spans are, all in one unit.
+
+    Durations are fractions of ``state.max_duration``. Epochs are counted in batches where an epoch's length is known,
+    so that a schedule moves with every batch; else they are whole.
+
+    Args:
+        state: The run.
+        spans: Lengths of time, each with the scale schedule ratio by which it is multiplied if it is not a duration.
+
+    Raises:
+        ValueError: A span is a duration and the training has no length, or the spans have units that cannot be
+            converted into one another.
+
+    Example:
+        >>> state = State(model=None, max_duration="10ep", dataloader_len=50)
+        >>> position(state, (Time(20, "ba"), 1.0), (Time(0.5, "dur"), 1.0))
+        (0, [20, 250.0])
+    """
+    lengths, units = [], []
+    for span, ratio in spans:
+        value, unit = _absolute(span, ratio, state)
+        lengths.append(value)
+        units.append(unit)
+    if TimeUnit.EPOCH in units:
+        batches = _batches_in_epoch(state)
+        if batches is not None and all(unit in (TimeUnit.EPOCH, TimeUnit.BATCH) for unit in units):
+            in_batches = [
+                length * batches if unit is TimeUnit.EPOCH else length
+                for length, unit in zip(lengths, units, strict=True)
+            ]
+            return state.timestamp.count(TimeUnit.EPOCH) * batches + int(state.timestamp.batch_in_epoch), in_batches
+    if units.count(units[0]) != len(units):
+        raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
+    return state.timestamp.count(units[0]), lengths
+
+
+def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
+    if span.unit is not TimeUnit.DURATION:
+        # Cut off to whole batches, as the trainer does with max_duration, so that both end with the same batch.
+        return (span.value if ratio == 1 else (span * ratio).value), span.unit
+    whole = state.max_duration
+    if whole is None:
+        raise ValueError(f"{span} is a fraction of the training, which has no length; say e.g. max_duration='10ep'.")
+    return span.value * whole.value, whole.unit
+
+
+def _batches_in_epoch(state: State) -> int | None:
+    if state.dataloader_len is not None:
+        return state.dataloader_len
+    return None if state.train_data_spec is None else state.train_data_spec.length

@@ -1,0 +1,501 @@
+"""Schedules: the factor of the learning rate as a function of the run's clock.
+
+A factor is a function of how much of the training is done *before* the batch that it is used for: batch ``k``, counted
+from 0, is trained with exactly ``f(k)``. In the formulas ``t`` is what is done, and ``w`` the length of the warm-up.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import attrs
+from attrs.validators import ge, gt
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from composer.core import State, Time, TimeUnit
+from composer.optim.clock import position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.optim import Optimizer
+
+__all__ = [
+    "ComposerScheduler",
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWarmRestartsScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "ExponentialScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "MultiStepScheduler",
+    "MultiStepWithWarmupScheduler",
+    "PolynomialScheduler",
+    "PolynomialWithWarmupScheduler",
+    "StepScheduler",
+    "compile_composer_scheduler",
+]
+
+# 0.07 of 100 batches is 7.000000000000001: a step at that time must not come a batch late.
+_ROUNDING = 1e-9
+_WHOLE_TRAINING = Time(1, TimeUnit.DURATION)
+_AN_EPOCH = Time(1, TimeUnit.EPOCH)
+
+
+@runtime_checkable
+class ComposerScheduler(Protocol):
+    """What a schedule is: a function from a run's state to the factor by which each learning rate is multiplied.
+
+    One of your own is any function of this form.
+
+    Example:
+        >>> def half_after_five_epochs(state, ssr=1.0):
+        ...     return 0.5 if state.timestamp >= "5ep" else 1.0
+        >>> isinstance(half_after_five_epochs, ComposerScheduler)
+        True
+    """
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch.
+
+        Args:
+            state: The run: its clock, ``max_duration`` and ``dataloader_len``.
+            ssr: The scale schedule ratio, by which times other than durations are multiplied.
+        """
+        ...
+
+
+def compile_composer_scheduler(
+    scheduler: ComposerScheduler, state: State, ssr: float = 1.0, optimizer: Optimizer | None = None
+) -> LRScheduler:
+    """Return a torch scheduler that sets an optimizer's learning rates from the run's clock.
+
+    It has nothing to remember: call its ``step()`` after the clock was moved on, once a batch or once an epoch.
+
+    Args:
+        scheduler: The schedule.
+        state: The run.
+        ssr: The scale schedule ratio; ``state.max_duration`` must have been multiplied by it.
+        optimizer: Whose learning rates; the only one of ``state.optimizers`` if None.
+
+    Raises:
+        ValueError: No optimizer is given and the state has none or several; the schedule does not fit the state; or it
+            takes no ``ssr`` and the ratio is not 1.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> state = State(model=None, max_duration="4ba", optimizers=optimizer)
+        >>> compile_composer_scheduler(LinearScheduler(alpha_f=0.5), state).get_last_lr()
+        [0.1]
+    """
+    if optimizer is None:
+        if len(state.optimizers) != 1:
+            raise ValueError(
+                f"optimizer must say which of the {len(state.optimizers)} optimizers of the state is meant; "
+                "only when there is exactly one it can be left out."
+            )
+        optimizer = state.optimizers[0]
+    if "ssr" in inspect.signature(scheduler).parameters:
+        return LambdaLR(optimizer, lambda _: scheduler(state, ssr=ssr))
+    if ssr != 1:
+        raise ValueError(
+            f"scale_schedule_ratio must be 1 with {scheduler!r}, which takes no ssr, got {ssr}. "
+            "Write it as a function f(state, ssr=1.0) that multiplies its times by ssr."
+        )
+    return LambdaLR(optimizer, lambda _: scheduler(state))
+
+
+def _time(name: str, given: Time | str) -> Time:
+    try:
+        time = Time.from_input(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    if time.value < 0:
+        raise ValueError(f"{name} must not be negative, got {time}.")
+    return time
+
+
+def _length(name: str, given: Time | str) -> Time:
+    time = _time(name, given)
+    if not time.value:
+        raise ValueError(f"{name} must be longer than 0, got {time}.")
+    return time
+
+
+# One for each field: type checkers know a converter's argument only of a named function.
+def _to_t_warmup(given: Time | str) -> Time:
+    return _time("t_warmup", given)
+
+
+def _to_t_max(given: Time | str) -> Time:
+    return _length("t_max", given)
+
+
+def _to_t_0(given: Time | str) -> Time:
+    return _length("t_0", given)
+
+
+def _to_decay_period(given: Time | str) -> Time:
+    return _length("decay_period", given)
+
+
+def _to_step_size(given: Time | str) -> Time:
+    return _length("step_size", given)
+
+
+def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:
+    times = tuple(_length("milestones", one) for one in ([given] if isinstance(given, (str, Time)) else given))
+    if not times:
+        raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
+    return times
+
+
+def _fraction(done: float, length: float) -> float:
+    """Return how much of ``length`` is done, at most 1."""
+    return min(done / length, 1.0) if length > 0 else 1.0
+
+
+def _cosine(fraction: float, alpha_f: float) -> float:
+    return alpha_f + (1 - alpha_f) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+def _line(fraction: float, first: float, last: float) -> float:
+    return first + (last - first) * fraction
+
+
+def _power(fraction: float, power: float, alpha_f: float) -> float:
+    return float(alpha_f + (1 - alpha_f) * (1 - fraction) ** power)
+
+
+def _after_warmup(state: State, t_warmup: Time, warmup_ratio: float, t_max: Time, ssr: float) -> tuple[float, float]:
+    """Return how much is done of the warm-up and of the rest of ``t_max``, both in ``[0, 1]``.
+
+    Raises:
+        ValueError: The warm-up is longer than ``t_max``.
+    """
+    done, (warmup, whole) = position(state, (t_warmup, warmup_ratio), (t_max, ssr))
+    if warmup > whole:
+        raise ValueError(
+            f"t_warmup must not be longer than t_max, which it is part of; got t_warmup={t_warmup} and t_max={t_max} "
+            f"in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
+        )
+    if done < warmup:
+        return done / warmup, 0.0
+    return 1.0, _fraction(done - warmup, whole - warmup)
+
+
+@attrs.frozen
+class ConstantScheduler:
+    """``alpha`` until ``t_max``, then 0.
+
+    Example:
+        >>> ConstantScheduler(alpha=0.5)(State(model=None, max_duration="4ba"))
+        0.5
+    """
+
+    alpha: float = attrs.field(validator=ge(0), default=1.0)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (whole,) = position(state, (self.t_max, ssr))
+        return self.alpha if done < whole else 0.0
+
+
+@attrs.frozen
+class ConstantWithWarmupScheduler:
+    """From 0 to ``alpha`` in ``t_warmup``, ``alpha`` until ``t_max``, then 0.
+
+    Args:
+        t_warmup: The warm-up, which is part of ``t_max``.
+        alpha: The factor.
+        t_max: How long it lasts.
+        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> ConstantWithWarmupScheduler("2ba")(State(model=None, max_duration="4ba"))
+        0.0
+    """
+
+    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    alpha: float = attrs.field(validator=ge(0), default=1.0)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    scale_warmup: bool = False
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        return self.alpha * warm if rest < 1 else 0.0
+
+
+@attrs.frozen
+class LinearScheduler:
+    """A line from ``alpha_i`` to ``alpha_f`` at ``t_max``: ``alpha_i + (alpha_f - alpha_i) * t / t_max``.
+
+    Example:
+        >>> LinearScheduler(alpha_i=1.0, alpha_f=0.5)(State(model=None, max_duration="4ba"))
+        1.0
+    """
+
+    alpha_i: float = attrs.field(validator=ge(0), default=1.0)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (whole,) = position(state, (self.t_max, ssr))
+        return _line(_fraction(done, whole), self.alpha_i, self.alpha_f)
+
+
+@attrs.frozen
+class LinearWithWarmupScheduler:
+    """From 0 to ``alpha_i`` in ``t_warmup``, then a line to ``alpha_f`` at ``t_max``.
+
+    Args:
+        t_warmup: The warm-up, which is part of ``t_max``.
+        alpha_i: The factor after the warm-up.
+        alpha_f: The factor at the end.
+        t_max: How long it lasts.
+        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> LinearWithWarmupScheduler("2ba")(State(model=None, max_duration="4ba"))
+        0.0
+    """
+
+    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    alpha_i: float = attrs.field(validator=ge(0), default=1.0)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    scale_warmup: bool = False
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        return self.alpha_i * warm if warm < 1 else _line(rest, self.alpha_i, self.alpha_f)
+
+
+@attrs.frozen
+class CosineAnnealingScheduler:
+    """Half a cosine from 1 to ``alpha_f`` at ``t_max`` (Loshchilov & Hutter 2016, arXiv:1608.03983).
+
+    ``alpha_f + (1 - alpha_f) * (1 + cos(pi * t / t_max)) / 2``
+
+    Example:
+        >>> CosineAnnealingScheduler()(State(model=None, max_duration="4ba"))
+        1.0
+    """
+
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (whole,) = position(state, (self.t_max, ssr))
+        return _cosine(_fraction(done, whole), self.alpha_f)
+
+
+@attrs.frozen
+class CosineAnnealingWithWarmupScheduler:
+    """From 0 to 1 in ``t_warmup``, then half a cosine to ``alpha_f`` at ``t_max``.
+
+    ``t / w`` while ``t < w``, then ``alpha_f + (1 - alpha_f) * (1 + cos(pi * (t - w) / (t_max - w))) / 2``
+
+    Args:
+        t_warmup: The warm-up, which is part of ``t_max``; ``"0ba"`` is none.
+        t_max: How long it lasts.
+        alpha_f: The factor at the end.
+        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> CosineAnnealingWithWarmupScheduler("1ep", alpha_f=0.01)(State(model=None, max_duration="4ep"))
+        0.0
+    """
+
+    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    scale_warmup: bool = False
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        return warm if warm < 1 else _cosine(rest, self.alpha_f)
+
+
+@attrs.frozen
+class CosineAnnealingWarmRestartsScheduler:
+    """Half cosines from 1 to ``alpha_f``, the first ``t_0`` long, each ``t_mult`` times the last (arXiv:1608.03983).
+
+    Example:
+        >>> CosineAnnealingWarmRestartsScheduler("10ba", t_mult=2.0)(State(model=None))
+        1.0
+    """
+
+    t_0: Time = attrs.field(converter=_to_t_0)
+    t_mult: float = attrs.field(default=1.0, validator=ge(1))
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (length,) = position(state, (self.t_0, ssr))
+        if self.t_mult == 1:
+            return _cosine(done / length % 1.0, self.alpha_f)
+        # The first n cosines take t_0 * (t_mult**n - 1) / (t_mult - 1).
+        finished = math.floor(math.log(1 + done / length * (self.t_mult - 1), self.t_mult) + _ROUNDING)
+        begin = length * (self.t_mult**finished - 1) / (self.t_mult - 1)
+        return _cosine(max(0.0, _fraction(done - begin, length * self.t_mult**finished)), self.alpha_f)
+
+
+@attrs.frozen
+class ExponentialScheduler:
+    """``gamma ** (t / decay_period)``, moving with every batch.
+
+    Example:
+        >>> ExponentialScheduler(gamma=0.9)(State(model=None))
+        1.0
+    """
+
+    gamma: float = attrs.field(validator=gt(0))
+    decay_period: Time = attrs.field(default=_AN_EPOCH, converter=_to_decay_period)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (period,) = position(state, (self.decay_period, ssr))
+        return float(self.gamma ** (done / period))
+
+
+@attrs.frozen
+class StepScheduler:
+    """``gamma ** floor(t / step_size)``.
+
+    Example:
+        >>> StepScheduler("30ep")(State(model=None))
+        1.0
+    """
+
+    step_size: Time = attrs.field(converter=_to_step_size)
+    gamma: float = attrs.field(validator=gt(0), default=0.1)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (step,) = position(state, (self.step_size, ssr))
+        return float(self.gamma ** math.floor(done / step + _ROUNDING))
+
+
+@attrs.frozen
+class MultiStepScheduler:
+    """``gamma`` to the power of the number of ``milestones`` that have been reached.
+
+    Example:
+        >>> MultiStepScheduler(["30ep", "0.8dur"])(State(model=None, max_duration="90ep"))
+        1.0
+    """
+
+    milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
+    gamma: float = attrs.field(validator=gt(0), default=0.1)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        return _steps(state, self.milestones, self.gamma, ssr)
+
+
+@attrs.frozen
+class MultiStepWithWarmupScheduler:
+    """From 0 to 1 in ``t_warmup``, then ``gamma`` to the power of the number of ``milestones`` that have been reached.
+
+    Args:
+        t_warmup: The warm-up.
+        milestones: When the factor is multiplied by ``gamma``, counted from the beginning of the training.
+        gamma: By what.
+        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> MultiStepWithWarmupScheduler("5ep", ["30ep", "60ep"])(State(model=None))
+        0.0
+    """
+
+    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
+    gamma: float = attrs.field(validator=gt(0), default=0.1)
+    scale_warmup: bool = False
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (warmup,) = position(state, (self.t_warmup, ssr if self.scale_warmup else 1.0))
+        return done / warmup if done < warmup else _steps(state, self.milestones, self.gamma, ssr)
+
+
+def _steps(state: State, milestones: Sequence[Time], gamma: float, ssr: float) -> float:
+    reached = 0
+    for milestone in milestones:
+        done, (length,) = position(state, (milestone, ssr))
+        reached += done >= length - _ROUNDING
+    return float(gamma**reached)
+
+
+@attrs.frozen
+class PolynomialScheduler:
+    """``alpha_f + (1 - alpha_f) * (1 - t / t_max) ** power``.
+
+    Example:
+        >>> PolynomialScheduler(power=2.0)(State(model=None, max_duration="4ba"))
+        1.0
+    """
+
+    power: float = attrs.field(validator=gt(0))
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        done, (whole,) = position(state, (self.t_max, ssr))
+        return _power(_fraction(done, whole), self.power, self.alpha_f)
+
+
+@attrs.frozen
+class PolynomialWithWarmupScheduler:
+    """From 0 to 1 in ``t_warmup``, then ``alpha_f + (1 - alpha_f) * (1 - (t - w) / (t_max - w)) ** power``.
+
+    Args:
+        t_warmup: The warm-up, which is part of ``t_max``.
+        power: The exponent.
+        t_max: How long it lasts.
+        alpha_f: The factor at the end.
+        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> PolynomialWithWarmupScheduler("2ba")(State(model=None, max_duration="4ba"))
+        0.0
+    """
+
+    t_warmup: Time = attrs.field(converter=_to_t_warmup)
+    power: float = attrs.field(validator=gt(0), default=2.0)
+    t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
+    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    scale_warmup: bool = False
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor for the next batch."""
+        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        return warm if warm < 1 else _power(rest, self.power, self.alpha_f)

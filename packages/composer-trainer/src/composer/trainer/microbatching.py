@@ -1,0 +1,58 @@
+"""Gradient accumulation: a batch in parts, and losses weighed so that the split makes no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from composer.core import Batch, DataSpec
+
+__all__ = ["split_and_weigh", "total_of", "weighed_parts"]
+
+
+def split_and_weigh(batch: Batch, spec: DataSpec, microbatch_size: int | None) -> Sequence[tuple[Batch, float]]:
+    """Return the microbatches, each with its share of the batch's samples.
+
+    A mean over the batch is the sum of the microbatches' means times these shares, whatever their sizes.
+
+    Example:
+        >>> import torch
+        >>> spec = DataSpec([])
+        >>> [(len(part), share) for part, share in split_and_weigh(torch.zeros(5, 2), spec, 2)]
+        [(2, 0.4), (2, 0.4), (1, 0.2)]
+    """
+    if microbatch_size is None:
+        return ((batch, 1.0),)
+    num_samples = spec.get_num_samples_in_batch(batch)
+    if microbatch_size >= num_samples:
+        return ((batch, 1.0),)
+    parts = spec.split_batch(batch, microbatch_size)
+    return [(part, spec.get_num_samples_in_batch(part) / num_samples) for part in parts]
+
+
+def total_of(loss: Any) -> Tensor:
+    """Return what is minimised: a loss as it is; of several the one named ``"total"``, or else their sum.
+
+    Raises:
+        TypeError: ``loss`` is neither a tensor nor a dictionary or sequence of tensors.
+    """
+    if isinstance(loss, Tensor):
+        return loss
+    if isinstance(loss, Mapping) and "total" in loss:
+        return loss["total"]
+    losses = list(loss.values()) if isinstance(loss, Mapping) else loss
+    if not isinstance(losses, (list, tuple)) or not losses or not all(isinstance(one, Tensor) for one in losses):
+        raise TypeError(f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.")
+    return sum(losses[1:], start=losses[0])
+
+
+def weighed_parts(loss: Any, share: float) -> dict[str, Tensor]:
+    """Return what to log of a microbatch's loss: ``total``, and each part where the model has several."""
+    parts = {"total": total_of(loss)}
+    if isinstance(loss, Mapping):
+        parts |= loss
+    elif not isinstance(loss, Tensor):
+        parts |= {f"loss{index}": one for index, one in enumerate(loss)}
+    return {name: one.detach() if share == 1 else one.detach() * share for name, one in parts.items()}

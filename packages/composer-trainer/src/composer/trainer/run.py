@@ -1,0 +1,180 @@
+"""What the loop calls: the clock, the data, the losses and the evaluations of a running training."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from composer.core import Batch, Engine, Event, TimeUnit
+from composer.trainer.batches import Batches
+from composer.trainer.microbatching import split_and_weigh, weighed_parts
+from composer.trainer.optimization import Optimization
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A training under way: asked by the loop what is next, and told what has been done.
+
+    Args:
+        engine: With the state that is trained.
+        batches: The data.
+        optimization: How gradients are computed and used.
+        batch_schedulers: Learning rate schedulers that step with every batch.
+        epoch_schedulers: Those that step with every epoch.
+        evaluate: ``f(event)``, called where an evaluation may be due.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: Batches,
+        optimization: Optimization,
+        batch_schedulers: Sequence[LRScheduler],
+        epoch_schedulers: Sequence[LRScheduler],
+        evaluate: Callable[[Event], None],
+    ) -> None:
+        self.engine, self.state, self.model = engine, engine.state, engine.state.model
+        self.batches, self.optimization = batches, optimization
+        self._batch_schedulers, self._epoch_schedulers = batch_schedulers, epoch_schedulers
+        self._evaluate = evaluate
+        self._losses: dict[str, Tensor] = {}
+        self._num_samples = self._num_tokens = 0
+        self._since = time.perf_counter()
+
+    def is_over(self) -> bool:
+        """Return whether the training has reached its length."""
+        duration = self.state.max_duration
+        assert duration is not None
+        return self.state.timestamp.count(duration.unit) >= duration.value
+
+    def begins_epoch(self) -> bool:
+        """Return whether no batch of the epoch is done."""
+        return self.state.timestamp.batch_in_epoch == 0
+
+    def begins_iteration(self) -> bool:
+        """Return whether no batch and no epoch of the iteration is done."""
+        return self.begins_epoch() and self.state.timestamp.epoch_in_iteration == 0
+
+    def ends_iteration(self) -> bool:
+        """Return whether the iteration's epochs are done."""
+        return self.state.timestamp.epoch_in_iteration >= self.state.iteration_length
+
+    def next_batch(self) -> bool:
+        """Put the next batch into the state; return False if the epoch has none left."""
+        batch = self.batches.next()
+        if batch is None:
+            return False
+        spec = self.batches.spec
+        self._num_samples = spec.get_num_samples_in_batch(batch)
+        self._num_tokens = spec.get_num_tokens_in_batch(batch)
+        self.state.batch = batch
+        return True
+
+    def microbatches(self) -> Sequence[tuple[Batch, float]]:
+        """Return the batch in parts, each with its share of the batch's samples."""
+        size, spec = self.state.device_train_microbatch_size, self.batches.spec
+        parts = split_and_weigh(self.state.batch, spec, size)
+        if spec.microbatch_transforms is None:
+            return parts
+        return [(spec.microbatch_transforms(part), share) for part, share in parts]
+
+    def remember_for_metrics(self, batch: Batch) -> Batch | None:
+        """Return the batch as it is before algorithms change its targets; None if there are no training metrics."""
+        return copy.copy(batch) if self.state.train_metrics else None
+
+    def add_up(self, loss: Any, share: float, batch: Batch | None) -> None:
+        """Add a microbatch's loss to the batch's, and its outputs to the training metrics."""
+        parts = weighed_parts(loss, share)
+        if self.state.microbatch:
+            parts = {name: self._losses[name] + part for name, part in parts.items()}
+        self._losses = parts
+        self.state.total_loss = parts["total"]
+        if self.state.train_metrics:
+            with torch.no_grad():
+                outputs = self.model.eval_forward(batch, self.state.outputs)
+                for metric in self.state.train_metrics.values():
+                    self.model.update_metric(batch, outputs, metric)
+
+    def log_batch(self) -> None:
+        """Log the batch's loss, by the number that the batch has."""
+        logger, timestamp = self.engine.logger, self.state.timestamp
+        if not logger.destinations:
+            return
+        metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._losses.items()}
+        metrics |= {
+            "time/iteration": timestamp.count(TimeUnit.ITERATION),
+            "time/epoch": timestamp.count(TimeUnit.EPOCH),
+            "time/batch": timestamp.count(TimeUnit.BATCH),
+            "time/sample": timestamp.count(TimeUnit.SAMPLE),
+            "time/token": timestamp.count(TimeUnit.TOKEN),
+            "time/batch_in_epoch": int(timestamp.batch_in_epoch),
+            "time/sample_in_epoch": int(timestamp.sample_in_epoch),
+            "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
+        }
+        logger.log_metrics(metrics)
+
+    def count_batch(self) -> None:
+        """Move the clock and the learning rates on by a batch."""
+        state = self.state
+        state.microbatch = -1
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(self._num_samples, self._num_tokens, self._elapsed())
+        for scheduler in self._batch_schedulers:
+            scheduler.step()
+
+    def count_epoch(self) -> None:
+        """Move the clock and the learning rates on by an epoch, and log what its training metrics came to."""
+        self.log_train_metrics()
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_epoch(self._elapsed())
+        self.batches.rewind()
+        for scheduler in self._epoch_schedulers:
+            scheduler.step()
+
+    def count_iteration(self) -> None:
+        """Move the clock on by an iteration."""
+        self.state.previous_timestamp = self.state.timestamp
+        self.state.timestamp = self.state.timestamp.to_next_iteration(self._elapsed())
+
+    def evaluate_if_due(self, event: Event) -> None:
+        """Evaluate where it is time to; this time does not count as training time."""
+        if self.state.evaluators:
+            before = time.perf_counter()
+            self._evaluate(event)
+            self._since += time.perf_counter() - before
+
+    def log_train_metrics(self) -> None:
+        """Log and reset the metrics of the epoch's training so far, if there are any."""
+        metrics = self.state.train_metrics
+        if not metrics or self.begins_epoch():
+            return
+        values = compute_metrics(metrics)
+        self.state.train_metric_values = values
+        self.engine.logger.log_metrics(
+            {f"metrics/{self.state.dataloader_label}/{name}": value for name, value in values.items()}
+        )
+        for metric in metrics.values():
+            metric.reset()
+
+    def _elapsed(self) -> datetime.timedelta:
+        before, self._since = self._since, time.perf_counter()
+        return datetime.timedelta(seconds=self._since - before)
+
+
+def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the metrics came to, by name; of one that gives several numbers, each by its own name."""
+    values: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        value = metric.compute()
+        values |= (
+            {f"{name}/{part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return values
