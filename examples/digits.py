@@ -39,14 +39,14 @@ from composer.optim import CosineAnnealingWithWarmupScheduler
 from composer.trainer.reproducibility import seed_all
 
 BATCH_SIZE = 64
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 6e-3
 WEIGHT_DECAY = 0.05
 
 # Chosen by cross-validation on the training images alone; the test images had no part in it.
 RECIPE: dict[str, Callable[[], Algorithm]] = {
     "BlurPool": BlurPool,
     "LabelSmoothing": lambda: LabelSmoothing(smoothing=0.1),
-    "MixUp": lambda: MixUp(alpha=0.2),
+    "MixUp": lambda: MixUp(alpha=0.1),
     "EMA": lambda: EMA(half_life="10ba"),
     "ChannelsLast": ChannelsLast,
 }

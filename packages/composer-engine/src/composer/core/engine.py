@@ -66,7 +66,7 @@ class Engine:
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
-        self.algorithm_passes = Components(default_passes(), _check_pass)
+        self._passes = Components(default_passes(), _check_pass)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
         self._warned: set[str] = set()
@@ -77,7 +77,7 @@ class Engine:
             self.register_pass(*one) if isinstance(one, tuple) else self.register_pass(one)
         state.on_components_change(self._forget_plan)
         self.logger.destinations.on_change.append(self._forget_plan)
-        self.algorithm_passes.on_change.append(self._forget_plan)
+        self._passes.on_change.append(self._forget_plan)
         self.explain()
 
     def run_event(self, event: Event | str) -> None:
@@ -97,20 +97,27 @@ class Engine:
         for call in calls:
             call()
 
+    @property
+    def algorithm_passes(self) -> Components[AlgorithmPass]:
+        """The passes, in the order in which they are applied."""
+        return self._passes
+
+    @algorithm_passes.setter
+    def algorithm_passes(self, passes: Iterable[AlgorithmPass]) -> None:
+        self._passes[:] = passes
+
     def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
         """Add a pass: at ``index`` among those there are, or after them (-1).
 
         Raises:
             TypeError: ``algorithm_pass`` is not a function.
         """
-        self.algorithm_passes.insert(len(self.algorithm_passes) if index == -1 else index, algorithm_pass)
+        self._passes.insert(len(self._passes) if index == -1 else index, algorithm_pass)
 
     def explain(self) -> Plan:
         """Return the plan: what runs at which event, in which order and why; ``print`` shows it as text."""
         if self._plan is None:
-            self._plan = build_plan(
-                self.state.algorithms, self.state.callbacks, self.logger.destinations, self.algorithm_passes
-            )
+            self._plan = build_plan(self.state.algorithms, self.state.callbacks, self.logger.destinations, self._passes)
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)
             for warning in fresh:
@@ -158,7 +165,7 @@ class Engine:
         try:
             return self._table[event]
         except KeyError:
-            close = difflib.get_close_matches(str(event).lower(), list(Event), n=1)
+            close = difflib.get_close_matches(str(event).lower(), [one.value for one in Event], n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
 

@@ -47,12 +47,12 @@ class Interval:
             ValueError: The interval is a fraction of a training that has no length.
         """
         every, unit = self.every.value, self.every.unit
-        if not every:
-            return False
-        if unit is TimeUnit.DURATION:
+        if every and unit is TimeUnit.DURATION:
             if max_duration is None:
                 raise ValueError(f"An interval of {self.every} needs a training with a max_duration.")
             every, unit = every * max_duration.value, max_duration.unit
+        if not every:
+            return False
         if isinstance(every, int) and unit is not TimeUnit.SECOND:
             return before.count(unit) // every != now.count(unit) // every
         # The margin keeps 0.1 of 30 epochs, 3.0000000000000004, from coming an epoch late.

@@ -127,7 +127,16 @@ class Logger:
             destinations = [destinations]
         self._state = state
         self._reported: set[tuple[int, str]] = set()
-        self.destinations = Components(destinations or (), check_destination)
+        self._destinations = Components(destinations or (), check_destination)
+
+    @property
+    def destinations(self) -> Components[LoggerDestination]:
+        """Where to: a list that the engine watches."""
+        return self._destinations
+
+    @destinations.setter
+    def destinations(self, destinations: Iterable[LoggerDestination]) -> None:
+        self._destinations[:] = destinations
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log settings by name."""

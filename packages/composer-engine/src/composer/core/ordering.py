@@ -1,10 +1,12 @@
-"""Running passes over the algorithms of an event, and saying which pass put what where."""
+"""Running passes over the algorithms of an event, and saying which of the user's passes put what where."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import attrs
+
+from composer.core.passes import default_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Ordered", "apply_passes", "moved_items", "pass_name"]
 
 T = TypeVar("T")
+_RULES = default_passes()
+
+
+_Step: TypeAlias = "tuple[str, Sequence[Algorithm], Sequence[Algorithm]]"
+"""A pass that is none of the default ones, and the order before and after it."""
 
 
 @attrs.frozen
@@ -24,7 +31,7 @@ class Ordered:
 
     Args:
         algorithms: In the order in which they run.
-        placed_by: For each of them the passes to which it owes a place out of the list's order.
+        placed_by: For each of them the passes, other than the default ones, that moved it from where these put it.
         left_out: What passes did not return, with the pass that did not.
     """
 
@@ -40,20 +47,58 @@ def apply_passes(algorithms: Sequence[Algorithm], event: Event, passes: Sequence
         TypeError: A pass returns nothing.
         ValueError: A pass returns what it was not given, or one algorithm twice.
     """
-    history = [("", list(algorithms))]
+    order = list(algorithms)
     left_out: list[tuple[Algorithm, str]] = []
+    steps: list[_Step] = []
     for one_pass in passes:
-        before, name = history[-1][1], pass_name(one_pass)
-        if not before:
+        if not order:
             break
-        after = _checked(one_pass(list(before), event), before, event, name)
-        kept = {id(algorithm) for algorithm in after}
+        name = pass_name(one_pass)
+        before, order = order, _checked(one_pass(list(order), event), order, event, name)
+        kept = {id(algorithm) for algorithm in order}
         left_out += [(algorithm, name) for algorithm in before if id(algorithm) not in kept]
-        history.append((name, after))
-    final = history[-1][1]
-    moved = {id(algorithm) for algorithm in moved_items(algorithms, final)}
-    placed_by = [_placers(algorithm, history) if id(algorithm) in moved else () for algorithm in final]
-    return Ordered(tuple(final), tuple(placed_by), tuple(left_out))
+        if not _is_rule(one_pass):
+            steps.append((name, before, order))
+    placed_by = _placed_by(order, _by_rules(algorithms, event, passes), steps) if steps else [()] * len(order)
+    return Ordered(tuple(order), tuple(placed_by), tuple(left_out))
+
+
+def _is_rule(one_pass: AlgorithmPass) -> bool:
+    return any(one_pass is rule for rule in _RULES)
+
+
+def _by_rules(algorithms: Sequence[Algorithm], event: Event, passes: Sequence[AlgorithmPass]) -> Sequence[Algorithm]:
+    """Return the order that the default passes alone would have given."""
+    for one_pass in passes:
+        algorithms = one_pass(algorithms, event) if _is_rule(one_pass) else algorithms
+    return algorithms
+
+
+def _placed_by(
+    final: Sequence[Algorithm], by_rules: Sequence[Algorithm], steps: Sequence[_Step]
+) -> list[tuple[str, ...]]:
+    moved = {id(algorithm) for algorithm in moved_items(by_rules, final)}
+    return [_placers(algorithm, final, by_rules, steps) if id(algorithm) in moved else () for algorithm in final]
+
+
+def _placers(
+    algorithm: Algorithm, final: Sequence[Algorithm], by_rules: Sequence[Algorithm], steps: Sequence[_Step]
+) -> tuple[str, ...]:
+    """Return the passes that, as the last to do so, brought it to the other side of another algorithm."""
+    placers: set[int] = set()
+    for other in final:
+        if other is not algorithm and _is_first(algorithm, other, final) is not _is_first(algorithm, other, by_rules):
+            turned = [
+                number
+                for number, (_, before, after) in enumerate(steps)
+                if _is_first(algorithm, other, before) is not _is_first(algorithm, other, after)
+            ]
+            placers.update(turned[-1:])
+    return tuple(steps[number][0] for number in sorted(placers))
+
+
+def _is_first(one: Algorithm, other: Algorithm, order: Sequence[Algorithm]) -> bool:
+    return next(algorithm is one for algorithm in order if algorithm is one or algorithm is other)
 
 
 def pass_name(one_pass: AlgorithmPass) -> str:
@@ -87,22 +132,6 @@ def _longest_runs(numbers: Sequence[int]) -> list[int]:
         before = (length for length, earlier in zip(lengths, numbers[:place], strict=True) if earlier < number)
         lengths.append(1 + max(before, default=0))
     return lengths
-
-
-def _placers(algorithm: Algorithm, history: Sequence[tuple[str, Sequence[Algorithm]]]) -> tuple[str, ...]:
-    """Return the passes that, for good, brought it to the other side of another algorithm."""
-    placers: set[int] = set()
-    for other in history[-1][1]:
-        if other is algorithm:
-            continue
-        is_first = [_index(order, algorithm) < _index(order, other) for _, order in history]
-        if is_first[-1] is not is_first[0]:
-            placers.add(max(step for step in range(1, len(history)) if is_first[step] is not is_first[step - 1]))
-    return tuple(history[step][0] for step in sorted(placers))
-
-
-def _index(order: Sequence[Algorithm], algorithm: Algorithm) -> int:
-    return next(place for place, one in enumerate(order) if one is algorithm)
 
 
 def _checked(returned: object, given: Sequence[Algorithm], event: Event, name: str) -> list[Algorithm]:

@@ -22,6 +22,7 @@ class Ownership:
     Call :meth:`begin`, let one after the other change the model, and :meth:`check` after each.
 
     Example:
+        >>> import torch
         >>> from composer.core import State
         >>> model = nn.Linear(2, 2)
         >>> state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))

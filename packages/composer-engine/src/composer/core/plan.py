@@ -29,7 +29,6 @@ __all__ = ["AlgorithmConflictError", "Declaration", "Entry", "LeftOut", "Plan", 
 
 _MARKUP = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
 _EVENTS = frozenset(Event)
-_RULES = frozenset(one_pass.__name__ for one_pass in default_passes())
 
 
 class AlgorithmConflictError(ValueError):
@@ -45,7 +44,7 @@ class Entry:
         key: Its name in the run: the class, numbered from the second of a class on.
         kind: ``"algorithm"``, ``"callback"`` or ``"logger"``.
         stage: An algorithm's stage there; None for one that declares none.
-        placed_by: The passes to which it owes a place out of the list's order.
+        placed_by: The user's passes that moved it from where its stage and the list had put it.
         asked: Whether it decides by its own ``match`` each time.
         why: Why it comes where it comes, in a few words; empty where there is nothing to say.
         call: What it does there, ``f(state, logger)``.
@@ -351,9 +350,8 @@ def _with_reasons(entries: Sequence[Entry], event: Event, listed: Mapping[str, i
 
 
 def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[str, int]) -> str:
-    chosen = [name for name in entry.placed_by if name not in _RULES]
-    if chosen:
-        return f"moved by {' and '.join(chosen)}"
+    if entry.placed_by:
+        return f"moved by {' and '.join(entry.placed_by)}"
     if previous is None:
         return ""
     if entry.kind != previous.kind:

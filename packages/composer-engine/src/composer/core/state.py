@@ -122,9 +122,12 @@ class State:
         algorithms, callbacks: One or several; kept as lists that the engine watches.
         iteration_length: How long an iteration is, in epochs.
 
+    A loop keeps ``timestamp`` up to date (``state.timestamp = state.timestamp.to_next_batch(samples=32)``), and in
+    ``microbatch`` the number of the microbatch, -1 between batches: they say what :meth:`generator` draws.
+
     Raises:
         TypeError: An optimizer, algorithm or callback is something else, or a class instead of an object.
-        ValueError: A time or precision does not exist.
+        ValueError: A time or precision does not exist, or ``max_duration`` is negative or a fraction.
 
     Example:
         >>> state = State(model=torch.nn.Linear(2, 2), max_duration="10ep", rank_zero_seed=17)

@@ -34,8 +34,8 @@ def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> floa
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
     _check_on_cpu(generator)
     log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
-    # The logistic function, without overflow on either side.
-    return 1 / (1 + math.exp(-log_odds)) if log_odds > 0 else 1 - 1 / (1 + math.exp(log_odds))
+    odds = math.exp(-abs(log_odds))  # of the smaller part: the larger could overflow
+    return (1 if log_odds > 0 else odds) / (1 + odds)
 
 
 def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -92,4 +92,4 @@ def _draw_log_gamma(alpha: float, generator: torch.Generator | None) -> float:
         cube = (1 + scale * normal) ** 3
         accept, boost = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
         if cube > 0 and math.log1p(-accept) < normal**2 / 2 + shape * (1 - cube + math.log(cube)):
-            return math.log(shape * cube) + math.log1p(-boost) / alpha
+            return math.log(shape) + math.log(cube) + math.log1p(-boost) / max(alpha, 1e-300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
@@ -18,6 +19,7 @@ _NOT_SHOWN = frozenset(  # what the heading says
     for counter in ("iteration", "epoch", "batch", "sample", "token")
     for part in ("", "_in_iteration", "_in_epoch")
 ) | {"trainer/device_train_microbatch_size"}
+_WIDTH = 120
 _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
 
 
@@ -30,8 +32,9 @@ class ConsoleLogger(LoggerDestination):
         [epoch 2/10, end] metrics/train/MulticlassAccuracy=0.9417
         [epoch 2/10, batch 240, eval] metrics/eval/MulticlassAccuracy=0.9521
 
-    A line holds the latest value of what has been logged since the line before; nothing is read in between. In a
-    distributed run the first process prints. Lines and a progress bar can share a terminal.
+    A line holds the latest value of what has been logged since the line before, losses and metrics first; it is folded
+    when it is long. Nothing is read in between. In a distributed run the first process prints. Lines and a progress bar
+    can share a terminal.
 
     Args:
         log_interval: How often: a time, a text, or a number of epochs. One in epochs says at the end of which epochs a
@@ -65,8 +68,8 @@ class ConsoleLogger(LoggerDestination):
         self._last_look = Timestamp()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Print settings on one line."""
-        self._print(f"hyperparameters: {show(hyperparameters.items())}")
+        """Print settings."""
+        self._print(_folded(f"hyperparameters: {show(hyperparameters.items())}"))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Remember the metrics until the next line."""
@@ -140,8 +143,9 @@ class ConsoleLogger(LoggerDestination):
 
     def _print_and_clear(self, metrics: dict[str, Any], where: str) -> None:
         shown = [(name, value) for name, value in metrics.items() if name not in _NOT_SHOWN]
+        shown.sort(key=lambda pair: not pair[0].startswith(("loss/", "metrics/")))
         if shown and self._is_first_rank:
-            self._print(f"[{where}] {show(shown)}")
+            self._print(_folded(f"[{where}] {show(shown)}"))
         metrics.clear()
 
     def _print(self, text: str) -> None:
@@ -154,6 +158,10 @@ class ConsoleLogger(LoggerDestination):
             print(text, file=stream, flush=True)
         else:
             tqdm.tqdm.write(text, file=stream)
+
+
+def _folded(line: str) -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _ran(trace: Trace) -> str:

@@ -112,7 +112,7 @@ class ProgressBarLogger(LoggerDestination):
     def eval_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the evaluation; one that stays shows the metrics."""
         del logger
-        if self._short_bar is not None:
+        if self._short_bar is not None and self._fit_bar is None:
             prefix = f"metrics/{state.dataloader_label}/"
             self._short_bar.draw(self._short_bar.count, _numbers(self._evaluation, prefix))
         self._close_short_bar()
@@ -223,7 +223,7 @@ class _Bar:
 
     def describe(self, description: str, total: float | None) -> None:
         self._bar.total = total
-        self._bar.set_description(description, refresh=False)
+        self._bar.set_description_str(description, refresh=False)
 
     def write(self, line: str) -> None:
         self._bar.write(line, file=self._bar.fp)

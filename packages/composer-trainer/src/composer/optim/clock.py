@@ -1,10 +1,20 @@
-"""Where a run stands in the lengths of time that a schedule is given in."""
+"""Where a run stands in the times of a schedule, and learning rates that follow it."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
 from composer.core import State, Time, TimeUnit
 
-__all__ = ["position"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+__all__ = ["ClockLR", "position"]
 
 _NO_COMMON_UNIT = (
     "{spans} cannot be put on one scale: say all of a schedule's times in one unit, or in epochs, batches and "
@@ -63,3 +73,40 @@ def _batches_in_epoch(state: State) -> int | None:
     if state.dataloader_len is not None:
         return state.dataloader_len
     return None if state.train_data_spec is None else state.train_data_spec.length
+
+
+class ClockLR(LRScheduler):
+    """Sets each learning rate to its initial one times a factor that depends on nothing but the run's clock.
+
+    torch's LambdaLR does that with a count of its own, and warns of a wrong order when a loss scaler skips the first
+    step or an algorithm wraps the optimizer, where the order is right.
+
+    Args:
+        optimizer: Whose learning rates.
+        factor: The factor now.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Callable[[], float]) -> None:
+        self._factor = factor
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the learning rates that the clock asks for."""
+        factor = self._factor()
+        return [group.setdefault("initial_lr", group["lr"]) * factor for group in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Set the learning rates; ``epoch`` is not needed."""
+        del epoch
+        self._step_count += 1
+        self.last_epoch += 1
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts and the last learning rates, which only tell: the clock is all that is needed."""
+        return {name: value for name, value in super().state_dict().items() if name != "_factor"}

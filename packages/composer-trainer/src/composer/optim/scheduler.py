@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 from attrs.validators import ge, gt
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from composer.core import State, Time, TimeUnit
-from composer.optim.clock import position
+from composer.optim.clock import ClockLR, position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = [
     "ComposerScheduler",
@@ -101,13 +102,13 @@ def compile_composer_scheduler(
             )
         optimizer = state.optimizers[0]
     if "ssr" in inspect.signature(scheduler).parameters:
-        return LambdaLR(optimizer, lambda _: scheduler(state, ssr=ssr))
+        return ClockLR(optimizer, partial(scheduler, state, ssr=ssr))
     if ssr != 1:
         raise ValueError(
             f"scale_schedule_ratio must be 1 with {scheduler!r}, which takes no ssr, got {ssr}. "
             "Write it as a function f(state, ssr=1.0) that multiplies its times by ssr."
         )
-    return LambdaLR(optimizer, lambda _: scheduler(state))
+    return ClockLR(optimizer, partial(scheduler, state))
 
 
 def _time(name: str, given: Time | str) -> Time:

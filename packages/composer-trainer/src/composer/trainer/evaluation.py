@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from composer.core import Engine, Evaluator, Event, Precision, State, Timestamp, get_precision_context
+from composer.core import Engine, Evaluator, Event, State, Timestamp, get_precision_context
 from composer.core.data_spec import move_batch
 from composer.trainer.run import compute_metrics
 
@@ -111,7 +111,7 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any) -> None:
     for part in [state.batch] if size is None else spec.split_batch(state.batch, size):
         state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
         engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        with _precision(state):
+        with get_precision_context(state.precision, state.device.type):
             state.outputs = state.model.eval_forward(state.batch)
         engine.run_event(Event.EVAL_AFTER_FORWARD)
         for metric in state.eval_metrics[evaluator.label].values():
@@ -120,8 +120,3 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any) -> None:
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)
 
-
-def _precision(state: State) -> contextlib.AbstractContextManager[Any]:
-    if state.precision is Precision.FP32:
-        return contextlib.nullcontext()
-    return get_precision_context(state.precision, state.device.type)

@@ -71,13 +71,15 @@ def _compute_gradients(run: Run) -> Tensor:
     run.optimization.zero_grad()
     whole_batch = state.batch
     for state.microbatch, (state.batch, share) in enumerate(run.microbatches()):
+        # The last graph goes before the next one is built: its memory is used again while it is still in the cache.
+        state.outputs = state.loss = None
         original = run.remember_for_metrics(state.batch)
         event(Event.BEFORE_FORWARD)
-        with precision():
+        with precision:
             state.outputs = model(state.batch)
         event(Event.AFTER_FORWARD)
         event(Event.BEFORE_LOSS)
-        with precision():
+        with precision:
             state.loss = model.loss(state.outputs, state.batch)
         event(Event.AFTER_LOSS)
         event(Event.BEFORE_BACKWARD)

@@ -50,9 +50,10 @@ def total_of(loss: Any) -> Tensor:
 
 def weighed_parts(loss: Any, share: float) -> dict[str, Tensor]:
     """Return what to log of a microbatch's loss: ``total``, and each part where the model has several."""
-    parts = {"total": total_of(loss)}
-    if isinstance(loss, Mapping):
-        parts |= loss
-    elif not isinstance(loss, Tensor):
-        parts |= {f"loss{index}": one for index, one in enumerate(loss)}
+    if isinstance(loss, Tensor):
+        parts = {"total": loss}
+    elif isinstance(loss, Mapping):
+        parts = {"total": total_of(loss), **loss}
+    else:
+        parts = {"total": total_of(loss), **{f"loss{index}": one for index, one in enumerate(loss)}}
     return {name: one.detach() if share == 1 else one.detach() * share for name, one in parts.items()}

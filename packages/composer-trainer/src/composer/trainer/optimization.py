@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -55,11 +52,8 @@ class Optimization:
                 f"optimizers: one of {names} computes the loss several times a step, which goes neither with a second "
                 f"optimizer nor with precision='{Precision.AMP_FP16}'. Use it alone, in 'fp32' or 'amp_bf16'."
             )
-        self.precision: Callable[[], AbstractContextManager[Any]] = (
-            partial(contextlib.nullcontext)
-            if state.precision is Precision.FP32
-            else partial(get_precision_context, state.precision, state.device.type)
-        )
+        self.precision = get_precision_context(state.precision, state.device.type)
+        """In which forward pass and loss are computed; entered again and again."""
 
     def zero_grad(self) -> None:
         """Forget the last batch's gradients."""

@@ -97,6 +97,11 @@ class BlurMaxPool2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Take maxima, blur, subsample."""
+        if _pools_faster_with_channels_last(input):
+            return self._pool(input.contiguous(memory_format=torch.channels_last)).contiguous()
+        return self._pool(input)
+
+    def _pool(self, input: Tensor) -> Tensor:
         if self.ceil_mode:
             rows, columns = (self._rest(dim, input.shape[dim - 2]) for dim in (0, 1))
             padded = pad(input, (0, columns, 0, rows), value=-torch.inf)
@@ -165,6 +170,15 @@ class BlurConv2d(nn.Module):
     def extra_repr(self) -> str:
         """Name the order."""
         return f"blur_first={self.blur_first}"
+
+
+def _pools_faster_with_channels_last(input: Tensor) -> bool:
+    """Whether to change the memory format for a while: torch's CPU kernel is vectorised for channels last only.
+
+    Forward and backward of (8, 64, 112, 112) on one thread: 55 ms instead of 163; maxima by rows, then by columns: 184.
+    """
+    plain_on_cpu = input.ndim == 4 and input.device.type == "cpu" and input.is_contiguous()
+    return plain_on_cpu and not torch.compiler.is_compiling()
 
 
 def _is_pointwise(conv: nn.Conv2d) -> bool:

@@ -141,8 +141,10 @@ def _rename(group: _Group, parameter: nn.Parameter, old_name: str | None, new_na
 
 def _translate(held_name: str, old_name: str | None, new_name: str | None) -> str:
     """Exchange a name, and keep what the optimizer has before it (the model may be part of a larger one)."""
-    prefix = held_name.removesuffix(old_name) if old_name else ""
-    return prefix + (new_name or "") if prefix != held_name else new_name or held_name
+    if new_name is None:
+        return held_name
+    recognised = old_name is not None and held_name.endswith(old_name)
+    return held_name.removesuffix(old_name or "") + new_name if recognised else new_name
 
 
 def _remove(optimizer: Optimizer, group: _Group, parameter: nn.Parameter) -> None:

@@ -297,9 +297,9 @@ def _tell_optimizers(root: nn.Module, swaps: list[_Swap], optimizers: Optimizer 
         prefix = f"{swap.paths[0]}."
         old = [(prefix + name, parameter) for name, parameter in swap.parameters.items()]
         new = [(prefix + name, parameter) for name, parameter in swap.new.named_parameters()]
-        # Old modules without parameters say nothing about the group: the rest of the model does.
-        old = old or kept
-        # A parameter of the old module that another part of the model uses too stays with the optimizer.
         new_ids = {id(parameter) for _, parameter in new}
+        if not old and new:  # nothing says which group; the rest of the model does
+            old = [pair for pair in kept if id(pair[1]) not in new_ids]
+        # A parameter of the old module that another part of the model uses too stays with the optimizer.
         shared = [pair for pair in old if id(pair[1]) in kept_ids and id(pair[1]) not in new_ids]
         update_params_in_optimizer(old, new + shared, optimizers)

@@ -1,0 +1,188 @@
+"""Everything this project does, as sessions: ``nox --list`` explains them, ``nox`` checks the whole.
+
+Each session makes an environment of its own with uv, at the versions in ``constraints.txt``. Our packages are built
+into wheels first and installed from those, by file name, so that none of them is ever looked for on an index.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["tests", "integration", "lint", "types", "imports", "docs"]
+
+ROOT = Path(__file__).parent
+PACKAGES = ["functional", "engine", "models", "trainer"]
+PYTHONS = ["3.11", "3.12", "3.13"]
+CONSTRAINTS = "constraints.txt"
+EXAMPLES = ["matplotlib", "rich", "scikit-learn"]
+TOOLS = {
+    "integration": ["uv"],
+    "lint": ["ruff"],
+    "types": ["mypy", "types-tqdm"],
+    "imports": ["import-linter"],
+}
+# Small tensors gain nothing from more threads, and two cores may run two things.
+TEST_ENV = {"OMP_NUM_THREADS": "1"}
+
+each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Train on handwritten digits and draw the curves; options go after --, for instance -- --help."""
+    install(session, *wheels(session, *PACKAGES), *EXAMPLES)
+    session.run("python", "examples/digits.py", *session.posargs)
+
+
+@nox.session
+@each_package
+def tests(session: nox.Session, package: str) -> None:
+    """Test a package with nothing but its declared dependencies; options for pytest go after --."""
+    install(session, *wheels(session, *closure(package)), *test_group(package))
+    session.run("pytest", f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
+
+
+for python in PYTHONS:
+    nox.session(tests, name=f"tests-{python}", python=python)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test all packages together: the namespace, the examples, training from end to end."""
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["integration"])
+    session.run("pytest", "tests", "--ignore=tests/test_documents.py", *session.posargs, env=TEST_ENV)
+
+
+@nox.session(python=PYTHONS[0])
+@each_package
+def minimums(session: nox.Session, package: str) -> None:
+    """Test a package with the lowest versions that it allows, on the lowest Python."""
+    floors = Path(session.create_tmp()) / "floors.txt"
+    direct = floors.with_suffix(".in")
+    direct.write_text("\n".join([*theirs(*closure(package)), *test_group(package)]))
+    session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
+    install(session, *wheels(session, *closure(package)), *test_group(package), pins=str(floors))
+    session.run("pytest", f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    install(session, *TOOLS["lint"])
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all packages with mypy, strictly."""
+    install(session, *theirs(*PACKAGES), *TOOLS["types"])
+    # All sources in one call are one namespace to mypy; along a search path it would stop at trainer's __init__.py.
+    sources = [f"packages/composer-{package}/src" for package in PACKAGES]
+    session.run("mypy", *sources, env={"MYPYPATH": os.pathsep.join(sources)})
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Check that imports point one way only, and that importing stays light."""
+    install(session, *wheels(session, *PACKAGES), *TOOLS["imports"])
+    session.run("lint-imports", "--no-cache")
+    for module in ["composer", "composer.functional", "composer.core", "composer.algorithms", "composer.models"]:
+        session.run("python", "-c", LIGHT.format(module=module))
+
+
+# Exits with what is loaded too early, and with success where that is nothing.
+LIGHT = """
+import sys, {module}
+sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules)) or None)
+"""
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Run every block of Python in the README, the guides and the packages' READMEs."""
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
+    session.run("pytest", "tests/test_documents.py", *session.posargs, env=TEST_ENV)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure what is claimed about speed; the benchmark's name and its options go after --."""
+    known = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    name, *options = session.posargs or ["all"]
+    if name not in [*known, "all"]:
+        session.error(f"There is no benchmark {name!r}. Choose one of {', '.join(known)}, or none for all.")
+    install(session, *wheels(session, *PACKAGES))
+    for chosen in known if name == "all" else [name]:
+        session.run("python", f"benchmarks/{chosen}.py", *options)
+
+
+@nox.session
+def constraints(session: nox.Session) -> None:
+    """Choose the newest versions of everything that the sessions install and write them to constraints.txt."""
+    wanted = Path(session.create_tmp()) / "wanted.in"
+    builders = [requirement for package in PACKAGES for requirement in project(package)["build-system"]["requires"]]
+    tools = [tool for group in TOOLS.values() for tool in group]
+    wanted.write_text("\n".join([*theirs(*PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *tools, *builders]))
+    options = ["--universal", f"--python-version={PYTHONS[0]}", "--upgrade", "--no-header", "--no-annotate"]
+    session.run("uv", "pip", "compile", "--quiet", *options, f"--output-file={CONSTRAINTS}", str(wanted))
+    head = "# Exact versions of all that the sessions in noxfile.py install. `nox -s constraints` writes this file.\n"
+    Path(CONSTRAINTS).write_text(head + Path(CONSTRAINTS).read_text())
+
+
+def install(session: nox.Session, *what: str, pins: str = CONSTRAINTS) -> None:
+    """Install wheels of ours and requirements on others, at the pinned versions."""
+    session.install("--constraint", pins, *what)
+
+
+def wheels(session: nox.Session, *packages: str) -> list[str]:
+    """Return the files of freshly built wheels, one for each package."""
+    return [_wheel(session, package) for package in packages]
+
+
+def closure(package: str) -> list[str]:
+    """Return the packages of ours that this one declares, with what they declare, and itself last."""
+    declared = [requirement.partition("==")[0] for requirement in project(package)["project"]["dependencies"]]
+    needed = [name for ours in PACKAGES if f"composer-{ours}" in declared for name in closure(ours)]
+    return list(dict.fromkeys([*needed, package]))
+
+
+def theirs(*packages: str) -> list[str]:
+    """Return what the packages declare to need of others."""
+    declared = {requirement for package in packages for requirement in project(package)["project"]["dependencies"]}
+    return sorted(requirement for requirement in declared if not requirement.startswith("composer-"))
+
+
+def test_group(*packages: str) -> list[str]:
+    """Return what the packages' tests need besides."""
+    return sorted({tool for package in packages for tool in project(package)["dependency-groups"]["test"]})
+
+
+@functools.cache
+def project(package: str) -> dict[str, dict]:
+    """Return what a package's pyproject.toml says."""
+    return tomllib.loads((ROOT / "packages" / f"composer-{package}" / "pyproject.toml").read_text())
+
+
+_built = tempfile.TemporaryDirectory(prefix="composer-wheels-")
+_wheel_of: dict[str, str] = {}
+
+
+def _wheel(session: nox.Session, package: str) -> str:
+    """Build a package, once in a run of nox; uv's own cache of local folders does not notice changed sources."""
+    if package not in _wheel_of:
+        options = ["--wheel", "--quiet", f"--build-constraints={CONSTRAINTS}", f"--out-dir={_built.name}"]
+        session.run("uv", "build", *options, f"packages/composer-{package}")
+        (file,) = Path(_built.name).glob(f"composer_{package}-*.whl")
+        _wheel_of[package] = str(file)
+    return _wheel_of[package]

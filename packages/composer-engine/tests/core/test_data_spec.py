@@ -1,0 +1,241 @@
+"""Counting, splitting and moving batches."""
+
+from collections import OrderedDict, UserDict, namedtuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from composer.core import DataSpec, ensure_data_spec
+from composer.core.data_spec import count_samples, count_tokens, move_batch, split_batch
+
+Pair = namedtuple("Pair", ["input", "target"])
+
+
+class TokenizerBatch(UserDict):
+    """A dictionary that knows more than its items, as the batches of tokenizers do."""
+
+    def __init__(self, data=None, encodings=None):
+        super().__init__(data)
+        self.encodings = encodings
+
+
+def batches(size):
+    """Return batches of ``size`` samples: tensors and lists, in any nesting of containers."""
+    tensors = st.sampled_from([(), (2,), (3, 1)]).map(lambda shape: torch.rand(size, *shape))
+    texts = st.just([f"text {index}" for index in range(size)])
+    shared = st.sampled_from([7, "all", None, torch.tensor(3.0)])
+    leaves = st.one_of(tensors, texts, shared)
+    nested = st.recursive(
+        leaves,
+        lambda parts: st.one_of(
+            st.tuples(tensors, parts),
+            st.tuples(tensors, parts).map(list),
+            st.builds(Pair, tensors, parts),
+            st.fixed_dictionaries({"x": tensors, "y": parts}),
+            st.fixed_dictionaries({"x": tensors, "y": parts}).map(lambda data: TokenizerBatch(data, "kept")),
+        ),
+        max_leaves=5,
+    )
+    return st.tuples(tensors, nested).flatmap(lambda pair: st.sampled_from([pair, [*pair], Pair(*pair), pair[0]]))
+
+
+def joined(parts):
+    """Put the parts of a batch together again."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if first.ndim else first
+    if isinstance(first, (dict, UserDict)):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, list) and isinstance(first[0], str):
+        return [item for part in parts for item in part]
+    if isinstance(first, (list, tuple)):
+        return [joined([*items]) for items in zip(*parts, strict=True)]
+    return first
+
+
+def same(one, other):
+    """Return whether two batches hold the same, whatever they are made of."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (dict, UserDict)):
+        return all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    return one == other
+
+
+def types(batch):
+    """Return the types of a batch's containers, nested as they are."""
+    if isinstance(batch, (dict, UserDict)):
+        return type(batch), {key: types(part) for key, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch), [types(part) for part in batch if not isinstance(part, str)]
+    return type(batch)
+
+
+class TestSplitBatch:
+    @given(st.data(), st.integers(1, 9), st.integers(1, 10))
+    def test_parts_together_are_the_batch(self, data, size, microbatch_size):
+        """Nothing is lost, doubled or put in another order, in any nesting."""
+        batch = data.draw(batches(size))
+
+        parts = split_batch(batch, microbatch_size)
+
+        assert same(batch, joined(parts))
+
+    @given(st.data(), st.integers(1, 9), st.integers(1, 10))
+    def test_parts_have_the_size_that_was_asked_for(self, data, size, microbatch_size):
+        """All parts are full but the last."""
+        parts = split_batch(data.draw(batches(size)), microbatch_size)
+
+        full, rest = divmod(size, microbatch_size)
+        assert [count_samples(part) for part in parts] == [microbatch_size] * full + ([rest] if rest else [])
+
+    @given(st.data(), st.integers(1, 9), st.integers(1, 10))
+    def test_parts_are_of_the_batch_s_types(self, data, size, microbatch_size):
+        """A namedtuple stays one, a tokenizer's batch stays one."""
+        batch = data.draw(batches(size))
+
+        assert all(types(part) == types(batch) for part in split_batch(batch, microbatch_size))
+
+    def test_subclass_keeps_what_it_knows(self):
+        """What a tokenizer's batch holds besides its items is in every part."""
+        batch = TokenizerBatch({"input_ids": torch.zeros(4, 2)}, encodings="kept")
+
+        assert [part.encodings for part in split_batch(batch, 3)] == ["kept", "kept"]
+
+    def test_batch_is_left_alone(self):
+        """Splitting a dictionary does not change it."""
+        batch = OrderedDict(x=torch.arange(4))
+
+        split_batch(batch, 2)
+
+        assert torch.equal(batch["x"], torch.arange(4))
+
+    @pytest.mark.parametrize("size", [0, -1])
+    def test_size_must_be_positive(self, size):
+        """Parts of no samples would never end."""
+        with pytest.raises(ValueError, match=f"microbatch_size must be at least 1, got {size}"):
+            split_batch(torch.zeros(3), size)
+
+
+class TestCountSamples:
+    @given(st.data(), st.integers(1, 9))
+    def test_is_the_first_dimension(self, data, size):
+        """In any nesting the samples are counted along the first dimension."""
+        assert count_samples(data.draw(batches(size))) == size
+
+    def test_lists_of_texts(self):
+        """A batch without tensors has as many samples as items."""
+        assert count_samples(["one", "two", "three"]) == 3
+
+    @pytest.mark.parametrize(
+        ("batch", "found"),
+        [
+            ((torch.zeros(3), torch.zeros(4)), r"lengths \[3, 4\]"),
+            (torch.tensor(1.0), "no tensor and no list"),
+            ({}, "no tensor and no list"),
+            (object(), "no tensor and no list"),
+            (Pair(1, 2), "no tensor and no list"),
+        ],
+    )
+    def test_unclear_batches_are_refused(self, batch, found):
+        """The sentence says what was found and how to count by oneself."""
+        with pytest.raises(ValueError, match=rf"has {found}.*get_num_samples_in_batch="):
+            count_samples(batch)
+
+
+class TestCountTokens:
+    def test_counts_ids_with_padding(self):
+        """Every id is a token."""
+        assert count_tokens(TokenizerBatch({"input_ids": torch.zeros(4, 16, dtype=torch.long)})) == 64
+
+    @pytest.mark.parametrize(
+        "batch", [torch.zeros(3), (torch.zeros(3),), {"image": torch.zeros(3)}, {"input_ids": [1]}]
+    )
+    def test_other_batches_have_none(self, batch):
+        """Images have no tokens."""
+        assert count_tokens(batch) == 0
+
+
+class TestMoveBatch:
+    def test_moves_tensors_in_any_nesting(self):
+        """Every tensor is moved, containers keep their types, and everything else stays."""
+        batch = [torch.zeros(2), {"x": Pair(torch.ones(2), "text")}]
+
+        moved = move_batch(batch, torch.device("meta"))
+
+        assert (moved[0].device.type, moved[1]["x"].input.device.type, moved[1]["x"].target) == ("meta", "meta", "text")
+        assert types(moved) == types(batch)
+        assert batch[0].device.type == "cpu"
+
+    def test_moves_by_to_what_has_it(self):
+        """A PackedSequence is a tuple, but moves itself: its lengths must stay on the CPU."""
+        packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
+
+        moved = move_batch((packed,), torch.device("meta"))[0]
+
+        assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(3)
+
+
+class TestDataSpec:
+    def test_counts_and_splits_by_default(self):
+        """Without functions of one's own those of this module are used."""
+        spec = DataSpec([])
+
+        assert spec.get_num_samples_in_batch(torch.zeros(3, 1)) == 3
+        assert spec.get_num_tokens_in_batch({"input_ids": torch.zeros(3, 5)}) == 15
+        assert [len(part) for part in spec.split_batch(torch.zeros(3), 2)] == [2, 1]
+
+    def test_functions_of_ones_own(self):
+        """What is given is used."""
+        spec = DataSpec(
+            [],
+            split_batch=lambda batch, size: [batch, size],
+            get_num_samples_in_batch=lambda batch: 11,
+            get_num_tokens_in_batch=lambda batch, token_type="total": {"total": 12, "loss": 13}[token_type],
+        )
+
+        assert spec.split_batch("b", 2) == ["b", 2]
+        assert spec.get_num_samples_in_batch("b") == 11
+        assert spec.get_num_tokens_in_batch("b") == 12
+        assert spec.get_num_tokens_in_batch("b", token_type="loss") == 13
+
+    def test_length_and_samples_of_a_loader(self):
+        """Batches and samples in an epoch are asked of the loader and its dataset."""
+        spec = DataSpec(DataLoader(TensorDataset(torch.zeros(10, 2)), batch_size=4))
+
+        assert (spec.length, spec.num_samples) == (3, 10)
+
+    @pytest.mark.parametrize("loader", [DataLoader(Endless()), iter([1])])
+    def test_length_may_be_unknown(self, loader):
+        """A stream has no length, and that is no error."""
+        spec = DataSpec(loader)
+
+        assert (spec.length, spec.num_samples) == (None, None)
+
+    def test_given_number_of_samples_is_kept(self):
+        """What the user says counts."""
+        assert DataSpec(DataLoader(TensorDataset(torch.zeros(10, 2))), num_samples=7).num_samples == 7
+
+    def test_loader_must_be_iterable(self):
+        """A dataset's class or a number is no loader."""
+        with pytest.raises(TypeError, match="dataloader must be an iterable of batches, got int"):
+            DataSpec(3)
+
+    def test_ensure_data_spec(self):
+        """A spec passes through; a loader or a dictionary of arguments becomes one."""
+        spec = DataSpec([1])
+
+        assert ensure_data_spec(spec) is spec
+        assert ensure_data_spec([1]).dataloader == [1]
+        assert ensure_data_spec({"dataloader": [1], "num_samples": 5}).num_samples == 5

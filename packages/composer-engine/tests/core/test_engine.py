@@ -1,0 +1,333 @@
+"""Dispatch: who is called at an event, and when the plan is made."""
+
+import warnings
+
+import pytest
+
+import composer.core.engine
+from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State, Trace
+from composer.core.passes import sort_to_back
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Count how often a plan is made."""
+    made = []
+    build_plan = composer.core.engine.build_plan
+    monkeypatch.setattr(composer.core.engine, "build_plan", lambda *args: made.append(build_plan(*args)) or made[-1])
+    return made
+
+
+class TestRunEvent:
+    def test_calls_in_the_order_of_the_plan(self, state, make, calls):
+        """Algorithms by stage, then callbacks, then loggers."""
+        label, mix = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.LABEL, Stage.MIX))
+        state.callbacks = [make.callback("C", "before_loss")]
+        logger = Logger(state, make.destination("L", "before_loss"))
+
+        Engine(state, logger, algorithms=[label, mix]).run_event(Event.BEFORE_LOSS)
+
+        assert [name for name, _ in calls] == ["MIX", "LABEL", "C", "L"]
+
+    @pytest.mark.parametrize("event", [Event.BATCH_END, "batch_end"])
+    def test_events_by_name(self, state, make, calls, event):
+        """A member and its value are the same event."""
+        Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})).run_event(event)
+
+        assert calls == [("A", "batch_end")]
+
+    def test_passes_event_state_and_logger(self, state):
+        """An algorithm and a callback get what they are promised."""
+        got = []
+
+        class Getter(Algorithm):
+            runs_at = {Event.FIT_START: Stage.WEIGHTS}
+
+            def apply(self, event, state, logger):
+                got.append((event, state, logger))
+
+        class Watcher(Callback):
+            def fit_start(self, state, logger):
+                got.append((state, logger))
+
+            def run_event(self, event, state, logger):
+                super().run_event(event, state, logger)
+
+        state.callbacks = Watcher()
+        engine = Engine(state, algorithms=Getter())
+        engine.run_event("fit_start")
+
+        assert got == [(Event.FIT_START, state, engine.logger), (state, engine.logger)]
+
+    @pytest.mark.parametrize(
+        ("event", "guess"),
+        [("batch_ends", "did you mean 'batch_end'"), ("BATCH_END", "did you mean 'batch_end'"), (7, "The events are")],
+    )
+    def test_unknown_events_are_refused(self, state, event, guess):
+        """A misspelt event is an error, not an event that nobody listens to."""
+        with pytest.raises(ValueError, match=f"There is no event {event!r}; {guess}"):
+            Engine(state).run_event(event)
+
+    def test_only_overridden_hooks_are_called(self, state, make, calls):
+        """A callback is not touched at events that it does not override."""
+        callback = make.callback("C", "epoch_end")
+        state.callbacks = [callback]
+        engine = Engine(state)
+
+        for event in Event:
+            engine.run_event(event)
+
+        assert calls == [("C", "epoch_end")]
+
+    def test_match_decides_each_time(self, state, make, calls):
+        """An algorithm with a match of its own is asked at each call."""
+
+        def match(self, event, state):
+            return event is Event.BATCH_END and state.timestamp.batch == 1
+
+        engine = Engine(state, algorithms=make.algorithm("A", match=match))
+        for _ in range(3):
+            engine.run_event("batch_end")
+            state.timestamp = state.timestamp.to_next_batch()
+
+        assert calls == [("A", "batch_end")]
+
+    def test_errors_end_the_run(self, state, make, calls):
+        """What an algorithm raises comes through, and those after it are not called."""
+
+        def fail(*_):
+            raise ZeroDivisionError
+
+        broken = make.algorithm("Broken", {Event.BATCH_END: Stage.GRADIENT}, apply=fail)
+        engine = Engine(state, algorithms=[make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), broken])
+
+        with pytest.raises(ZeroDivisionError):
+            engine.run_event("batch_end")
+
+        assert calls == []
+
+    def test_key_error_of_an_algorithm_is_its_own(self, state, make):
+        """A KeyError inside an algorithm is not taken for an unknown event."""
+
+        def fail(*_):
+            raise KeyError("mine")
+
+        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, apply=fail))
+
+        with pytest.raises(KeyError, match="mine"):
+            engine.run_event("batch_end")
+
+
+class TestPlanIsMadeOnce:
+    def test_not_again_while_nothing_changes(self, state, make, plans):
+        """Any number of events, explanations and state changes need one plan."""
+        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
+
+        for _ in range(3):
+            for event in Event:
+                engine.run_event(event)
+            engine.explain()
+            state.timestamp = state.timestamp.to_next_batch()
+            state.batch = state.loss = None
+
+        assert len(plans) == 1
+
+    CHANGES = {
+        "algorithm added": lambda e, make: e.state.algorithms.append(make.algorithm("B")),
+        "algorithms set": lambda e, make: setattr(e.state, "algorithms", []),
+        "callback removed": lambda e, make: e.state.callbacks.pop(),
+        "callbacks set": lambda e, make: setattr(e.state, "callbacks", make.callback("D")),
+        "logger added": lambda e, make: e.logger.destinations.append(make.destination("L")),
+        "loggers set": lambda e, make: setattr(e.logger, "destinations", []),
+        "pass registered": lambda e, make: e.register_pass(lambda algorithms, event: algorithms),
+        "pass removed": lambda e, make: e.algorithm_passes.pop(),
+        "passes set": lambda e, make: setattr(e, "algorithm_passes", []),
+    }
+
+    @pytest.mark.filterwarnings("ignore:B runs at no event")
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_once_more_after_a_change(self, state, make, plans, change):
+        """The next event after a change makes a new plan, and only the next."""
+        state.callbacks = [make.callback("C", "batch_end")]
+        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
+        engine.run_event("batch_end")
+
+        self.CHANGES[change](engine, make)
+        for event in Event:
+            engine.run_event(event)
+
+        assert len(plans) == 2
+
+    def test_change_is_effective_at_the_next_event(self, state, make, calls):
+        """A callback that was added is called, one that was removed is not."""
+        engine = Engine(state)
+        engine.run_event("batch_end")
+        state.callbacks.append(make.callback("C", "batch_end"))
+        engine.run_event("batch_end")
+        state.callbacks.clear()
+        engine.run_event("batch_end")
+
+        assert calls == [("C", "batch_end")]
+
+    def test_callback_may_add_a_callback(self, state, make, calls):
+        """Changing the list during an event counts from the next event on."""
+        adding, added = make.callback("Adding", "fit_start"), make.callback("Added", "fit_start", "fit_end")
+        type(adding).fit_start = lambda self, state, logger: state.callbacks.append(added)
+        state.callbacks = [adding]
+        engine = Engine(state)
+
+        engine.run_event("fit_start")
+        engine.run_event("fit_end")
+
+        assert calls == [("Added", "fit_end")]
+
+    def test_warning_is_not_repeated_with_each_plan(self, state, make):
+        """A new plan warns only about what is new."""
+        with pytest.warns(UserWarning, match="A runs at no event") as caught:
+            engine = Engine(state, algorithms=make.algorithm("A"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            state.callbacks.append(make.callback("C", "fit_end"))
+            engine.run_event("fit_end")
+
+        assert caught[0].filename == __file__
+
+
+class TestPasses:
+    def test_user_s_pass_comes_after_the_default_ones(self, state, make, calls):
+        """The specification's run_last, mended: whatever the stage, the algorithm comes last."""
+        first, second = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
+
+        def run_last(algorithms, event):
+            return sorted(algorithms, key=lambda x: isinstance(x, type(first)))
+
+        Engine(state, algorithms=[first, second], algorithm_passes=run_last).run_event("before_loss")
+
+        assert [name for name, _ in calls] == ["LABEL", "MIX"]
+
+    def test_run_last_without_return_is_refused(self, state, make):
+        """The specification's example as it stands forgets to return, and hears of it when the engine is built."""
+
+        def run_last(algorithms, event):
+            algorithms = sorted(algorithms, key=lambda x: isinstance(x, Algorithm))
+
+        with pytest.raises(TypeError, match="The pass run_last returned nothing"):
+            Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}), algorithm_passes=[run_last])
+
+    @pytest.mark.parametrize("given", [lambda p: (p, 0), lambda p: [(p, 0)]])
+    def test_place_among_the_passes(self, state, given):
+        """With an index the pass goes there: one that is early can be overruled by the stages."""
+
+        def early(algorithms, event):
+            return algorithms
+
+        engine = Engine(state, algorithm_passes=given(early))
+        engine.register_pass(sort_to_back)
+
+        assert engine.algorithm_passes[0] is early
+        assert engine.algorithm_passes[-1] is sort_to_back
+
+    def test_pass_must_be_a_function(self, state):
+        """A name is no pass."""
+        with pytest.raises(TypeError, match="algorithm_pass must be a function"):
+            Engine(state).register_pass("run_last")
+
+
+class TestTraces:
+    def test_traces_say_who_ran(self, state, make):
+        """Each algorithm that was asked is told with its place, whether it ran and what it returned."""
+        traces = {}
+
+        class Keeper(LoggerDestination):
+            def log_traces(self, given):
+                traces.update(given)
+
+        runs = make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, apply=lambda *_: 3)
+        declines = type(runs)()
+        declines.match = lambda event, state: False
+
+        Engine(state, Logger(state, Keeper()), algorithms=[runs, declines], log_traces=True).run_event("batch_end")
+
+        assert traces == {
+            "algorithm_traces/A/batch_end": Trace("A", Event.BATCH_END, exit_code=3, order=0, run=True),
+            "algorithm_traces/A.1/batch_end": Trace("A.1", Event.BATCH_END, exit_code=None, order=1, run=False),
+        }
+
+
+class TestRestoreAndClose:
+    def test_restore_reaches_all_algorithms(self, state, make):
+        """After a broken evaluation each algorithm gives back what it borrowed."""
+        restored = []
+        algorithms = [
+            make.algorithm(n, {Event.EVAL_START: Stage.WEIGHTS}, restore=lambda self, state: restored.append(self))
+            for n in "AB"
+        ]
+
+        Engine(state, algorithms=algorithms).restore()
+
+        assert restored == algorithms
+
+    def test_close_closes_everyone_once(self, state, make, calls):
+        """All are closed, then all are post-closed, and a second close does nothing."""
+        state.callbacks, destination = make.callback("C", "close"), make.destination("L", "close")
+        type(state.callbacks[0]).post_close = lambda self: calls.append(("C", "post_close"))
+        engine = Engine(state, Logger(state, destination))
+
+        engine.close()
+        engine.close()
+
+        assert calls == [("C", "close"), ("L", "close"), ("C", "post_close")]
+
+    def test_all_are_closed_even_if_one_fails(self, state, make, calls):
+        """The first error is raised after the others were closed, and tells of the second."""
+
+        def fail(self, state, logger):
+            raise OSError(type(self).__name__)
+
+        broken = [make.callback(n) for n in ("First", "Second")]
+        for callback in broken:
+            type(callback).close = fail
+        state.callbacks = [*broken, make.callback("C", "close")]
+
+        with pytest.raises(OSError, match="First") as caught:
+            Engine(state).close()
+
+        assert calls == [("C", "close")]
+        assert "OSError: Second" in caught.value.__notes__[0]
+
+    def test_closed_engine_runs_nothing(self, state, make):
+        """An event after the end is an error with the remedy, also after a change."""
+        engine = Engine(state)
+        engine.close()
+        state.callbacks.append(make.callback("C", "batch_end"))
+
+        with pytest.raises(RuntimeError, match="The engine is closed and cannot run 'batch_end'; make a new"):
+            engine.run_event("batch_end")
+
+
+class TestSpecification:
+    def test_user_algorithm_with_match_and_apply(self, state):
+        """An algorithm of a plain class with __init__, match and apply works without declaring anything."""
+
+        class Doubling(Algorithm):
+            def __init__(self, factor):
+                super().__init__()
+                self.factor = factor
+
+            def match(self, event: Event, state: State) -> bool:
+                return event in [Event.AFTER_LOSS]
+
+            def apply(self, event: Event, state: State, logger: Logger) -> None:
+                state.loss *= self.factor
+
+        engine = Engine(state=state, algorithms=[Doubling(2)])
+        state.loss = 3
+        for event in Event:
+            engine.run_event(event)
+
+        assert state.loss == 6
+
+    def test_conflicts_are_refused_at_once(self, state, make):
+        """Not at the first event: when the engine is built."""
+        with pytest.raises(ValueError, match="A and B cannot run together"):
+            Engine(state, algorithms=[make.algorithm(n, owns={"it"}) for n in "AB"])

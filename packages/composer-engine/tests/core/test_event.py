@@ -1,0 +1,41 @@
+"""The events and the drawing of the loop in their docstring."""
+
+import re
+
+import pytest
+
+from composer.core import Event
+
+
+def test_drawing_shows_every_event_exactly_once():
+    """The drawn loop is complete, and no event is in two places."""
+    drawn = re.findall(r"<([A-Z_]+)>", Event.__doc__)
+
+    assert sorted(drawn) == sorted(event.name for event in Event)
+
+
+def test_drawing_has_the_order_of_the_members():
+    """Reading the drawing from top to bottom gives the events of training and prediction in the order of the enum."""
+    drawn = [Event[name] for name in re.findall(r"<([A-Z_]+)>", Event.__doc__)]
+    members = [event for event in Event if not event.startswith("eval")]
+
+    assert [event for event in drawn if not event.startswith("eval")] == members
+
+
+@pytest.mark.parametrize("event", Event)
+def test_value_is_the_lower_case_name(event):
+    """``run_event("batch_end")`` and ``Event.BATCH_END`` are the same."""
+    assert event == event.value == event.name.lower()
+    assert hash(event) == hash(event.value)
+
+
+def test_before_and_after():
+    """An event named after what it precedes or follows says so, in training, evaluation and prediction."""
+    assert {event.name for event in Event if event.is_before_event} == {
+        name for name in Event.__members__ if "BEFORE_" in name
+    }
+    assert {event.name for event in Event if event.is_after_event} == {
+        name for name in Event.__members__ if "AFTER_" in name
+    }
+    assert not Event.BATCH_END.is_after_event
+    assert not Event.EPOCH_START.is_before_event

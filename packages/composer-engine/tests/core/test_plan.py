@@ -1,0 +1,258 @@
+"""The plan: what runs when, and which algorithms may run together."""
+
+import json
+
+import pytest
+
+from composer.core import AlgorithmConflictError, Callback, Event, Stage, explain
+from composer.core.passes import sort_to_back
+from composer.core.plan import build_plan, component_keys
+
+
+def entries(plan, event):
+    return [(entry.key, entry.why) for entry in plan.entries.get(event, ())]
+
+
+class TestWhatRunsWhere:
+    def test_algorithms_then_callbacks_then_loggers(self, make):
+        """What watches sees what algorithms did, and loggers see it all."""
+        plan = build_plan(
+            [make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})],
+            [make.callback("C", "batch_end")],
+            [make.destination("L", "batch_end")],
+        )
+
+        assert [(entry.key, entry.kind) for entry in plan.entries[Event.BATCH_END]] == [
+            ("A", "algorithm"),
+            ("C", "callback"),
+            ("L", "logger"),
+        ]
+
+    def test_loggers_open_first_at_init(self, make):
+        """At INIT the others may already want to log."""
+        plan = build_plan(
+            [make.algorithm("A", {Event.INIT: Stage.LAYOUT})],
+            [make.callback("C", "init")],
+            [make.destination("L", "init")],
+        )
+
+        assert entries(plan, Event.INIT) == [
+            ("L", ""),
+            ("A", "loggers open first"),
+            ("C", "callbacks come after algorithms"),
+        ]
+
+    def test_only_overridden_hooks(self, make):
+        """A callback is called where it does something, and nowhere else."""
+        plan = build_plan([], [make.callback("C", "epoch_end", "fit_end")])
+
+        assert [*plan.entries] == [Event.EPOCH_END, Event.FIT_END]
+
+    def test_hook_that_was_put_on_the_object(self, make):
+        """Also a method that an object got after it was made is called."""
+        callback = make.callback("C")
+        callback.epoch_end = print
+
+        assert [*build_plan([], [callback]).entries] == [Event.EPOCH_END]
+
+    def test_run_event_of_ones_own_is_called_everywhere(self):
+        """Whoever overrides run_event sees every event."""
+
+        class Everything(Callback):
+            def run_event(self, event, state, logger):
+                pass
+
+        assert [*build_plan([], [Everything()]).entries] == [*Event]
+
+    def test_match_alone_is_asked_everywhere(self, make):
+        """An algorithm in the style of the specification declares nothing and is asked at each event."""
+        plan = build_plan([make.algorithm("A", match=lambda self, event, state: False)])
+
+        assert [*plan.entries] == [*Event]
+        assert all(entry.asked and entry.stage is None for [entry] in plan.entries.values())
+
+    def test_declared_events_narrow_down_a_match(self, make):
+        """With both, match is asked at the declared events only."""
+        plan = build_plan([make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)])
+
+        assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
+
+    def test_places_may_depend_on_settings(self, make):
+        """What ``places`` returns counts, not all that the class declares."""
+        both = {Event.BATCH_END: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
+        algorithm = make.algorithm("A", both, places=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
+
+        assert [*build_plan([algorithm]).entries] == [Event.EPOCH_END]
+
+    def test_second_of_a_class_is_numbered(self, make):
+        """Two components of one class have two names, which stay the same at all events."""
+        algorithm = make.algorithm("CutOut", {Event.BATCH_END: Stage.WEIGHTS, Event.AFTER_LOSS: Stage.WEIGHTS})
+
+        plan = build_plan([algorithm, type(algorithm)()])
+
+        assert [entry.key for entry in plan.entries[Event.BATCH_END]] == ["CutOut", "CutOut.1"]
+        assert [entry.key for entry in plan.entries[Event.AFTER_LOSS]] == ["CutOut.1", "CutOut"]
+
+    def test_keys(self):
+        """Each class counts for itself, from its second object on."""
+        assert [*component_keys(["a", 1, "b", 2, "c"]).values()] == ["str", "int", "str.1", "int.1", "str.2"]
+
+
+class TestReasons:
+    def test_stage(self, make):
+        """The later stage says behind which it comes."""
+        label = make.algorithm("Label", {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL})
+        mix = make.algorithm("Mix", {Event.BEFORE_LOSS: Stage.MIX, Event.AFTER_LOSS: Stage.MIX})
+
+        plan = build_plan([label, mix])
+
+        assert entries(plan, Event.BEFORE_LOSS) == [("Mix", ""), ("Label", "label comes after mix")]
+        assert entries(plan, Event.AFTER_LOSS) == [("Label", ""), ("Mix", "undone in reverse: mix comes after label")]
+
+    def test_list(self, make):
+        """Within a stage the list decides, and its reverse after something."""
+        algorithms = [make.algorithm(n, dict.fromkeys(Event, Stage.AUGMENT)) for n in "AB"]
+
+        plan = build_plan(algorithms)
+
+        assert entries(plan, Event.BATCH_END) == [("A", ""), ("B", "as listed")]
+        assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "listed first, so last out")]
+
+    def test_pass_of_the_user(self, make):
+        """Who was moved by a pass says by which, and those that it passed say nothing about it."""
+        algorithms = [make.algorithm(n, {Event.BATCH_END: Stage.WEIGHTS}) for n in "ABC"]
+
+        def run_last(algorithms_, event):
+            return sort_to_back(algorithms_, type(algorithms[0]))
+
+        plan = explain(algorithms, algorithm_passes=[run_last])
+
+        assert entries(plan, Event.BATCH_END) == [("B", ""), ("C", "as listed"), ("A", "moved by run_last")]
+        assert plan.entries[Event.BATCH_END][-1].placed_by == ("run_last",)
+
+    def test_pass_against_the_stages(self, make):
+        """Where a pass overrules the stages, the rule is not claimed."""
+        mix, label = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
+        weights = make.algorithm("W", {Event.BEFORE_LOSS: Stage.WEIGHTS})
+
+        def run_last(algorithms, event):
+            return sort_to_back(algorithms, type(mix))
+
+        plan = explain([mix, label, weights], algorithm_passes=[run_last])
+
+        assert entries(plan, Event.BEFORE_LOSS) == [
+            ("LABEL", ""),
+            ("W", "weights comes after label"),
+            ("MIX", "moved by run_last"),
+        ]
+
+    def test_left_out(self, make):
+        """What a pass leaves out is not lost from sight."""
+        plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])
+
+        assert plan.entries == {}
+        assert [(one.name, one.event, one.by) for one in plan.left_out] == [("A", Event.FIT_END, "<lambda>")]
+
+
+class TestConflicts:
+    def test_two_owners_are_refused(self, make):
+        """The sentence has both names, what both want, and what to do."""
+        ema = make.algorithm("EMA", owns={"the weights used for evaluation"})
+        swa = make.algorithm("SWA", owns={"the weights used for evaluation", "the learning rate"})
+
+        with pytest.raises(
+            AlgorithmConflictError,
+            match=r"^EMA and SWA cannot run together.*the weights used for evaluation.*Remove one",
+        ):
+            explain([ema, swa])
+
+    def test_twice_the_same_class(self, make):
+        """The second of two owners of one class would find nothing to do."""
+        blurpool = make.algorithm("BlurPool", {Event.INIT: Stage.ARCHITECTURE}, owns={"strided layers"})
+
+        with pytest.raises(AlgorithmConflictError, match=r"^Two BlurPool cannot run together"):
+            explain([blurpool, type(blurpool)()])
+
+    def test_owners_of_different_things(self, make):
+        """Who shares nothing has no conflict."""
+        first, second = (make.algorithm(n, {Event.INIT: Stage.LAYOUT}, owns={n}) for n in "AB")
+
+        assert explain([first, second]).warnings == ()
+
+    def test_one_object_twice(self, make):
+        """The same object in two places would run twice and be saved once."""
+        algorithm, callback = make.algorithm("A"), make.callback("C")
+
+        for twice in (lambda: explain([algorithm, algorithm]), lambda: explain([], [callback, callback])):
+            with pytest.raises(ValueError, match=r"is given twice; give it once, or make a second [AC]"):
+                twice()
+
+    @pytest.mark.parametrize(
+        "runs_at", [{"after_los": Stage.LOSS}, {Event.AFTER_LOSS: 60}, {Event.AFTER_LOSS}, [Event.INIT]]
+    )
+    def test_declarations_are_checked(self, make, runs_at):
+        """A misspelt event would never run: it is an error when the plan is made."""
+        with pytest.raises(TypeError, match=r"A.runs_at must map events to stages"):
+            explain([make.algorithm("A", runs_at)])
+
+    def test_events_may_be_declared_by_value(self, make):
+        """A text that is an event is as good as the member."""
+        assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
+
+    def test_algorithm_that_runs_nowhere_is_warned_about(self, make):
+        """Neither events nor a match: the plan says so."""
+        assert "A runs at no event: say where by runs_at" in explain(make.algorithm("A")).warnings[0]
+
+    def test_warnings_of_passes_are_in_the_plan_once(self, make):
+        """Two interpolations meet at several events, and are told once."""
+        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_BACKWARD: Stage.MIX}
+
+        plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])
+
+        assert len(plan.warnings) == 1
+        assert "A and B all interpolate the loss" in plan.warnings[0]
+
+
+class TestData:
+    def test_to_json(self, make):
+        """The whole plan as data: what algorithms declare, what runs where and why, and what was warned about."""
+        algorithm = make.algorithm(
+            "A", {Event.BATCH_END: Stage.WEIGHTS}, reads={"model", "loss"}, writes={"model"}, __doc__="Do :class:`x.Y`."
+        )
+
+        plan = explain([algorithm, make.algorithm("B")], make.callback("C", "batch_end"))
+
+        assert json.loads(plan.to_json()) == {
+            "algorithms": [
+                {"name": "A", "summary": "Do x.Y.", "reads": ["loss", "model"], "writes": ["model"], "owns": []},
+                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": []},
+            ],
+            "events": {
+                "batch_end": [
+                    {
+                        "name": "A",
+                        "kind": "algorithm",
+                        "stage": "weights",
+                        "placed_by": [],
+                        "asked_each_time": False,
+                        "why": "",
+                    },
+                    {
+                        "name": "C",
+                        "kind": "callback",
+                        "stage": None,
+                        "placed_by": [],
+                        "asked_each_time": False,
+                        "why": "callbacks come after algorithms",
+                    },
+                ]
+            },
+            "left_out": [],
+            "warnings": list(plan.warnings),
+        }
+
+    def test_same_components_make_equal_plans(self, make):
+        """Plans can be compared."""
+        algorithm = make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})
+
+        assert explain(algorithm) == explain([algorithm])

@@ -1,0 +1,114 @@
+"""How a plan reads."""
+
+import textwrap
+
+from composer.core import Callback, Event, Stage, explain
+
+
+def test_recipe(make):
+    """The text of a small recipe, word for word: who, what each declares, when, in which order and why."""
+    blurpool = make.algorithm(
+        "BlurPool", {Event.INIT: Stage.ARCHITECTURE}, writes={"model"}, __doc__="Blur before ``stride``.\n\nMore."
+    )
+    smoothing = make.algorithm(
+        "LabelSmoothing",
+        {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL},
+        reads={"batch.target", "outputs"},
+        writes={"batch.target"},
+        __doc__="Be a little less sure.",
+    )
+    mixup = make.algorithm("MixUp", {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX})
+
+    text = str(explain([blurpool, smoothing, mixup], make.callback("Watch", "before_loss", "eval_end")))
+
+    assert text == textwrap.dedent("""\
+        ALGORITHMS, as listed
+          BlurPool        Blur before stride.
+                          changes model
+          LabelSmoothing  Be a little less sure.
+                          changes batch.target; reads outputs
+          MixUp           does not declare what it reads and changes
+
+        PLAN, from the first event to the last, and at each event from top to bottom
+          EVENT             RUNS            STAGE         WHY HERE
+          once, before training
+            init            BlurPool        architecture
+          every microbatch
+            before_forward  MixUp           mix
+            before_loss     MixUp           mix
+                            LabelSmoothing  label         label comes after mix
+                            Watch           callback      callbacks come after algorithms
+            after_loss      LabelSmoothing  label
+          every evaluation
+            eval_end        Watch           callback
+
+        Earlier stages run first: select, reshape, augment, mix, label, loss, architecture, normalization,
+        precision, layout, gradient, weights. Within a stage the list's order counts; at after_* events its
+        reverse. After_forward, after_loss and after_backward also take the stages in reverse, so that each
+        algorithm undoes its own change.""")
+
+
+def test_nothing():
+    """A plan without anything says so."""
+    assert str(explain([])).startswith("Nothing runs at any event")
+
+
+def test_callbacks_alone_need_no_rules(make):
+    """Without algorithms there are no stages to explain."""
+    text = str(explain([], make.callback("Watch", "fit_end")))
+
+    assert "once, after training\n    fit_end  Watch  callback" in text
+    assert "stages" not in text
+    assert "ALGORITHMS" not in text
+
+
+def test_every_event_has_a_place(make):
+    """Whatever the event, the text shows it, once."""
+    for event in Event:
+        lines = str(explain(make.algorithm("A", {event: Stage.LOSS}))).splitlines()
+
+        assert sum(line.split()[:2] == [event.value, "A"] for line in lines) == 1
+
+
+def test_what_is_everywhere_is_one_line(make):
+    """Who is asked at forty events is shown once, and told from who is called there."""
+
+    class Recorder(Callback):
+        def run_event(self, event, state, logger):
+            pass
+
+    text = str(explain(make.algorithm("Matching", match=lambda *_: True), Recorder()))
+
+    assert "at every event" in text
+    assert text.count("asked by match whether to run, after those with a stage") == 1
+    assert text.count("has a run_event of its own") == 1
+    assert "batch_end" not in text
+
+
+def test_asked_algorithms_say_so(make):
+    """Who decides by match at its declared events is marked there."""
+    text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))
+
+    assert "batch_end  A     weights  asked by match whether to run" in text
+
+
+def test_left_out_and_warnings_are_shown(make):
+    """What a pass left out has a line at its event, and warnings come last."""
+
+    def without(algorithms, event):
+        return []
+
+    plan = explain(
+        [make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), make.algorithm("B")], algorithm_passes=[without]
+    )
+
+    lines = str(plan).splitlines()
+    assert any(line.split() == ["batch_end", "(A)", "left", "out", "by", "without"] for line in lines)
+    assert "WARNING: B runs at no event" in str(plan)
+
+
+def test_lines_fit_a_terminal(make):
+    """Long docstrings are wrapped."""
+    algorithm = make.algorithm("A" * 20, {Event.INIT: Stage.LAYOUT}, __doc__="word " * 60, writes={"model"})
+
+    assert max(map(len, str(explain(algorithm)).splitlines())) <= 100

@@ -1,0 +1,46 @@
+"""Number formats and memory formats."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.core import MemoryFormat, Precision, get_precision_context
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)]
+)
+def test_context_sets_what_is_computed_in(precision, dtype):
+    """Inside the context a layer gives the precision's type; its weights stay as they are."""
+    layer = nn.Linear(2, 2)
+
+    with get_precision_context(precision, "cpu"):
+        out = layer(torch.rand(1, 2))
+
+    assert (out.dtype, layer.weight.dtype) == (dtype, torch.float32)
+
+
+def test_context_ends():
+    """After the context everything is as before."""
+    with get_precision_context(Precision.AMP_BF16):
+        pass
+
+    assert nn.Linear(2, 2)(torch.rand(1, 2)).dtype is torch.float32
+
+
+def test_fp8_is_refused_with_a_remedy():
+    """What is not there yet says what to use instead."""
+    with pytest.raises(NotImplementedError, match="use 'amp_bf16'"):
+        get_precision_context("amp_fp8")
+
+
+def test_unknown_precision_is_refused():
+    """A precision that does not exist is a ValueError."""
+    with pytest.raises(ValueError, match="'fp64' is not a valid Precision"):
+        get_precision_context("fp64")
+
+
+@pytest.mark.parametrize("memory_format", MemoryFormat)
+def test_memory_formats_are_those_of_torch(memory_format):
+    """Each member gives torch's format of its name."""
+    assert memory_format.to_torch() is getattr(torch, memory_format.value)

@@ -1,0 +1,321 @@
+"""The state: its fields, its lists and its keyed randomness."""
+
+import attrs
+import pytest
+import torch
+
+from composer.core import Engine, Event, Precision, Stage, State, SupportsTraining, Time, Timestamp
+
+
+def draw(state, owner):
+    return torch.rand(3, generator=state.generator(owner)).tolist()
+
+
+@pytest.fixture
+def pair(make):
+    """Two algorithms of one class."""
+    first = make.algorithm("CutOut", {Event.AFTER_DATALOADER: Stage.AUGMENT})
+    return [first, type(first)()]
+
+
+def state_with(algorithms, **settings):
+    return State(model=None, algorithms=algorithms, **settings)
+
+
+class TestGenerator:
+    def test_same_key_same_draws(self, pair):
+        """A second run with the same seed draws the same."""
+        assert draw(state_with(pair), pair[0]) == draw(state_with(pair), pair[0])
+
+    def test_goes_on_within_a_microbatch(self, pair):
+        """Two draws of one microbatch are two parts of one stream."""
+        state = state_with(pair)
+        stream = torch.rand(6, generator=state_with(pair).generator(pair[0])).tolist()
+
+        assert draw(state, pair[0]) + draw(state, pair[0]) == stream
+
+    @pytest.mark.parametrize("drawn_before", [0, 1, 5])
+    def test_starts_anew_with_the_next_batch(self, pair, drawn_before):
+        """What was drawn before makes no difference to a batch: a resumed run draws what the first would have."""
+        state, resumed = state_with(pair), state_with(pair)
+        for _ in range(drawn_before):
+            draw(state, pair[0])
+
+        state.timestamp = resumed.timestamp = Timestamp(batch=7)
+
+        assert draw(state, pair[0]) == draw(resumed, pair[0])
+
+    def test_starts_anew_with_the_next_microbatch(self, pair):
+        """A microbatch draws the same, whatever was drawn in the ones before it."""
+        state, fresh = state_with(pair), state_with(pair)
+        draw(state, pair[0])
+
+        state.microbatch = fresh.microbatch = 1
+
+        assert draw(state, pair[0]) == draw(fresh, pair[0])
+
+    def test_keys_are_told_apart(self, pair):
+        """Seed, rank, owner, batch and microbatch each make another stream."""
+        draws = [
+            draw(state, owner)
+            for owner in [*pair, "CutOut.2", "MixUp"]
+            for state in [
+                state_with(pair, rank_zero_seed=seed, rank=rank)
+                for seed, rank in [(0, 0), (1, 0), (0, 1), (1, 10), (11, 0)]
+            ]
+            for state.microbatch in (-1, 0, 1)
+            for state.timestamp in (Timestamp(), Timestamp(batch=1), Timestamp(batch=11))
+        ]
+
+        assert len(set(map(tuple, draws))) == len(draws) == 4 * 5 * 3 * 3
+
+    def test_epoch_and_sample_make_no_difference(self, pair):
+        """The batch number is enough: how long an epoch is does not change what is drawn."""
+        one, other = state_with(pair), state_with(pair)
+        one.timestamp, other.timestamp = Timestamp(batch=5), Timestamp(batch=5, epoch=2, sample=99)
+
+        assert draw(one, pair[0]) == draw(other, pair[0])
+
+    def test_adding_another_algorithm_changes_no_draw(self, pair, make):
+        """What others there are, before or behind, is of no concern."""
+        alone = state_with(pair)
+        among = state_with([make.algorithm("A"), pair[0], make.algorithm("B"), pair[1]], callbacks=make.callback("C"))
+
+        assert [draw(alone, one) for one in pair] == [draw(among, one) for one in pair]
+
+    def test_adding_an_algorithm_during_the_run(self, pair, make):
+        """Also a running stream goes on as if nothing had been added."""
+        state, other = state_with(pair), state_with(pair)
+        for one in (state, other):
+            draw(one, pair[1])
+        state.algorithms.insert(0, make.algorithm("A"))
+
+        assert draw(state, pair[1]) == draw(other, pair[1])
+
+    def test_drawing_does_not_touch_the_global_generator(self, pair):
+        """Dropout draws what it would have drawn."""
+        before = torch.get_rng_state()
+
+        draw(state_with(pair), pair[0])
+
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_owner_may_be_a_callback_or_a_name(self, make):
+        """A callback is as good as an algorithm, and code of no component takes a name."""
+        callback = make.callback("C")
+        state = state_with([], callbacks=callback)
+
+        assert draw(state, callback) == draw(state_with([]), "C")
+
+    def test_strangers_are_refused(self, pair, make):
+        """The sentence says what to do instead."""
+        with pytest.raises(
+            ValueError, match=r"neither among the algorithms nor the callbacks.*state\.generator\('my name'\)"
+        ):
+            state_with(pair).generator(make.algorithm("A"))
+
+    def test_removed_algorithm_is_a_stranger(self, pair):
+        """Who has left the list draws no more, and the numbering closes up."""
+        state = state_with(pair)
+        first = pair[0]
+        draw(state, pair[1])
+
+        state.algorithms.remove(first)
+
+        assert state.component_key(pair[1]) == "CutOut"
+        with pytest.raises(ValueError, match="neither among"):
+            state.generator(first)
+
+
+class TestComponents:
+    def test_keys(self, pair, make):
+        """The second of a class is numbered."""
+        state = state_with([pair[0], make.algorithm("A"), pair[1]])
+
+        assert [state.component_key(one) for one in state.algorithms] == ["CutOut", "A", "CutOut.1"]
+
+    def test_keys_are_those_of_the_plan(self, pair, make):
+        """What the plan, the draws and the checkpoint call a component is one name."""
+        state = state_with(pair, callbacks=[make.callback("C", "batch_end"), make.callback("C", "batch_end")])
+
+        entries = [entry for entries in Engine(state).explain().entries.values() for entry in entries]
+
+        assert {entry.key: state.component_key(entry.component) for entry in entries} == {
+            entry.key: entry.key for entry in entries
+        }
+
+    @pytest.mark.parametrize("field", ["algorithms", "callbacks"])
+    def test_classes_are_refused(self, field, make):
+        """A class instead of an object is a common slip, and the sentence shows the right code."""
+        kind = type({"algorithms": make.algorithm, "callbacks": make.callback}[field]("Thing"))
+
+        with pytest.raises(TypeError, match=rf"{field} must be objects, got the class Thing; write Thing\(\)"):
+            State(model=None, **{field: [kind]})
+
+    @pytest.mark.parametrize("field", ["algorithms", "callbacks"])
+    def test_other_objects_are_refused(self, field):
+        """Neither at construction nor later does anything else come in."""
+        state = State(model=None)
+
+        with pytest.raises(TypeError, match=f"{field} must be .* objects, got 'MixUp'"):
+            setattr(state, field, ["MixUp"])
+        with pytest.raises(TypeError, match=f"{field} must be .* objects, got 3"):
+            getattr(state, field).append(3)
+
+    def test_two_states_share_no_list(self, pair):
+        """A list given to two states is two lists."""
+        first = state_with(pair)
+        second = state_with(first.algorithms)
+
+        second.algorithms.clear()
+
+        assert first.algorithms == pair
+
+    def test_composer_s_idioms(self, make):
+        """What people do with the lists: one object, a new list from the old, +=, a search."""
+        a, b, c = (make.callback(n) for n in "ABC")
+        state = State(model=None, callbacks=a)
+        state.callbacks = [*state.callbacks, b]
+        state.callbacks += [c]
+
+        assert state.callbacks == [a, b, c]
+        assert [one for one in state.callbacks if isinstance(one, type(b))] == [b]
+
+
+class TestFields:
+    def test_every_field_has_a_lifetime(self):
+        """What a checkpoint holds follows from the fields."""
+        assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step"}
+
+    def test_positional_arguments(self):
+        """The first four may be given by place."""
+        state = State(None, 3, "name", "cpu")
+
+        assert (state.rank_zero_seed, state.run_name, state.device) == (3, "name", torch.device("cpu"))
+
+    def test_optimizers_and_schedulers_are_tuples(self, model):
+        """One or several, always kept as tuples."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        state = State(model=model, optimizers=optimizer, schedulers=[scheduler])
+
+        assert (state.optimizers, state.schedulers) == ((optimizer,), (scheduler,))
+
+        state.optimizers, state.schedulers = [optimizer, optimizer], scheduler
+
+        assert (state.optimizers, state.schedulers) == ((optimizer, optimizer), (scheduler,))
+
+    def test_optimizers_are_checked(self):
+        """Parameters are no optimizer."""
+        with pytest.raises(TypeError, match=r"optimizers must be torch\.optim\.Optimizer objects"):
+            State(model=None, optimizers=[torch.zeros(1)])
+
+    @pytest.mark.parametrize("given", ["10ep", 10, Time(10, "epoch")])
+    def test_max_duration(self, given):
+        """A time, a text, or a number of epochs; at construction and later."""
+        state = State(model=None, max_duration=given)
+        later = State(model=None)
+        later.max_duration = given
+
+        assert state.max_duration == later.max_duration == Time(10, "ep")
+
+    @pytest.mark.parametrize("given", ["0.5dur", -1])
+    def test_max_duration_must_be_a_length(self, given):
+        """A training cannot be half as long as itself."""
+        with pytest.raises(ValueError, match="max_duration must be a length of time such as '10ep', 0 or more"):
+            State(model=None, max_duration=given)
+
+    def test_precision(self):
+        """Known by its value; something else is refused."""
+        state = State(model=None, precision="amp_bf16")
+
+        assert state.precision is Precision.AMP_BF16
+        with pytest.raises(ValueError, match="fp99"):
+            state.precision = "fp99"
+
+    def test_loaders_become_specs(self):
+        """The training loader and the evaluators are wrapped; the loader itself is given back."""
+        state = State(model=None, train_dataloader=[1, 2], evaluators=iter([3]))
+
+        assert (state.train_dataloader, state.train_data_spec.length) == ([1, 2], 2)
+        assert [evaluator.label for evaluator in state.evaluators] == ["eval"]
+
+    def test_seed_is_that_of_the_rank(self):
+        """Each process has a seed of its own."""
+        assert State(model=None, rank_zero_seed=5, rank=2).seed == 7
+
+    def test_unknown_fields_are_refused(self):
+        """A misspelt attribute is an error, at construction and later."""
+        with pytest.raises(TypeError, match="max_epochs"):
+            State(model=None, max_epochs=3)
+        with pytest.raises(AttributeError, match="inputs"):
+            State(model=None).inputs = 3
+
+    def test_batch_items(self):
+        """Items are read and replaced by their key."""
+        state = State(model=None)
+        state.batch = ("i", "l")
+
+        state.batch_set_item(1, "new")
+
+        assert (state.batch, state.batch_get_item(0)) == (("i", "new"), "i")
+
+    def test_repr_is_short(self, pair):
+        """Where the run stands, in one line."""
+        assert repr(state_with(pair[:0], run_name="r")) == (
+            "State(run_name='r', model=NoneType, device='cpu', epoch=0, batch=0, max_duration=None, algorithms=[])"
+        )
+
+    def test_protocol_of_models(self, model):
+        """A module with a loss is enough of a model."""
+        model.loss = lambda outputs, batch: outputs.sum()
+
+        assert isinstance(model, SupportsTraining)
+
+
+class TestProgress:
+    @pytest.mark.parametrize(
+        ("duration", "clock", "elapsed"),
+        [("10ep", {"epoch": 5}, 0.5), ("8ba", {"batch": 2, "epoch": 7}, 0.25), ("0ba", {}, 1.0)],
+    )
+    def test_elapsed_duration(self, duration, clock, elapsed):
+        """The fraction that is done, in the unit of the training's length; a training of nothing is done."""
+        state = State(model=None, max_duration=duration)
+        state.timestamp = Timestamp(**clock)
+
+        assert state.get_elapsed_duration() == Time(elapsed, "dur")
+
+    def test_elapsed_duration_of_an_endless_training(self):
+        """Nobody knows."""
+        assert State(model=None).get_elapsed_duration() is None
+
+    def test_reached(self):
+        """A moment in any unit, or as a fraction of the training."""
+        state = State(model=None, max_duration="10ba")
+        state.timestamp = Timestamp(batch=5)
+
+        assert [state.reached(Time.from_input(t)) for t in ("5ba", "6ba", "0.5dur", "0.6dur")] == [True, False] * 2
+
+    def test_reached_needs_a_length(self):
+        """A fraction of a training without a length is an error that says what to set."""
+        with pytest.raises(ValueError, match="max_duration='10ep'"):
+            State(model=None).reached(Time(0.5, "dur"))
+
+    def test_stop_training(self):
+        """The training has the length that it has by now."""
+        state = State(model=None, max_duration="10ep")
+        state.timestamp = Timestamp(batch=7)
+
+        state.stop_training()
+
+        assert state.max_duration == Time(7, "ba")
+
+    def test_set_dataloader(self):
+        """Loader, label and length go together."""
+        state = State(model=None)
+
+        state.set_dataloader([1], "train", 1)
+        assert (state.dataloader, state.dataloader_label, state.dataloader_len) == ([1], "train", 1)
+
+        state.set_dataloader()
+        assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)

@@ -1,0 +1,438 @@
+"""Lengths of time, and the run's clock."""
+
+import datetime as dt
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.core import Time, Timestamp, TimeUnit, ensure_time
+
+WHOLE_UNITS = [TimeUnit.ITERATION, TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN]
+counts = st.integers(0, 10**15)
+whole_units = st.sampled_from(WHOLE_UNITS)
+times = st.one_of(
+    st.builds(Time, st.integers(-(10**12), 10**12), whole_units),
+    st.builds(Time, st.floats(-1e9, 1e9), st.sampled_from([TimeUnit.DURATION, TimeUnit.SECOND])),
+)
+wall_clocks = st.timedeltas(dt.timedelta(), dt.timedelta(days=10_000))
+timestamps = st.builds(
+    Timestamp,
+    *[counts] * 10,
+    total_wct=wall_clocks,
+    iteration_wct=wall_clocks,
+    epoch_wct=wall_clocks,
+    batch_wct=wall_clocks,
+)
+
+
+class TestTimeUnit:
+    @pytest.mark.parametrize("unit", TimeUnit)
+    def test_is_found_by_value_name_and_plural(self, unit):
+        """A unit has a short value, a name and a plural, whatever their case."""
+        words = [unit.value, unit.name, unit.name.lower(), unit.plural, unit.plural.title(), f" {unit.plural} "]
+
+        assert {TimeUnit(word) for word in words} == {unit}
+
+    def test_plural_of_batch_is_batches(self):
+        """Messages speak of batches."""
+        assert [unit.plural for unit in (TimeUnit.BATCH, TimeUnit.EPOCH)] == ["batches", "epochs"]
+
+    @pytest.mark.parametrize("word", ["", "s", "e", "ep och", "steps", "1ep", 5, None])
+    def test_other_words_are_refused(self, word):
+        """What is no unit raises ValueError, as enums do."""
+        with pytest.raises(ValueError, match=r"not a valid TimeUnit"):
+            TimeUnit(word)
+
+
+class TestMakingATime:
+    @pytest.mark.parametrize(
+        ("method", "unit"),
+        [
+            ("from_iteration", "iter"),
+            ("from_epoch", "ep"),
+            ("from_batch", "ba"),
+            ("from_sample", "sp"),
+            ("from_token", "tok"),
+            ("from_duration", "dur"),
+        ],
+    )
+    def test_named_constructors(self, method, unit):
+        """Each unit that counts progress has a constructor of its name."""
+        assert getattr(Time, method)(3) == Time(3, unit)
+
+    @pytest.mark.parametrize(
+        ("text", "time"),
+        [
+            ("10ep", Time(10, "ep")),
+            ("10 epochs", Time(10, "ep")),
+            (" 1_000ba ", Time(1000, "ba")),
+            ("1e6tok", Time(1_000_000, "tok")),
+            ("2.0EP", Time(2, "ep")),
+            ("0.7dur", Time(0.7, "dur")),
+            (".5dur", Time(0.5, "dur")),
+            ("-1sp", Time(-1, "sp")),
+            ("90sec", Time(90, "sec")),
+            ("2iter", Time(2, "iter")),
+        ],
+    )
+    def test_from_timestring(self, text, time):
+        """A number and a unit, with or without space between them."""
+        parsed = Time.from_timestring(text)
+
+        assert (parsed.value, parsed.unit) == (time.value, time.unit)
+
+    @pytest.mark.parametrize("text", ["", "ep", "10", "10 10ep", "1h20m", "ten ep"])
+    def test_from_timestring_refuses_other_texts(self, text):
+        """The sentence says what was expected, what came and which units there are."""
+        with pytest.raises(ValueError, match=r"must be a number followed by a unit, such as '10ep'.*'ba' \(batch\)"):
+            Time.from_timestring(text)
+
+    @pytest.mark.parametrize("make", [lambda: Time(1, "eps"), lambda: Time.from_timestring("1eps")])
+    def test_unknown_unit_names_the_units(self, make):
+        """A wrong unit is answered with the right ones."""
+        with pytest.raises(ValueError, match=r"unit must be one of 'iter' \(iteration\), .* got 'eps'"):
+            make()
+
+    @pytest.mark.parametrize(
+        ("given", "seconds"),
+        [
+            ("1h20m40s", 4840),
+            ("90s", 90),
+            ("2d 3h", 183_600),
+            ("0.5s", 0.5),
+            (dt.timedelta(minutes=2), 120),
+            (dt.timedelta(milliseconds=1500), 1.5),
+        ],
+    )
+    def test_from_timedelta(self, given, seconds):
+        """Hours, minutes and seconds, or a timedelta."""
+        assert Time.from_timedelta(given) == Time(seconds, "sec")
+
+    @pytest.mark.parametrize("text", ["", "20", "1h20", "m", "1ep"])
+    def test_from_timedelta_refuses_other_texts(self, text):
+        """A number needs its letter."""
+        with pytest.raises(ValueError, match=r"hours, minutes and seconds such as '1h20m40s'"):
+            Time.from_timedelta(text)
+
+    @pytest.mark.parametrize("given", [Time(3, "ep"), "3ep", 3, np.int64(3)])
+    def test_from_input_and_ensure_time(self, given):
+        """A time, a text, or a number where a unit is known."""
+        assert Time.from_input(given, "ep") == ensure_time(given, "epoch") == Time(3, "ep")
+
+    @pytest.mark.parametrize("given", [None, 1.5, True, [1]])
+    def test_from_input_refuses_the_rest(self, given):
+        """The sentence names the unit that a number would be counted in."""
+        with pytest.raises(TypeError, match=r"or a whole number of batches, got"):
+            Time.from_input(given, "ba")
+
+    def test_from_input_needs_a_unit_for_a_number(self):
+        """A bare number says nothing without a unit."""
+        with pytest.raises(TypeError, match=r"a Time or a text such as '10ep', got 3\."):
+            Time.from_input(3)
+
+    @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])
+    def test_whole_units_refuse_fractions(self, value):
+        """Half an epoch cannot be counted."""
+        with pytest.raises(ValueError, match=r"number of epochs, got"):
+            Time(value, "ep")
+
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    def test_fractional_units_refuse_what_is_not_finite(self, value):
+        """A duration is a finite number."""
+        with pytest.raises(ValueError, match=r"must be a finite number of durations"):
+            Time(value, "dur")
+
+    @pytest.mark.parametrize("value", ["3", None, True, 1j])
+    def test_value_must_be_a_number(self, value):
+        """A text or a truth value is no count."""
+        with pytest.raises(TypeError, match=r"value must be a number of batches, got"):
+            Time(value, "ba")
+
+    def test_whole_floats_become_ints(self):
+        """Ten and 10.0 epochs are written alike."""
+        assert repr(Time(10.0, "ep")) == "Time(10, 'ep')"
+
+    def test_is_frozen(self):
+        """A time is a value; it does not change."""
+        with pytest.raises(AttributeError):
+            Time(1, "ep").value = 2
+
+    @given(times)
+    def test_text_round_trip(self, time):
+        """What a time says of itself gives it back, value and unit."""
+        again = Time.from_timestring(time.to_timestring())
+
+        assert (again.value, again.unit) == (time.value, time.unit)
+
+    @given(times)
+    def test_pickle_round_trip(self, time):
+        """A time survives being sent to another process."""
+        assert pickle.loads(pickle.dumps(time)) == time
+
+
+class TestEqualityAndHash:
+    @given(times, times)
+    def test_equal_times_have_equal_hashes(self, one, other):
+        """What is equal has one hash, so times can be keys."""
+        assert one != other or hash(one) == hash(other)
+
+    @given(times)
+    def test_equals_its_number_and_its_text(self, time):
+        """A number is taken in the time's unit, a text as a time; the number's hash is the same."""
+        assert time == time.value == time
+        assert time == str(time)
+        assert hash(time) == hash(time.value)
+
+    def test_number_finds_a_time_in_a_set(self):
+        """Equal and same hash: ten is found among {ten epochs}."""
+        assert 10 in {Time(10, "ep")}
+
+    @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba", "2ep", "nonsense", None, [1], 2])
+    def test_is_unequal_to_anything_else_without_raising(self, other):
+        """Equality with another unit, or with no time at all, is False and never an error."""
+        assert (Time(1, "ep") == other) is False
+        assert Time(1, "ep") != other
+
+
+class TestOrder:
+    @given(st.integers(), st.integers(), whole_units)
+    def test_orders_as_numbers_do(self, one, other, unit):
+        """Times of one unit compare as their numbers, whatever form the other side has."""
+        time = Time(one, unit)
+
+        for same in (Time(other, unit), other, f"{other}{unit.value}"):
+            assert (time < same, time <= same, time > same, time >= same) == (
+                one < other,
+                one <= other,
+                one > other,
+                one >= other,
+            )
+
+    @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba"])
+    def test_units_must_agree(self, other):
+        """Epochs and batches have no order."""
+        with pytest.raises(ValueError, match=r"1ep and 1ba have different units"):
+            _ = Time(1, "ep") < other
+
+    def test_nonsense_is_a_type_error(self):
+        """What is no time cannot be compared."""
+        with pytest.raises(TypeError):
+            _ = Time(1, "ep") < [1]
+
+
+class TestArithmetic:
+    @given(st.integers(), st.integers(), whole_units)
+    def test_sum_and_difference(self, one, other, unit):
+        """Times of one unit are added and subtracted as their numbers; the second may be a number or text."""
+        for same in (Time(other, unit), other, f"{other}{unit.value}"):
+            assert Time(one, unit) + same == Time(one + other, unit)
+            assert same + Time(one, unit) == Time(one + other, unit)
+            assert Time(one, unit) - same == Time(one - other, unit)
+            assert same - Time(one, unit) == Time(other - one, unit)
+
+    @given(times)
+    def test_difference_undoes_the_sum(self, time):
+        """Adding nothing, and taking a time from itself, are what they should be."""
+        assert time + 0 == time
+        assert time - time == 0
+
+    def test_sum_of_a_list(self):
+        """The built-in sum begins with the number 0."""
+        assert sum([Time(1, "ep"), Time(2, "ep")]) == Time(3, "ep")
+
+    @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), whole_units)
+    def test_whole_multiples(self, value, factor, unit):
+        """A number beside a time multiplies it."""
+        assert Time(value, unit) * factor == factor * Time(value, unit) == Time(value * factor, unit)
+
+    def test_products_are_cut_off_to_whole_numbers(self):
+        """A quarter of ten epochs is two."""
+        assert Time(10, "ep") * 0.25 == Time(2, "ep")
+
+    @given(st.integers(0, 100), st.integers(1, 10**4))
+    def test_percentages_do_not_lose_one_to_rounding(self, percent, whole):
+        """0.29 of 100 epochs is 29, although 0.29 * 100 is a little less in floats."""
+        assert Time(100 * whole, "ep") * (percent / 100) == Time(percent * whole, "ep")
+
+    @pytest.mark.parametrize("half", [Time(0.5, "dur"), "0.5dur", 0.5])
+    def test_fraction_of_a_time_in_either_order(self, half):
+        """A duration is a fraction, so a time multiplied by it has the time's unit."""
+        assert Time(10, "ep") * half == half * Time(10, "ep") == Time(5, "ep")
+
+    def test_two_lengths_have_no_product(self):
+        """Epochs times epochs is nothing."""
+        with pytest.raises(ValueError, match=r"cannot be multiplied"):
+            _ = Time(2, "ep") * Time(3, "ep")
+
+    @given(st.integers(-(10**9), 10**9), st.integers(1, 10**9), whole_units)
+    def test_quotient_of_two_times_is_a_duration(self, value, whole, unit):
+        """How much of the other one is."""
+        assert Time(value, unit) / Time(whole, unit) == Time(value / whole, "dur")
+
+    def test_quotient_with_a_number_keeps_the_unit(self):
+        """A third of ten epochs is three."""
+        assert (Time(10, "ep") / 3, Time(1, "sec") / 4) == (Time(3, "ep"), Time(0.25, "sec"))
+
+    @given(st.integers(0, 10**9), st.integers(1, 10**9))
+    def test_remainder(self, value, every):
+        """``timestamp.batch % 10 == 0`` is every tenth batch."""
+        assert Time(value, "ba") % every == Time(value % every, "ba")
+
+    @pytest.mark.parametrize("operation", ["+", "-", "/", "%"])
+    def test_units_must_agree(self, operation):
+        """The sentence names both."""
+        with pytest.raises(ValueError, match=r"1ep and 1ba have different units and cannot be compared or combined"):
+            eval(f"one {operation} other", {"one": Time(1, "ep"), "other": Time(1, "ba")})
+
+    @pytest.mark.parametrize("operation", ["+", "-", "*", "/", "%", "<"])
+    def test_other_objects_are_type_errors(self, operation):
+        """None beside a time is a mistake."""
+        with pytest.raises(TypeError, match=r"not supported between|unsupported operand"):
+            eval(f"one {operation} None", {"one": Time(1, "ep")})
+
+    def test_conversions(self):
+        """A time is read as a number, and used as an index if it counts whole things."""
+        assert (int(Time(3, "ba")), float(Time(0.5, "dur")), [*range(5)][Time(3, "ba")]) == (3, 0.5, 3)
+
+    def test_a_fraction_is_no_index(self):
+        """A duration cannot count."""
+        with pytest.raises(TypeError, match=r"counts in fractions"):
+            range(Time(0.5, "dur"))
+
+
+class TestTimestamp:
+    @given(timestamps, counts, counts, wall_clocks)
+    def test_to_next_batch(self, clock, samples, tokens, duration):
+        """A batch counts one, its samples and tokens, and its time, in every unit that is under way."""
+        later = clock.to_next_batch(samples, tokens, duration)
+
+        assert later == clock.copy(
+            batch=clock.batch + 1,
+            batch_in_epoch=clock.batch_in_epoch + 1,
+            sample=clock.sample + samples,
+            sample_in_epoch=clock.sample_in_epoch + samples,
+            token=clock.token + tokens,
+            token_in_epoch=clock.token_in_epoch + tokens,
+            token_in_iteration=clock.token_in_iteration + tokens,
+            total_wct=clock.total_wct + duration,
+            iteration_wct=clock.iteration_wct + duration,
+            epoch_wct=clock.epoch_wct + duration,
+            batch_wct=duration,
+        )
+
+    @given(timestamps, wall_clocks)
+    def test_to_next_epoch(self, clock, duration):
+        """An epoch counts one, and what is counted in the epoch begins anew."""
+        later = clock.to_next_epoch(duration)
+
+        assert later == clock.copy(
+            epoch=clock.epoch + 1,
+            epoch_in_iteration=clock.epoch_in_iteration + 1,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            total_wct=clock.total_wct + duration,
+            iteration_wct=clock.iteration_wct + duration,
+            epoch_wct=dt.timedelta(),
+            batch_wct=dt.timedelta(),
+        )
+
+    @given(timestamps, wall_clocks)
+    def test_to_next_iteration(self, clock, duration):
+        """An iteration counts one, and all that is counted in it begins anew."""
+        later = clock.to_next_iteration(duration)
+
+        assert later == Timestamp(
+            iteration=clock.iteration + 1,
+            epoch=clock.epoch,
+            batch=clock.batch,
+            sample=clock.sample,
+            token=clock.token,
+            total_wct=clock.total_wct + duration,
+        )
+
+    @given(timestamps)
+    def test_a_step_leaves_the_timestamp_as_it_was(self, clock):
+        """Timestamps are values."""
+        before = clock.copy()
+
+        clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration()
+
+        assert clock == before
+        assert hash(clock) == hash(before)
+
+    @given(timestamps)
+    def test_state_dict_round_trip_through_json(self, clock):
+        """A checkpoint gives the same clock back, to the microsecond."""
+        saved = json.loads(json.dumps(clock.state_dict()))
+
+        assert Timestamp.from_state_dict(saved) == clock
+
+    @pytest.mark.parametrize("change", [{"extra": 1}, {"batch": None}])
+    def test_from_state_dict_wants_exactly_its_fields(self, change):
+        """What is missing or unknown is named."""
+        saved = {key: value for key, value in (Timestamp().state_dict() | change).items() if value is not None}
+
+        with pytest.raises(ValueError, match=r"missing: \['batch'\]|unknown: \['extra'\]"):
+            Timestamp.from_state_dict(saved)
+
+    @pytest.mark.parametrize("unit", WHOLE_UNITS)
+    def test_get(self, unit):
+        """Each unit has its count."""
+        clock = Timestamp(iteration=1, epoch=2, batch=3, sample=4, token=5)
+
+        assert clock.get(unit) == Time(1 + WHOLE_UNITS.index(unit), unit)
+        assert clock.get(unit.value).unit is unit
+        assert clock.count(unit) == 1 + WHOLE_UNITS.index(unit)
+
+    def test_get_seconds(self):
+        """Seconds are those of the wall clock."""
+        assert Timestamp(total_wct=dt.timedelta(minutes=1)).get("sec") == Time(60.0, "sec")
+
+    def test_duration_is_not_counted(self):
+        """A timestamp does not know how long the training is, and says who does."""
+        with pytest.raises(ValueError, match=r"see State\.get_elapsed_duration\(\)"):
+            Timestamp().get("dur")
+
+    def test_compares_in_the_unit_of_the_other(self):
+        """A text or a time says in which unit to compare."""
+        clock = Timestamp(epoch=2, batch=30)
+
+        assert clock >= "2ep"
+        assert clock <= Time(30, "ba")
+        assert clock < "31ba"
+        assert clock > "1ep"
+        assert not clock > "2ep"
+
+    def test_counts_are_times(self):
+        """Every count can be read with its unit."""
+        clock = Timestamp(epoch_in_iteration=1, token_in_iteration=2, batch_in_epoch=3, sample_in_epoch=4)
+
+        assert repr(
+            [clock.epoch_in_iteration, clock.token_in_iteration, clock.batch_in_epoch, clock.sample_in_epoch]
+        ) == ("[Time(1, 'ep'), Time(2, 'tok'), Time(3, 'ba'), Time(4, 'sp')]")
+
+    @pytest.mark.parametrize("batch", [-1, Time(3, "ep"), "-1ba"])
+    def test_counts_are_checked(self, batch):
+        """A count is not negative and not in another unit."""
+        with pytest.raises(ValueError, match=r"counts batches from 0 up, got"):
+            Timestamp(batch=batch)
+
+    def test_copy_refuses_unknown_names(self):
+        """A misspelt field is an error."""
+        with pytest.raises(TypeError, match=r"batches"):
+            Timestamp().copy(batches=3)
+
+    def test_is_frozen(self):
+        """A clock is moved on by making a later one."""
+        with pytest.raises(AttributeError):
+            Timestamp().total_wct = dt.timedelta()
+
+    @given(timestamps)
+    def test_pickle_round_trip(self, clock):
+        """A clock survives being sent to another process."""
+        assert pickle.loads(pickle.dumps(clock)) == clock

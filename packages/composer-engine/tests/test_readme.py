@@ -1,0 +1,69 @@
+"""The README does what it says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks(language):
+    """Return the README's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def executed(capsys):
+    """Run all Python blocks one after the other; return what they define and what they print."""
+    # A class in the README is a part of a module: its annotations and docstring are looked up there.
+    namespace = {"__name__": "readme"}
+    exec(compile("\n".join(blocks("python")), str(README), "exec"), namespace)
+    return namespace, capsys.readouterr().out
+
+
+def test_code_blocks_run(executed):
+    """The hand-written loop trains as long as it was told to, and prints what the comment beside it says."""
+    _, printed = executed
+
+    said = re.search(r"print\(state.timestamp.*\)  # (.*)", README.read_text()).group(1)
+    assert printed.splitlines()[0] == said
+
+
+def test_plan_is_the_one_shown(executed):
+    """What the README shows as the plan is what explain() prints."""
+    _, printed = executed
+
+    assert printed.split("\n", 1)[1] == blocks("text")[0]
+
+
+def test_pass_of_the_readme_works(executed):
+    """With the pass that is registered last the noise comes first."""
+    namespace, _ = executed
+
+    first, _ = namespace["engine"].explain().entries[namespace["Event"].AFTER_DATALOADER]
+
+    assert (first.key, first.why) == ("AddNoise", "moved by noise_first")
+
+
+def test_mixup_of_the_readme_blends_input_and_loss(executed):
+    """The user's MixUp gives the loss that the formula says, for the blend that it drew."""
+    namespace, _ = executed
+    inputs, targets = torch.randn(6, 8), torch.randint(3, (6,))
+    model, mixup = namespace["Classifier"](), namespace["MixUp"]()
+    state = namespace["State"](model, algorithms=[mixup])
+    engine = namespace["Engine"](state)
+
+    state.batch = (inputs, targets)
+    engine.run_event("after_dataloader")
+    state.outputs = model(state.batch)
+    state.loss = model.loss(state.outputs, state.batch)
+    engine.run_event("after_loss")
+
+    share = mixup.mixing
+    expected = (1 - share) * model.loss(state.outputs, (None, targets)) + share * model.loss(
+        state.outputs, (None, mixup.partners)
+    )
+    assert not torch.equal(state.batch[0], inputs)
+    torch.testing.assert_close(state.loss, expected)

@@ -1,0 +1,187 @@
+"""MixUp against the formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer import functional as cf
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+class TestMixupBatch:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    @pytest.mark.parametrize("mixing", [0.0, 0.25, 0.5, 0.9, 1.0])
+    def test_blends_as_the_formula_says(self, dtype: torch.dtype, mixing: float, device: torch.device):
+        """Each sample is (1 - mixing) of itself and mixing of its partner."""
+        images = torch.rand(5, 3, 4, 4, device=device).to(dtype)
+        labels = torch.arange(5, device=device)
+        partners = torch.tensor([2, 0, 1, 4, 3], device=device)
+
+        mixed, partner_labels, weight = cf.mixup_batch(images, labels, mixing, indices=partners)
+
+        expected = (1 - mixing) * images.double() + mixing * images.double()[partners]
+        torch.testing.assert_close(mixed, expected.to(dtype))
+        assert partner_labels.tolist() == [2, 0, 1, 4, 3]
+        assert weight == mixing
+
+    def test_mixing_zero_returns_the_input(self):
+        """With nothing mixed in, samples pass through bit for bit."""
+        images = torch.rand(8, 3, 4, 4)
+
+        mixed, _, _ = cf.mixup_batch(images, torch.arange(8), mixing=0.0)
+
+        assert torch.equal(images, mixed)
+
+    def test_alpha_zero_never_mixes(self):
+        """Alpha 0 is the identity, whatever the partners."""
+        images = torch.rand(8, 3, 4, 4)
+
+        mixed, _, mixing = cf.mixup_batch(images, torch.arange(8), alpha=0)
+
+        assert mixing == 0
+        assert torch.equal(images, mixed)
+
+    @given(seed=st.integers(0, 2**40), count=st.integers(1, 9), alpha=st.floats(0.01, 10))
+    def test_same_generator_same_result(self, seed: int, count: int, alpha: float):
+        """What is drawn depends on the generator alone, and it draws what can be handed in."""
+        images, labels = torch.rand(count, 2), torch.arange(count)
+
+        first = cf.mixup_batch(images, labels, alpha=alpha, generator=torch.Generator().manual_seed(seed))
+        second = cf.mixup_batch(images, labels, alpha=alpha, generator=torch.Generator().manual_seed(seed))
+        replayed = cf.mixup_batch(images, labels, first[2], indices=first[1])
+
+        assert torch.equal(first[0], second[0])
+        assert torch.equal(first[1], second[1])
+        assert first[2] == second[2] <= 0.5
+        assert torch.equal(first[0], replayed[0])
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_shape_dtype_and_memory_format_are_kept(self, dtype: torch.dtype, format: torch.memory_format):
+        """The blend looks like what it was made from, and the inputs are as before."""
+        images = torch.rand(4, 3, 5, 6).to(dtype).contiguous(memory_format=format)
+        labels = torch.arange(4)
+        images_before, labels_before = images.clone(), labels.clone()
+
+        mixed, _, _ = cf.mixup_batch(images, labels, alpha=1.0)
+
+        assert mixed.shape == images.shape
+        assert mixed.dtype == dtype
+        assert mixed.is_contiguous(memory_format=format)
+        assert torch.equal(images, images_before)
+        assert torch.equal(labels, labels_before)
+
+    def test_gradients_flow_to_both_samples(self):
+        """The gradient is shared between a sample and its partner as their weights say."""
+        images = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+        swap = torch.tensor([1, 0])
+
+        assert torch.autograd.gradcheck(lambda x: cf.mixup_batch(x, x, 0.3, indices=swap)[0], images)
+
+    def test_compiles_without_a_break(self):
+        """With the draws handed in, it is one graph, and another weight is right as well."""
+        compiled = torch.compile(cf.mixup_batch, fullgraph=True, backend="eager")
+        images, labels, partners = torch.rand(4, 3), torch.arange(4), torch.tensor([1, 0, 3, 2])
+
+        for mixing in (0.25, 0.3, 0.7):
+            mixed, partner_labels, _ = compiled(images, labels, mixing, indices=partners)
+
+            torch.testing.assert_close(mixed, (1 - mixing) * images + mixing * images[partners])
+            assert torch.equal(partner_labels, partners)
+
+    @pytest.mark.parametrize("mixing", [-0.1, 1.1, math.nan])
+    def test_mixing_out_of_range_is_refused(self, mixing: float):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=rf"mixing must lie in \[0, 1\], got {mixing}"):
+            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), mixing)
+
+    def test_mixing_on_a_device_is_refused(self):
+        """A tensor would have to be waited for."""
+        with pytest.raises(TypeError, match="mixing must be a number"):
+            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), torch.tensor(0.5))
+
+    def test_integers_are_refused(self):
+        """Bytes cannot be blended; the message says what to do."""
+        with pytest.raises(TypeError, match=r"input must be floating point .* got torch.uint8. Convert it"):
+            cf.mixup_batch(torch.zeros(2, 3, dtype=torch.uint8), torch.arange(2))
+
+    @pytest.mark.parametrize("images", [torch.rand(0, 3), torch.tensor(1.0)])
+    def test_empty_batch_is_refused(self, images: torch.Tensor):
+        """There must be something to mix."""
+        with pytest.raises(ValueError, match=r"input must be a batch \(N, ...\) with at least one sample"):
+            cf.mixup_batch(images, torch.arange(0))
+
+    def test_target_of_another_batch_is_refused(self):
+        """Samples and targets come in pairs."""
+        with pytest.raises(ValueError, match="target must have the input's 2 samples"):
+            cf.mixup_batch(torch.rand(2, 3), torch.arange(3))
+
+    def test_partners_of_another_batch_are_refused(self):
+        """Each sample needs one partner."""
+        with pytest.raises(ValueError, match="indices must be a permutation of the 2 samples"):
+            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), indices=torch.arange(3))
+
+    def test_negative_alpha_is_refused(self):
+        """Alpha parametrises a Beta distribution."""
+        with pytest.raises(ValueError, match=r"alpha must be at least 0, got -0.2"):
+            cf.mixup_batch(torch.rand(2, 3), torch.arange(2), alpha=-0.2)
+
+
+class TestDrawMixing:
+    def test_is_the_smaller_part_of_a_beta_draw(self):
+        """The partner never outweighs the sample itself."""
+        draws = [cf.draw_mixing(1.0, generator=torch.Generator().manual_seed(seed)) for seed in range(50)]
+        parts = [cf.draw_beta(1.0, generator=torch.Generator().manual_seed(seed)) for seed in range(50)]
+
+        assert draws == [min(part, 1 - part) for part in parts]
+        assert any(part > 0.5 for part in parts)
+
+
+class TestMixup:
+    def test_mixes_class_ids_into_probabilities(self):
+        """Each row holds the sample's class and the partner's, with their weights."""
+        images, labels = torch.rand(3, 2), torch.tensor([2, 0, 1])
+        partners = torch.tensor([1, 2, 0])
+
+        mixed, soft = cf.mixup(images, labels, num_classes=3, mixing=0.25, indices=partners)
+
+        torch.testing.assert_close(mixed, 0.75 * images + 0.25 * images[partners])
+        torch.testing.assert_close(soft, torch.tensor([[0.25, 0, 0.75], [0.75, 0.25, 0], [0, 0.75, 0.25]]))
+
+    @given(seed=st.integers(0, 2**40), alpha=st.floats(0, 5))
+    def test_mass_of_probabilities_is_kept(self, seed: int, alpha: float):
+        """Rows that sum to one still do, and the target handed in is as before."""
+        generator = torch.Generator().manual_seed(seed)
+        target = torch.softmax(torch.randn(6, 4, generator=generator), 1)
+        before = target.clone()
+
+        _, soft = cf.mixup(torch.rand(6, 2), target, alpha, generator=generator)
+
+        torch.testing.assert_close(soft.sum(1), torch.ones(6))
+        assert torch.equal(target, before)
+
+    def test_agrees_with_mixup_batch(self):
+        """The loss of the mixed target is the mixed loss."""
+        images, labels, logits = torch.rand(5, 2), torch.tensor([0, 1, 2, 0, 1]), torch.randn(5, 3)
+
+        mixed, soft = cf.mixup(images, labels, 0.4, 3, generator=torch.Generator().manual_seed(1))
+        expected, partner, mixing = cf.mixup_batch(
+            images, labels, alpha=0.4, generator=torch.Generator().manual_seed(1)
+        )
+
+        loss = cf.soft_cross_entropy
+        assert torch.equal(mixed, expected)
+        torch.testing.assert_close(
+            loss(logits, soft), (1 - mixing) * loss(logits, labels) + mixing * loss(logits, partner)
+        )
+
+    def test_class_ids_need_their_number(self):
+        """How many classes there are cannot be seen from ids."""
+        with pytest.raises(ValueError, match="num_classes must be given"):
+            cf.mixup(torch.rand(2, 3), torch.arange(2))

@@ -1,0 +1,198 @@
+"""The blurring layers against sums worked out by hand and the layers that they replace."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+
+def _blur_by_hand(images: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
+    """Add nine shifted copies of the zero-padded images, then take every stride-th pixel."""
+    rows, columns = images.shape[-2:]
+    padded = torch.zeros(*images.shape[:-2], rows + 2, columns + 2, dtype=images.dtype)
+    padded[..., 1:-1, 1:-1] = images
+    blurred = torch.zeros_like(images)
+    for row, column in itertools.product(range(3), range(3)):
+        weight = (1, 2, 1)[row] * (1, 2, 1)[column] / 16
+        blurred += weight * padded[..., row : row + rows, column : column + columns]
+    return blurred[..., :: stride[0], :: stride[1]]
+
+
+class TestBlurPool2d:
+    @pytest.mark.parametrize("stride", [1, 2, 3, (1, 2)])
+    @pytest.mark.parametrize("size", [(1, 1), (5, 6), (8, 8)])
+    def test_equals_the_sum_by_hand(self, stride: int | tuple[int, int], size: tuple[int, int]):
+        """Each output is the binomially weighted sum of nine neighbours, zeros outside."""
+        images = torch.randn(2, 3, *size, dtype=torch.float64)
+
+        blurred = cf.BlurPool2d(stride).double()(images)
+
+        pair = stride if isinstance(stride, tuple) else (stride, stride)
+        torch.testing.assert_close(blurred, _blur_by_hand(images, pair))
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_gradient(self, stride: int):
+        """The gradient is that of finite differences."""
+        images = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
+
+        assert torch.autograd.gradcheck(cf.BlurPool2d(stride).double(), images)
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_dtype_and_memory_format_are_kept(
+        self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
+    ):
+        """The layer adapts to its input, without being converted itself."""
+        images = torch.rand(2, 4, 6, 6, device=device).to(dtype).contiguous(memory_format=format)
+
+        blurred = cf.BlurPool2d(2).to(device)(images)
+
+        assert blurred.dtype == dtype
+        assert blurred.is_contiguous(memory_format=format)
+
+    def test_has_nothing_to_train_or_save(self):
+        """A checkpoint of a blurred model holds what the plain one's holds."""
+        layer = cf.BlurPool2d()
+
+        assert list(layer.parameters()) == []
+        assert layer.state_dict() == {}
+
+    def test_survives_the_meta_device(self):
+        """After to_empty, reset_parameters brings the filter back."""
+        with torch.device("meta"):
+            layer = cf.BlurPool2d(2)
+
+        layer.to_empty(device="cpu").reset_parameters()
+
+        images = torch.rand(1, 2, 4, 4)
+        assert torch.equal(layer(images), cf.BlurPool2d(2)(images))
+
+    @pytest.mark.parametrize("stride", [0, (2, -1)])
+    def test_bad_stride_is_refused(self, stride: int | tuple[int, int]):
+        """A stride goes forward."""
+        with pytest.raises(ValueError, match="stride must be at least 1"):
+            cf.BlurPool2d(stride)
+
+
+class TestBlurMaxPool2d:
+    @given(
+        rows=st.integers(4, 12),
+        columns=st.integers(4, 12),
+        kernel_size=st.integers(1, 4),
+        stride=st.integers(1, 4),
+        padding=st.integers(0, 2),
+        dilation=st.integers(1, 2),
+        ceil_mode=st.booleans(),
+    )
+    def test_size_is_that_of_max_pooling(
+        self, rows: int, columns: int, kernel_size: int, stride: int, padding: int, dilation: int, ceil_mode: bool
+    ):
+        """Whatever the arguments, the output is as large as torch's, and finite."""
+        assume(padding <= kernel_size // 2)
+        assume(min(rows, columns) + 2 * padding >= dilation * (kernel_size - 1) + 1)
+        images = torch.rand(1, 2, rows, columns)
+        arguments = (kernel_size, stride, padding, dilation)
+
+        pooled = cf.BlurMaxPool2d(*arguments, ceil_mode)(images)
+
+        assert pooled.shape == nn.MaxPool2d(*arguments, ceil_mode=ceil_mode)(images).shape
+        assert pooled.isfinite().all()
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    def test_is_a_blur_of_maxima(self, format: torch.memory_format):
+        """Maxima at every place, then the blur with the stride, in the input's memory format."""
+        images = torch.randn(2, 3, 9, 8, dtype=torch.float64).contiguous(memory_format=format)
+
+        pooled = cf.BlurMaxPool2d(3, 2, 1).double()(images)
+
+        torch.testing.assert_close(pooled, _blur_by_hand(nn.MaxPool2d(3, 1, 1)(images), (2, 2)))
+        assert pooled.is_contiguous(memory_format=format)
+
+    def test_one_image_without_a_batch(self):
+        """Three dimensions do, as for torch's layer."""
+        image = torch.rand(3, 8, 8)
+
+        assert torch.equal(cf.BlurMaxPool2d(2)(image), cf.BlurMaxPool2d(2)(image[None])[0])
+
+    def test_gradient(self):
+        """The gradient is that of finite differences."""
+        images = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+
+        assert torch.autograd.gradcheck(cf.BlurMaxPool2d(2, 2).double(), images)
+
+    def test_compiles_without_a_break(self):
+        """The layer is one graph."""
+        layer = cf.BlurMaxPool2d(3, 2, 1, ceil_mode=True)
+        images = torch.rand(2, 3, 8, 8)
+
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+
+        torch.testing.assert_close(compiled(images), layer(images))
+
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "large kernel": {"kernel_size": 7, "stride": 2, "padding": 3},
+    "large stride": {"kernel_size": 4, "stride": 4},
+    "one direction": {"kernel_size": 3, "stride": (1, 2), "padding": 1},
+    "groups": {"kernel_size": 3, "stride": 2, "groups": 4},
+    "dilation": {"kernel_size": 3, "stride": 2, "dilation": 2, "padding": 2},
+    "reflection": {"kernel_size": 3, "stride": 2, "padding": 1, "padding_mode": "reflect"},
+    "valid": {"kernel_size": 3, "stride": 2, "padding": "valid"},
+    "pointwise": {"kernel_size": 1, "stride": 2, "bias": False},
+    "pointwise, valid": {"kernel_size": 1, "stride": 2, "padding": "valid"},
+    "pointwise, padded": {"kernel_size": 1, "stride": 2, "padding": 1},
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("size", [(8, 8), (9, 11)])
+class TestBlurConv2d:
+    def test_blur_first(self, name: str, size: tuple[int, int]):
+        """It is the convolution of blurred images, with the same size as without the blur."""
+        conv = nn.Conv2d(4, 8, **CONVOLUTIONS[name], dtype=torch.float64)
+        images = torch.randn(2, 4, *size, dtype=torch.float64)
+        expected = conv(_blur_by_hand(images, (1, 1)))
+
+        blurred = cf.BlurConv2d(conv).double()(images)
+
+        torch.testing.assert_close(blurred, expected)
+
+    def test_blur_last(self, name: str, size: tuple[int, int]):
+        """It is the blurred convolution without a stride, with the same size as without the blur."""
+        conv = nn.Conv2d(4, 8, **CONVOLUTIONS[name], dtype=torch.float64)
+        images = torch.randn(2, 4, *size, dtype=torch.float64)
+        whole = copy.deepcopy(conv)
+        whole.stride = (1, 1)
+        expected = _blur_by_hand(whole(images), conv.stride)
+
+        blurred = cf.BlurConv2d(conv, blur_first=False).double()(images)
+
+        assert blurred.shape == nn.Conv2d(4, 8, **CONVOLUTIONS[name])(images.float()).shape
+        torch.testing.assert_close(blurred, expected)
+
+
+@pytest.mark.parametrize("blur_first", [True, False])
+def test_gradient_of_a_blurred_convolution(blur_first: bool):
+    """Gradients of input and weights are those of finite differences."""
+    layer = cf.BlurConv2d(nn.Conv2d(2, 2, 3, stride=2, dtype=torch.float64), blur_first).double()
+    images = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"conv.weight": weight}, images)
+
+    assert torch.autograd.gradcheck(run, (images, layer.conv.weight.detach().requires_grad_()))
+
+
+def test_a_convolution_without_a_stride_is_refused():
+    """Where nothing is skipped, nothing aliases."""
+    with pytest.raises(ValueError, match="conv must have a stride above 1"):
+        cf.BlurConv2d(nn.Conv2d(3, 4, 3))

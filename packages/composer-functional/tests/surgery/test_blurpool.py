@@ -1,0 +1,232 @@
+"""BlurPool applied to models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+class Block(nn.Module):
+    """A small residual block with a strided way and a strided shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 24, 3, stride=2, padding=1)
+        self.shortcut = nn.Conv2d(16, 24, 1, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(24)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(images)) + self.shortcut(images)
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
+        Block(),
+        nn.Conv2d(24, 24, 3, padding=1),
+        nn.MaxPool2d(3, stride=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
+
+
+class TestApplyBlurpool:
+    def test_replaces_what_is_strided(self):
+        """Strided poolings, and strided convolutions with enough channels, are blurred; nothing else is."""
+        model = _network()
+
+        report = cf.apply_blurpool(model)
+
+        assert [(entry.paths, entry.new) for entry in report] == [
+            (("1",), "BlurMaxPool2d"),
+            (("2.conv",), "BlurConv2d"),
+            (("2.shortcut",), "BlurConv2d"),
+        ]
+        assert type(model[0]) is type(model[3]) is nn.Conv2d
+        assert type(model[4]) is nn.MaxPool2d
+
+    @pytest.mark.parametrize(
+        ("arguments", "paths"),
+        [
+            ({"replace_convs": False}, ["1"]),
+            ({"replace_maxpools": False}, ["2.conv", "2.shortcut"]),
+            ({"min_channels": 3}, ["0", "1", "2.conv", "2.shortcut"]),
+            ({"min_channels": 17}, ["1"]),
+            ({"replace_convs": False, "replace_maxpools": False}, []),
+        ],
+    )
+    def test_arguments_choose(self, arguments: dict[str, int], paths: list[str]):
+        """Each argument widens or narrows what is replaced."""
+        report = cf.apply_blurpool(_network(), **arguments)
+
+        assert [path for entry in report for path in entry.paths] == paths
+
+    @pytest.mark.parametrize("blur_first", [True, False])
+    @pytest.mark.parametrize("size", [16, 21])
+    def test_sizes_inside_stay(self, blur_first: bool, size: int):
+        """Every module's output has the size that it had."""
+        model = _network()
+        images = torch.rand(2, 3, size, size)
+        shapes: list[torch.Size] = []
+        for module in model:
+            module.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
+        model(images)
+        before = shapes.copy()
+        shapes.clear()
+
+        cf.apply_blurpool(model, blur_first=blur_first)
+        model(images)
+
+        assert shapes == before
+
+    def test_second_time_changes_nothing(self):
+        """What is blurred is not blurred again, not even inside."""
+        model = _network()
+        cf.apply_blurpool(model, blur_first=True)
+        before = str(model)
+
+        report = cf.apply_blurpool(model)
+
+        assert not report
+        assert str(model) == before
+
+    def test_parameters_stay_the_objects_they_were(self):
+        """The blurred convolution holds the weight itself, under conv."""
+        model = _network()
+        parameters = list(model.parameters())
+        names = set(model.state_dict())
+
+        cf.apply_blurpool(model)
+
+        assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+        moved = {"2.conv.weight", "2.conv.bias", "2.shortcut.weight"}
+        assert set(model.state_dict()) == names - moved | {
+            "2.conv.conv.weight",
+            "2.conv.conv.bias",
+            "2.shortcut.conv.weight",
+        }
+
+    @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+    def test_every_parameter_moves_after_surgery(self, make):
+        """One step with the optimizer made before moves all, and its state is still that of each parameter."""
+        model = _network()
+        optimizer = make(model.parameters())
+        model(torch.rand(4, 3, 16, 16)).square().sum().backward()
+        optimizer.step()
+        state = {id(parameter): optimizer.state[parameter] for parameter in model.parameters()}
+        before = copy.deepcopy(list(model.parameters()))
+
+        cf.apply_blurpool(model, optimizers=optimizer)
+        optimizer.zero_grad()
+        model(torch.rand(4, 3, 16, 16)).square().sum().backward()
+        optimizer.step()
+
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        assert all(optimizer.state[parameter] is state[id(parameter)] for parameter in model.parameters())
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
+
+    def test_named_parameters_of_an_optimizer_are_renamed(self):
+        """An optimizer that knows names learns the new ones, after what stands before them."""
+        model = nn.ModuleDict({"module": _network()})
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+
+        cf.apply_blurpool(model["module"], optimizers=optimizer)
+
+        assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+
+    def test_hooks_of_a_convolution_stay_with_it(self):
+        """A hook on the convolution is called once a pass, with the convolution."""
+        model = _network()
+        seen: list[nn.Module] = []
+        conv = model[2].conv
+        conv.register_forward_hook(lambda module, args, output: seen.append(module))
+
+        cf.apply_blurpool(model)
+        model(torch.rand(2, 3, 16, 16))
+
+        assert seen == [conv]
+
+    def test_hooks_of_a_pooling_move(self):
+        """A hook on the pooling is called with what stands in its place, and its handle still removes it."""
+        model = _network()
+        seen: list[nn.Module] = []
+        handle = model[1].register_forward_hook(lambda module, args, output: seen.append(module))
+
+        cf.apply_blurpool(model)
+        model(torch.rand(2, 3, 16, 16))
+        handle.remove()
+        model(torch.rand(2, 3, 16, 16))
+
+        assert seen == [model[1]]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_dtype_device_and_mode_are_kept(self, dtype: torch.dtype, device: torch.device):
+        """The blurred model runs as the plain one did."""
+        model = _network().to(device=device, dtype=dtype).eval()
+
+        cf.apply_blurpool(model)
+
+        assert model(torch.rand(2, 3, 16, 16, device=device, dtype=dtype)).dtype == dtype
+        assert not any(module.training for module in model.modules())
+        assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {dtype}
+
+    def test_poolings_that_return_indices_are_left(self):
+        """Indices of maxima have no meaning after a blur."""
+        assert not cf.apply_blurpool(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
+
+    def test_a_shared_layer_stays_shared(self):
+        """One pooling in two places becomes one blurred pooling in two places."""
+        pool = nn.MaxPool2d(2)
+        model = nn.Sequential(pool, nn.ReLU(), pool)
+
+        report = cf.apply_blurpool(model)
+
+        assert model[0] is model[2]
+        assert [entry.paths for entry in report] == [("0", "2")]
+
+    def test_works_with_weight_normalisation(self):
+        """A convolution with a parametrized weight is blurred like any other."""
+        conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 8, 3, stride=2))
+        images = torch.rand(1, 16, 9, 9)
+        model = nn.Sequential(conv)
+        expected = conv(cf.BlurPool2d(1)(images))
+
+        cf.apply_blurpool(model)
+
+        torch.testing.assert_close(model(images), expected)
+
+    def test_exports(self):
+        """The blurred model can be exported."""
+        model = _network().eval()
+        cf.apply_blurpool(model)
+        images = torch.rand(2, 3, 16, 16)
+
+        exported = torch.export.export(model, (images,)).module()
+
+        torch.testing.assert_close(exported(images), model(images))
+
+    def test_a_layer_alone_is_refused(self):
+        """The root cannot be replaced, and is not changed; the message says what to do."""
+        conv = nn.Conv2d(16, 16, 3, stride=2)
+
+        with pytest.raises(ValueError, match=r"got a Conv2d that is one itself\. Wrap it"):
+            cf.apply_blurpool(conv, blur_first=False)
+
+        assert conv.stride == (2, 2)
+
+    def test_bad_min_channels_is_refused(self):
+        """Every convolution has a channel."""
+        with pytest.raises(ValueError, match="min_channels must be at least 1, got 0"):
+            cf.apply_blurpool(_network(), min_channels=0)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have layers."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_blurpool([nn.MaxPool2d(2)])

@@ -1,0 +1,64 @@
+"""Channels last applied to models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+class TestApplyChannelsLast:
+    def test_lays_out_filters_and_keeps_the_rest(self):
+        """Four-dimensional tensors change their strides; values and parameter objects stay."""
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(2, 2, 3), nn.Linear(4, 4))
+        model.register_buffer("mean", torch.rand(1, 3, 4, 4))
+        parameters = list(model.parameters())
+        values = [parameter.clone() for parameter in parameters]
+
+        report = cf.apply_channels_last(model)
+
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert model.mean.is_contiguous(memory_format=torch.channels_last)
+        assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+        assert all(torch.equal(new, old) for new, old in zip(parameters, values, strict=True))
+        assert [entry.paths for entry in report] == [("",), ("0",)]
+
+    def test_second_time_changes_nothing(self):
+        """The report is empty once all is laid out."""
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
+
+        cf.apply_channels_last(model)
+
+        assert not cf.apply_channels_last(model)
+
+    def test_activations_follow(self):
+        """From the first convolution on, outputs have the channels last."""
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+
+        cf.apply_channels_last(model)
+
+        assert model(torch.rand(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
+
+    def test_optimizers_go_on(self):
+        """An optimizer made before moves the parameters after."""
+        model = nn.Sequential(nn.Conv2d(3, 8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.rand(1, 3, 4, 4)).sum().backward()
+        optimizer.step()
+        before = model[0].weight.clone()
+
+        cf.apply_channels_last(model)
+        optimizer.step()
+
+        assert not torch.equal(model[0].weight, before)
+
+    def test_a_model_without_images_reports_nothing(self):
+        """Where nothing has four dimensions the report is falsy."""
+        assert not cf.apply_channels_last(nn.Linear(2, 2))
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have parameters."""
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got dict"):
+            cf.apply_channels_last({})

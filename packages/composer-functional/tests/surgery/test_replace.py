@@ -1,0 +1,362 @@
+"""The walk that replaces modules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+def _to_gelu(module: nn.Module, index: int) -> nn.Module:
+    return nn.GELU()
+
+
+def _to_fresh_linear(module: nn.Linear, index: int) -> nn.Module:
+    return nn.Linear(module.in_features, module.out_features)
+
+
+class Wrapped(nn.Module):
+    """A layer with another one inside."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.inner(input)
+
+
+class TestWalk:
+    def test_finds_modules_at_any_depth(self):
+        """Children of children are replaced, and the report names their paths."""
+        model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+        report = cf.replace_module_classes(model, {nn.ReLU: _to_gelu})
+
+        assert [entry.paths for entry in report] == [("0",), ("1.1",)]
+        assert cf.count_module_instances(model, nn.ReLU) == 0
+        assert cf.count_module_instances(model, (nn.GELU, nn.Linear)) == 3
+
+    def test_the_most_special_class_decides(self):
+        """A subclass is matched by its own policy, or else by that of its base."""
+
+        class Special(nn.ReLU):
+            pass
+
+        model = nn.Sequential(nn.ReLU(), Special(), nn.ReLU6())
+        policies = {nn.Module: lambda module, index: None, nn.ReLU: _to_gelu, Special: lambda module, index: nn.Tanh()}
+
+        cf.replace_module_classes(model, policies)
+
+        assert [type(module) for module in model] == [nn.GELU, nn.Tanh, nn.ReLU6]
+
+    def test_index_counts_each_class(self):
+        """A policy hears how many of its class came before, over several walks with indices."""
+        heard: list[int] = []
+        indices: dict[type[nn.Module], int] = {}
+
+        def note(module: nn.Module, index: int) -> None:
+            heard.append(index)
+
+        for _ in range(2):
+            cf.replace_module_classes(
+                nn.Sequential(nn.ReLU(), nn.Linear(1, 1), nn.ReLU()), {nn.ReLU: note}, indices=indices
+            )
+
+        assert heard == [0, 1, 2, 3]
+        assert indices == {nn.ReLU: 4}
+
+    def test_none_looks_inside_and_itself_does_not(self):
+        """A policy can leave a module with or without what it holds."""
+
+        def leave(module: Wrapped, index: int) -> nn.Module | None:
+            return module if index == 0 else None
+
+        model = nn.Sequential(Wrapped(nn.ReLU()), Wrapped(nn.ReLU()))
+
+        report = cf.replace_module_classes(model, {Wrapped: leave, nn.ReLU: _to_gelu})
+
+        assert [entry.paths for entry in report] == [("1.inner",)]
+
+    def test_shared_modules_stay_shared(self):
+        """A module in three places is replaced once; inside a shared parent too."""
+        relu = nn.ReLU()
+        parent = nn.Sequential(relu, nn.Linear(2, 2))
+        model = nn.Sequential(parent, relu, parent)
+
+        report = cf.replace_module_classes(model, {nn.ReLU: _to_gelu})
+
+        assert model[0] is model[2]
+        assert model[1] is model[0][0]
+        assert [entry.paths for entry in report] == [("0.0", "1", "2.0")]
+
+    def test_replacements_are_not_searched_unless_wanted(self):
+        """By default a wrapper keeps what it wraps; recursion goes in, but not around in circles."""
+
+        def wrap(module: nn.Sequential, index: int) -> nn.Module:
+            return Wrapped(module)
+
+        policies = {nn.Sequential: wrap, nn.ReLU: _to_gelu}
+        plain, recursive = (nn.ModuleList([nn.Sequential(nn.ReLU())]) for _ in range(2))
+
+        cf.replace_module_classes(plain, policies)
+        report = cf.replace_module_classes(recursive, policies, recurse_on_replacements=True)
+
+        assert type(plain[0].inner[0]) is nn.ReLU
+        assert type(recursive[0].inner[0]) is nn.GELU
+        assert [entry.paths for entry in report] == [("0",), ("0.inner.0",)]
+
+    def test_the_root_is_never_asked(self):
+        """Nothing inside holds the root, so it stays."""
+        model = nn.Sequential(nn.Sequential(nn.ReLU()))
+
+        cf.replace_module_classes(model, {nn.Sequential: lambda module, index: nn.Identity()})
+
+        assert type(model) is nn.Sequential
+        assert type(model[0]) is nn.Identity
+
+    def test_what_is_no_module_is_refused(self):
+        """A policy must return a module; the message says whose did not."""
+        with pytest.raises(TypeError, match=r"policy of ReLU must return .* got str"):
+            cf.replace_module_classes(nn.Sequential(nn.ReLU()), {nn.ReLU: lambda module, index: "GELU"})
+
+
+class TestCarriedOver:
+    def test_mode_dtype_and_gradient(self, device: torch.device):
+        """The new layer trains, counts and freezes as the old one did."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(device=device, dtype=torch.float64)
+        model[0].eval()
+        model[0].weight.requires_grad_(False)
+        model[1].requires_grad_(False)
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear})
+
+        assert [layer.training for layer in model] == [False, True]
+        assert [parameter.requires_grad for parameter in model.parameters()] == [False, True, False, False]
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+        assert {parameter.device for parameter in model.parameters()} == {next(iter(model[1].parameters())).device}
+
+    def test_new_names_are_frozen_with_all_of_the_old(self):
+        """A parameter without a namesake is trained if any of the old ones was."""
+
+        def factorize(module: nn.Linear, index: int) -> nn.Module:
+            return nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2))
+
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        model[1].weight.requires_grad_(False)
+
+        cf.replace_module_classes(model, {nn.Linear: factorize})
+
+        assert not any(parameter.requires_grad for parameter in model[0].parameters())
+        assert all(parameter.requires_grad for parameter in model[1].parameters())
+
+    def test_a_layer_without_tensors_follows_the_model(self):
+        """What replaces a layer without dtype takes that of the model."""
+        model = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64), nn.ReLU())
+
+        cf.replace_module_classes(model, {nn.ReLU: lambda module, index: nn.PReLU()})
+
+        assert model[1].weight.dtype == torch.float64
+
+    def test_wrapped_modules_keep_their_own_mode(self):
+        """A frozen norm inside a wrapper stays frozen."""
+        norm = nn.BatchNorm1d(2).eval()
+        block = nn.Sequential(nn.Linear(2, 2), norm)
+
+        cf.replace_module_classes(nn.ModuleList([block]), {nn.Sequential: lambda module, index: Wrapped(module)})
+
+        assert block.training
+        assert not norm.training
+
+    def test_hooks_move_with_their_handles(self):
+        """All kinds of hooks are called with the new module, and their handles still remove them."""
+        model = nn.Sequential(nn.Linear(2, 2))
+        seen: list[tuple[str, nn.Module]] = []
+
+        def note(kind: str):
+            return lambda module, *rest: seen.append((kind, module))
+
+        handles = [
+            model[0].register_forward_pre_hook(note("before")),
+            model[0].register_forward_hook(note("after"), with_kwargs=True),
+            model[0].register_full_backward_hook(note("gradient")),
+        ]
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear})
+        model(torch.rand(1, 2, requires_grad=True)).sum().backward()
+        new = list(seen)
+        for handle in handles:
+            handle.remove()
+        model(torch.rand(1, 2)).sum().backward()
+
+        assert new == [("before", model[0]), ("after", model[0]), ("gradient", model[0])]
+        assert seen == new
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+    def test_state_moves_to_namesakes(self, make):
+        """A new parameter with the old name and shape takes over momentum or moments, and one step moves all."""
+        model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        optimizer = make(model.parameters())
+        model(torch.rand(4, 2)).sum().backward()
+        optimizer.step()
+        states = [optimizer.state[parameter] for parameter in model.parameters()]
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, optimizer)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+        assert all(optimizer.state[p] is state for p, state in zip(model.parameters(), states, strict=True))
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        held = optimizer.param_groups[0]["params"]
+        assert all(new is old for new, old in zip(held, model.parameters(), strict=True))
+        assert len(optimizer.state) == len(held)
+
+    def test_another_shape_starts_without_state(self):
+        """Momentum of other weights is of no use; the parameter still joins and leaves."""
+        model = nn.Sequential(nn.Linear(2, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.rand(1, 2)).sum().backward()
+        optimizer.step()
+
+        cf.replace_module_classes(model, {nn.Linear: lambda module, index: nn.Linear(2, 5, bias=False)}, optimizer)
+
+        assert len(optimizer.param_groups[0]["params"]) == 1
+        assert optimizer.param_groups[0]["params"][0] is model[0].weight
+        assert len(optimizer.state) == 0
+
+    def test_new_parameters_join_the_groups_of_the_old(self):
+        """Weights go where the weight was, biases where the bias was, over two optimizers and their groups."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        weights = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[1].weight], "lr": 5.0}], lr=0.1)
+        biases = torch.optim.AdamW([model[0].bias, model[1].bias])
+
+        def factorize(module: nn.Linear, index: int) -> nn.Module:
+            return nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2))
+
+        cf.replace_module_classes(model, {nn.Linear: factorize}, [weights, biases])
+
+        held = [[id(p) for p in group["params"]] for group in (*weights.param_groups, *biases.param_groups)]
+        assert held == [
+            [id(model[0][0].weight), id(model[0][1].weight)],
+            [id(model[1][0].weight), id(model[1][1].weight)],
+            [id(model[0][1].bias), id(model[1][1].bias)],
+        ]
+        assert weights.param_groups[1]["lr"] == 5.0
+
+    def test_parameters_from_nothing_join_the_model(self):
+        """What replaces a layer without parameters is trained with the rest."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+
+        cf.replace_module_classes(model, {nn.ReLU: lambda module, index: nn.PReLU()}, optimizer)
+
+        assert optimizer.param_groups[0]["param_names"] == ["0.weight", "0.bias", "1.weight"]
+        assert optimizer.param_groups[0]["params"][2] is model[1].weight
+
+    def test_what_was_not_trained_stays_out(self):
+        """An optimizer of the head alone does not get the body's new parameters."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD([model[1].bias], lr=0.1)
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, optimizer)
+
+        assert len(optimizer.param_groups[0]["params"]) == 1
+        assert optimizer.param_groups[0]["params"][0] is model[1].bias
+
+    def test_a_parameter_used_elsewhere_stays(self):
+        """Of tied weights, the one that lives on is still trained, with its momentum."""
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Bilinear(2, 2, 2, bias=False))
+        model[1].register_parameter("tied", model[0].weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model[0](torch.rand(1, 2)).sum().backward()
+        optimizer.step()
+        tied = model[1].tied
+        state = optimizer.state[tied]
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, optimizer)
+
+        held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+        assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+        assert optimizer.state[tied] is state
+        assert model[0].weight not in optimizer.state
+
+    def test_recursion_ends_with_the_innermost(self):
+        """Of replacements within replacements, the optimizer holds those in the model."""
+        model = nn.Sequential(Wrapped(nn.Linear(2, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        policies = {
+            Wrapped: lambda module, index: nn.Sequential(nn.Linear(2, 2)),
+            nn.Linear: lambda module, index: nn.Bilinear(2, 2, 2),
+        }
+
+        cf.replace_module_classes(model, policies, optimizer, recurse_on_replacements=True)
+
+        held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+        assert held == [id(parameter) for parameter in model.parameters()]
+
+
+class TestUpdateParamsInOptimizer:
+    def test_parameters_without_names(self):
+        """Plain parameters are exchanged, without state."""
+        old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(old.parameters(), lr=0.1, momentum=0.9)
+        old(torch.rand(1, 2)).sum().backward()
+        optimizer.step()
+
+        cf.update_params_in_optimizer(old.parameters(), new.parameters(), optimizer)
+
+        assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in new.parameters()]
+        assert len(optimizer.state) == 0
+
+    def test_the_list_stays_the_object_it_was(self):
+        """LBFGS holds on to its list of parameters, so it is changed in place."""
+        old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.LBFGS(old.parameters())
+        held = optimizer.param_groups[0]["params"]
+
+        cf.update_params_in_optimizer(old.named_parameters(), new.named_parameters(), optimizer)
+
+        assert optimizer.param_groups[0]["params"] is held
+        assert held[0] is new.weight
+
+    def test_names_are_needed_where_they_are_kept(self):
+        """An optimizer with names asks for them before anything is changed."""
+        old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(old.named_parameters(), lr=0.1)
+
+        with pytest.raises(ValueError, match=r"new_params must be pairs \(name, parameter\)"):
+            cf.update_params_in_optimizer(old.parameters(), new.parameters(), optimizer)
+
+        assert optimizer.param_groups[0]["params"][0] is old.weight
+
+    def test_what_is_no_optimizer_is_refused(self):
+        """The message names the class that came."""
+        with pytest.raises(TypeError, match=r"must be one or several torch.optim.Optimizer, got str"):
+            cf.update_params_in_optimizer([], [], ["SGD"])
+
+
+class TestSurgeryReport:
+    def test_reads_and_is_data(self):
+        """A report prints as a list and survives JSON."""
+        report = cf.SurgeryReport(
+            (cf.Replacement(("a", "b.c"), "Conv2d", "BlurConv2d"), cf.Replacement(("d",), "ReLU", "GELU"))
+        )
+
+        assert str(report) == "2 modules replaced\n  a, b.c: Conv2d -> BlurConv2d\n  d: ReLU -> GELU"
+        assert json.loads(json.dumps(report.to_dict()))["replacements"][0]["paths"] == ["a", "b.c"]
+        assert len(report) == 2
+
+    def test_empty_is_falsy(self):
+        """A report of nothing says so."""
+        assert not cf.SurgeryReport()
+        assert str(cf.SurgeryReport()) == "no modules replaced"

@@ -1,0 +1,64 @@
+"""What is public: a list, documented by examples that run, and quick to import."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+MODULES = [module.name for module in pkgutil.walk_packages(cf.__path__, "composer.functional.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str):
+    """Every example in a docstring gives what it shows."""
+    results = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch, "nn": nn})
+
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(cf.__all__) - {"ReplacementFunction"}))
+def test_public_names_are_documented(name: str):
+    """Every public name has a docstring of its own with an example."""
+    doc = inspect.getdoc(getattr(cf, name)) or ""
+
+    assert ">>>" in doc
+
+
+def test_public_list_is_sorted_and_complete():
+    """What a module lists is in the package's list, but for what modules share among themselves."""
+    listed = {name for module in MODULES for name in getattr(importlib.import_module(module), "__all__", [])}
+
+    assert list(cf.__all__) == sorted(cf.__all__)
+    assert listed == set(cf.__all__)
+
+
+def test_import_is_light():
+    """Importing brings torch and nothing else that is slow, and leaves torch's state alone."""
+    code = (
+        "import torch, sys; before = torch.get_rng_state(); loaded = set(sys.modules);"
+        "import composer.functional;"
+        "assert torch.equal(before, torch.get_rng_state());"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - loaded}))"
+    )
+
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert set(run.stdout.split()) <= {"composer", "__future__"}
+
+
+def test_composer_is_a_namespace():
+    """No distribution but composer-trainer brings composer/__init__.py."""
+    files = importlib.import_module("composer.functional").__spec__.submodule_search_locations
+
+    assert all(not Path(place).parent.joinpath("__init__.py").exists() for place in files)

@@ -1,0 +1,160 @@
+"""The moving average against torch's own and the formula."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from composer import functional as cf
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
+
+
+def _stir(model: nn.Module) -> None:
+    """Change every parameter and buffer."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(torch.randn_like(tensor) if tensor.is_floating_point() else 1)
+
+
+class TestComputeEma:
+    def test_agrees_with_torch_over_several_steps(self):
+        """Parameters and buffers follow swa_utils.get_ema_multi_avg_fn."""
+        model = _network()
+        ours = copy.deepcopy(model)
+        theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        theirs.update_parameters(model)
+
+        for _ in range(3):
+            _stir(model)
+            cf.compute_ema(model, ours, smoothing=0.9)
+            theirs.update_parameters(model)
+
+        expected = theirs.module.state_dict()
+        for name, tensor in ours.state_dict().items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(tensor, expected[name])
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.99, 1.0])
+    def test_by_hand(self, smoothing: float, device: torch.device):
+        """Each becomes smoothing * average + (1 - smoothing) * value; the model stays as it is."""
+        model, average = _network().to(device), _network().to(device)
+        _stir(model)
+        values, averages = copy.deepcopy(model.state_dict()), copy.deepcopy(average.state_dict())
+
+        cf.compute_ema(model, average, smoothing)
+
+        for name, tensor in average.state_dict().items():
+            if tensor.is_floating_point():
+                expected = smoothing * averages[name] + (1 - smoothing) * values[name]
+                torch.testing.assert_close(tensor, expected)
+            assert torch.equal(model.state_dict()[name], values[name])
+
+    def test_counters_are_copied(self):
+        """A buffer of integers cannot be averaged: it is the model's."""
+        model, average = _network(), _network()
+        model[1].num_batches_tracked.fill_(5)
+
+        cf.compute_ema(model, average)
+
+        assert average[1].num_batches_tracked == 5
+
+    def test_parameters_stay_leaves(self):
+        """The average's parameters are the same objects, without a history."""
+        model, average = _network(), _network()
+        before = list(average.parameters())
+
+        cf.compute_ema(model, average)
+
+        assert all(new is old for new, old in zip(average.parameters(), before, strict=True))
+        assert all(parameter.is_leaf and parameter.grad_fn is None for parameter in average.parameters())
+
+    def test_tied_weights_move_once(self):
+        """A tensor under two names is one tensor."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        average = copy.deepcopy(model)
+        nn.init.ones_(model[0].weight)
+        nn.init.zeros_(average[0].weight)
+
+        cf.compute_ema(model, average, smoothing=0.75)
+
+        torch.testing.assert_close(average[0].weight, torch.full((2, 2), 0.25))
+
+    def test_mixed_dtypes(self):
+        """Each dtype is averaged in its own, and an average may be kept in more digits than the model has."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
+        average = copy.deepcopy(model)
+        average[1].float()
+        expected = [0.5 * average[i].weight + 0.5 * (model[i].weight + 1) for i in range(2)]
+        with torch.no_grad():
+            for layer in model:
+                layer.weight += 1
+
+        cf.compute_ema(model, average, smoothing=0.5)
+
+        assert average[1].weight.dtype == torch.float32
+        torch.testing.assert_close(average[0].weight, expected[0])
+        torch.testing.assert_close(average[1].weight, expected[1], atol=0.01, rtol=0.01)
+
+    def test_other_names_are_refused(self):
+        """The message names some that differ on either side and says how to make an average."""
+        with pytest.raises(ValueError, match=r"only model has 0.bias, only ema_model has 1.weight\. .*deepcopy"):
+            cf.compute_ema(
+                nn.Sequential(nn.Linear(2, 2)),
+                nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)),
+            )
+
+    def test_a_wrapped_model_is_refused(self):
+        """Names with a prefix do not agree."""
+        model = nn.Linear(2, 2)
+
+        with pytest.raises(ValueError, match="ema_model must have the names"):
+            cf.compute_ema(nn.Sequential(model), model)
+
+    @pytest.mark.parametrize("smoothing", [-0.1, 1.01, math.nan])
+    def test_smoothing_out_of_range_is_refused(self, smoothing: float):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=rf"smoothing must lie in \[0, 1\], got {smoothing}"):
+            cf.compute_ema(nn.Linear(2, 2), nn.Linear(2, 2), smoothing)
+
+
+class TestUpdateAverages:
+    @given(seed=st.integers(0, 2**40), smoothing=st.floats(0, 1))
+    def test_stays_between_average_and_value(self, seed: int, smoothing: float):
+        """An average never leaves the span of what it averages."""
+        generator = torch.Generator().manual_seed(seed)
+        average, value = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(2))
+        low, high = torch.minimum(average, value), torch.maximum(average, value)
+
+        cf.update_averages([average], [value], smoothing)
+
+        assert (average >= low - 1e-12).all()
+        assert (average <= high + 1e-12).all()
+
+    def test_compiles_without_a_break(self):
+        """One graph for lists of mixed dtypes."""
+        compiled = torch.compile(cf.update_averages, fullgraph=True, backend="eager")
+        averages = [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.tensor(1)]
+
+        compiled(averages, [torch.ones(2), torch.ones(3, dtype=torch.float64), torch.tensor(4)], 0.75)
+
+        assert [average.tolist() for average in averages] == [[0.25] * 2, [0.25] * 3, 4]
+
+    def test_lists_of_other_length_are_refused(self):
+        """Each average needs its value."""
+        with pytest.raises(ValueError, match="averaged and current must be as long, got 1 and 2"):
+            cf.update_averages([torch.ones(1)], [torch.ones(1), torch.ones(1)])
+
+    def test_nothing_to_average(self):
+        """Empty lists are fine."""
+        cf.update_averages([], [])

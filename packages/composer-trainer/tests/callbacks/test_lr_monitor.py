@@ -1,0 +1,84 @@
+"""The learning rates that batches are trained with."""
+
+import pytest
+import torch
+
+from composer import Trainer
+from composer.callbacks import LRMonitor
+from composer.core import Engine, Logger, State
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import LinearScheduler
+
+
+def parameter():
+    return torch.nn.Parameter(torch.zeros(1))
+
+
+def logged(*optimizers):
+    """Return what is logged at the start of a batch."""
+    state = State(model=None, optimizers=optimizers, callbacks=LRMonitor())
+    history = InMemoryLogger()
+    engine = Engine(state, Logger(state, history))
+    engine.run_event("init")
+    engine.run_event("batch_start")
+    return history.most_recent_values
+
+
+class TestLRMonitor:
+    def test_each_group_has_a_name(self):
+        """Groups are numbered within their optimizer."""
+        groups = [{"params": [parameter()]}, {"params": [parameter()], "lr": 0.01}]
+
+        assert logged(torch.optim.SGD(groups, lr=0.1)) == {"lr-SGD/group0": 0.1, "lr-SGD/group1": 0.01}
+
+    def test_optimizers_of_one_class_have_names_of_their_own(self):
+        """No learning rate hides another."""
+        optimizers = [torch.optim.SGD([parameter()], lr=0.1), torch.optim.Adam([parameter()], lr=0.2)]
+        optimizers += [torch.optim.SGD([parameter()], lr=0.3)]
+
+        assert logged(*optimizers) == {"lr-SGD/group0": 0.1, "lr-Adam/group0": 0.2, "lr-SGD.1/group0": 0.3}
+
+    def test_learning_rate_in_a_tensor(self):
+        """A tensor that schedulers change in place is logged as it is at that batch."""
+        rate = torch.tensor(0.5)
+        optimizer = torch.optim.SGD([parameter()], lr=rate, foreach=False)
+        values = logged(optimizer)
+        rate.fill_(0.25)
+
+        assert values == {"lr-SGD/group0": 0.5}
+
+    def test_nothing_is_done_without_loggers(self):
+        """Where nothing is logged, not even the names are made."""
+        state = State(model=None, optimizers=torch.optim.SGD([parameter()], lr=0.1))
+        state.optimizers[0].param_groups = None
+
+        LRMonitor().batch_start(state, Logger(state))
+
+    @pytest.mark.parametrize("duration", ["4ba", "2ep"])
+    def test_in_a_real_training_every_batch_has_its_own(self, duration):
+        """The rate that is logged for a batch, under the number of that batch, is the one that it was trained with."""
+        network = torch.nn.Linear(3, 2)
+        history = InMemoryLogger()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.8)
+        used = []
+        optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
+
+        trainer = Trainer(
+            model=ComposerClassifier(network, num_classes=2),
+            train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 2,
+            optimizers=optimizer,
+            schedulers=LinearScheduler(),
+            max_duration=duration,
+            callbacks=LRMonitor(),
+            loggers=history,
+            progress_bar=False,
+            device="cpu",
+            precision="fp32",
+        )
+        trainer.fit()
+        trainer.close()
+
+        series = history.get_timeseries("lr-SGD/group0")
+        assert series["lr-SGD/group0"] == used == pytest.approx([0.8, 0.6, 0.4, 0.2])
+        assert series["batch"] == history.get_timeseries("loss/train/total")["batch"] == [0, 1, 2, 3]

@@ -1,0 +1,98 @@
+"""A loop of events, as the trainer runs it, around nothing that is learnt."""
+
+import datetime as dt
+
+import pytest
+import torch
+
+from composer.core import Engine, Logger, State
+
+
+class Loop:
+    """Two epochs of three batches by default; batch ``k`` has the loss ``k`` and takes half a second by the clock."""
+
+    def __init__(self, *destinations, batches=3, max_duration="2ep", **options):
+        self.batches = batches
+        self.state = State(model=None, max_duration=max_duration, **options)
+        self.state.set_dataloader(None, "train", batches)
+        self.logger = Logger(self.state, destinations)
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+
+    def fit(self, epochs=2, evaluate=False):
+        self.engine.run_event("fit_start")
+        for _ in range(epochs):
+            self.engine.run_event("epoch_start")
+            for _ in range(self.batches):
+                self.batch()
+            self.state.previous_timestamp = self.state.timestamp
+            self.state.timestamp = self.state.timestamp.to_next_epoch()
+            self.engine.run_event("epoch_end")
+            if evaluate:
+                self.evaluate()
+        self.engine.run_event("fit_end")
+        return self
+
+    def batch(self, **metrics):
+        state = self.state
+        self.engine.run_event("batch_start")
+        number = int(state.timestamp.batch)
+        loss = torch.tensor(float(number))
+        self.logger.log_metrics({"loss/train/total": loss, "time/batch": number, **metrics})
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples=4, duration=dt.timedelta(seconds=0.5))
+        self.engine.run_event("batch_end")
+
+    def evaluate(self, label="eval", accuracy=0.75):
+        training = self.state.dataloader, self.state.dataloader_label, self.state.dataloader_len
+        self.engine.run_event("eval_before_all")
+        self.state.set_dataloader(None, label, 2)
+        self.engine.run_event("eval_start")
+        for _ in range(2):
+            self.engine.run_event("eval_batch_start")
+            self.engine.run_event("eval_batch_end")
+        self.logger.log_metrics({f"metrics/{label}/Accuracy": torch.tensor(accuracy)})
+        self.engine.run_event("eval_end")
+        self.state.set_dataloader(*training)
+        self.engine.run_event("eval_after_all")
+
+
+@pytest.fixture
+def make_loop():
+    """Return a function that makes a loop which logs to some destinations; it is closed at the end."""
+    loops = []
+
+    def make(*destinations, **options):
+        loops.append(Loop(*destinations, **options))
+        return loops[-1]
+
+    yield make
+    for loop in loops:
+        loop.engine.close()
+
+
+class UnreadTensor(torch.Tensor):
+    """A number on a device that has not computed it yet: it counts how often one waits for it."""
+
+    reads = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in {"item", "tolist", "__float__", "__bool__"}:
+            cls.reads += 1
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return False if function == torch.Tensor.is_cpu.__get__ else result
+
+
+@pytest.fixture
+def unread():
+    """Return a function that makes a number which counts in ``.reads`` how often one waits for such numbers."""
+
+    class Counted(UnreadTensor):
+        reads = 0
+
+    def make(number):
+        return torch.tensor(float(number)).as_subclass(Counted)
+
+    make.counter = Counted
+    return make

@@ -1,0 +1,171 @@
+"""Metrics as lines of text."""
+
+import io
+import sys
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from composer.core import Event, Trace
+from composer.loggers import ConsoleLogger
+
+
+def printed(stream):
+    return stream.getvalue().splitlines()
+
+
+class TestConsoleLogger:
+    def test_a_line_at_every_interval_and_at_the_end_of_epochs(self, make_loop):
+        """A line has the place in the run and the latest values; what was printed is not printed again."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger("2ba", stream)).fit()
+
+        assert printed(stream) == [
+            "[epoch 1/2, batch 2/3] loss/train/total=1",
+            "[epoch 1/2, end] loss/train/total=2",
+            "[epoch 2/2, batch 1/3] loss/train/total=3",
+            "[epoch 2/2, batch 3/3] loss/train/total=5",
+        ]
+
+    def test_every_batch_by_default(self, make_loop):
+        """The default interval is a batch."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(stream=stream)).fit()
+
+        assert len(printed(stream)) == 6
+
+    @pytest.mark.parametrize(("interval", "lines"), [(1, 2), ("2ep", 1)])
+    def test_interval_in_epochs(self, make_loop, interval, lines):
+        """An interval in epochs prints at the end of those epochs only."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(interval, stream)).fit()
+
+        assert len(printed(stream)) == lines
+
+    def test_batches_of_the_whole_training(self, make_loop):
+        """Where the length of training is in batches, batches are counted from its beginning."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger("0.5dur", stream), max_duration="6ba").fit()
+
+        assert printed(stream)[-1] == "[epoch 2, batch 6/6] loss/train/total=5"
+
+    def test_evaluation_has_a_line_of_its_own(self, make_loop):
+        """What an evaluation found is printed when it ends, without what training logged."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger("100ba", stream))
+        loop.batch()
+
+        loop.evaluate("test", accuracy=0.9375)
+
+        assert printed(stream) == ["[batch 1, test] metrics/test/Accuracy=0.9375"]
+
+    def test_rest_is_printed_at_the_end(self, make_loop):
+        """Training that ends between two intervals prints what is left."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger("100ba", stream), max_duration="3ba").fit(epochs=1)
+
+        assert printed(stream) == ["[epoch 1, end] loss/train/total=2"]
+
+    def test_nothing_is_read_between_lines(self, make_loop, unread):
+        """Numbers of a device are waited for only when they are printed, those of a line together."""
+        loop = make_loop(ConsoleLogger("4ba", io.StringIO()))
+        reads = []
+
+        for number in range(4):
+            loop.batch(slow=unread(number), slower=unread(number))
+            reads.append(unread.counter.reads)
+
+        assert reads == [0, 0, 0, 1]
+
+    def test_long_lines_are_folded(self, make_loop):
+        """Many metrics stay readable: losses and metrics first, then the rest, on lines of at most 120 characters."""
+        stream = io.StringIO()
+        rest = {f"throughput/number_{place}": place for place in range(9)}
+
+        make_loop(ConsoleLogger(stream=stream)).batch(**rest, **{"metrics/train/Accuracy": 0.5})
+
+        first, second, *_ = printed(stream)
+        assert first.startswith(
+            "[epoch 1/2, batch 1/3] loss/train/total=0, metrics/train/Accuracy=0.5, throughput/number_0=0,"
+        )
+        assert second.startswith("    throughput/")
+        assert max(map(len, printed(stream))) <= 120
+
+    def test_several_numbers_in_one_tensor(self, make_loop):
+        """A metric that is no single number is printed and does not end the run."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(stream=stream)).batch(per_class=torch.tensor([0.5, 1.0]))
+
+        assert printed(stream) == ["[epoch 1/2, batch 1/3] loss/train/total=0, per_class=[0.5, 1.0]"]
+
+    def test_stream_is_looked_up_when_it_prints(self, make_loop, capsys):
+        """Standard streams that are replaced after the logger was made are respected."""
+        make_loop(ConsoleLogger(stream="stdout")).batch()
+
+        assert capsys.readouterr().out == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
+
+    def test_first_process_prints(self, make_loop):
+        """In a distributed run other processes are silent."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger(stream=stream), rank=1)
+
+        loop.fit(evaluate=True)
+        loop.logger.log_hyperparameters({"lr": 0.1})
+
+        assert stream.getvalue() == ""
+
+    def test_settings_and_tables(self, make_loop):
+        """Settings are a line, tables are columns."""
+        stream = io.StringIO()
+        logger = make_loop(ConsoleLogger(stream=stream)).logger
+
+        logger.log_hyperparameters({"lr": 0.1, "seed": 17})
+        logger.log_table(["id", "score"], [[1000, 0.5]], name="best")
+
+        assert printed(stream) == ["hyperparameters: lr=0.1, seed=17", "best:", "id    score", "1000  0.5"]
+
+    def test_traces_if_asked_for(self, make_loop):
+        """Which algorithms ran is printed with log_traces=True only."""
+        silent, stream = io.StringIO(), io.StringIO()
+        loop = make_loop(ConsoleLogger(stream=silent), ConsoleLogger(stream=stream, log_traces=True))
+
+        loop.logger.log_traces({"algorithm_traces/EMA/batch_end": Trace("EMA", Event.BATCH_END, run=True)})
+        loop.batch()
+
+        assert "algorithm_traces/EMA/batch_end=ran" in stream.getvalue()
+        assert "EMA" not in silent.getvalue()
+
+    def test_beside_a_bar(self, make_loop):
+        """A line does not run into a bar that is being drawn."""
+        stream = io.StringIO()
+        loop = make_loop(ConsoleLogger(stream=stream))
+
+        with tqdm(total=3, file=stream):
+            loop.batch()
+
+        assert "\r[epoch 1/2, batch 1/3] loss/train/total=0\n" in stream.getvalue()
+
+    def test_without_tqdm(self, make_loop, monkeypatch):
+        """Where nothing has loaded tqdm, a line is a line."""
+        monkeypatch.delitem(sys.modules, "tqdm")
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(stream=stream)).batch()
+
+        assert printed(stream) == ["[epoch 1/2, batch 1/3] loss/train/total=0"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [({"log_interval": "often"}, "'often'"), ({"stream": "nowhere"}, "stream must be"), ({"stream": 3}, "got 3")],
+    )
+    def test_bad_arguments(self, options, message):
+        """What cannot work is refused at once."""
+        with pytest.raises(ValueError, match=message):
+            ConsoleLogger(**options)

@@ -1,0 +1,238 @@
+"""Metrics in a file, whole lines at any time."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.core import Event, Trace
+from composer.loggers import FileLogger
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+class TestFileLogger:
+    def test_a_line_for_each_logged_dictionary(self, make_loop, tmp_path):
+        """Each line has the clock and the values."""
+        make_loop(FileLogger(str(tmp_path / "log.txt"))).fit(evaluate=True)
+
+        written = lines(tmp_path / "log.txt")
+
+        assert written[1] == {
+            "epoch": 0,
+            "batch": 1,
+            "seconds": 0.5,
+            "metrics": {"loss/train/total": 1.0, "time/batch": 1},
+        }
+        assert written[-1] == {"epoch": 2, "batch": 6, "seconds": 3.0, "metrics": {"metrics/eval/Accuracy": 0.75}}
+        assert [line["metrics"]["loss/train/total"] for line in written if len(line["metrics"]) == 2] == [*range(6)]
+
+    def test_name_is_filled_in(self, make_loop, tmp_path, monkeypatch):
+        """By default the file is named after run and process, in a folder that is made."""
+        monkeypatch.chdir(tmp_path)
+
+        make_loop(FileLogger(), run_name="blur")
+
+        assert (tmp_path / "blur" / "logs-rank0.txt").read_text() == ""
+
+    def test_file_is_where_the_run_began(self, make_loop, tmp_path, monkeypatch):
+        """Changing the working folder during a run does not split the file."""
+        monkeypatch.chdir(tmp_path)
+        loop = make_loop(FileLogger("log.txt"))
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+
+        loop.fit()
+
+        assert len(lines(tmp_path / "log.txt")) == 6
+
+    def test_existing_file_is_an_error(self, make_loop, tmp_path):
+        """Nothing that was measured is written over by accident."""
+        path = tmp_path / "log.txt"
+        path.write_text("precious")
+
+        with pytest.raises(FileExistsError, match=r"log\.txt.*overwrite=True"):
+            make_loop(FileLogger(str(path)))
+
+        assert path.read_text() == "precious"
+
+    def test_overwrite(self, make_loop, tmp_path):
+        """With overwrite the file begins anew."""
+        (tmp_path / "log.txt").write_text("old\n")
+
+        make_loop(FileLogger(str(tmp_path / "log.txt"), overwrite=True)).fit()
+
+        assert len(lines(tmp_path / "log.txt")) == 6
+
+    @pytest.mark.parametrize("name", ["{epoch}.txt", "{}.txt", "{run_name.txt"])
+    def test_unknown_placeholder_is_refused(self, name):
+        """A name that cannot be filled in is refused at once."""
+        with pytest.raises(ValueError, match=r"filename .*\{run_name\} and \{rank\}"):
+            FileLogger(name)
+
+    def test_flush_interval_of_nothing_is_refused(self):
+        """An interval is at least one batch."""
+        with pytest.raises(ValueError, match="flush_interval must be at least 1 batch, got 0"):
+            FileLogger(flush_interval=0)
+
+    def test_written_every_flush_interval(self, make_loop, tmp_path):
+        """Lines are written after every so many batches."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
+        written = []
+
+        for _ in range(5):
+            loop.batch()
+            written.append(len(lines(tmp_path / "log.txt")))
+
+        assert written == [0, 2, 2, 4, 4]
+
+    @pytest.mark.parametrize("event", ["epoch_end", "eval_after_all", "fit_end", "predict_end"])
+    def test_written_at(self, make_loop, tmp_path, event):
+        """Lines are written when an epoch, an evaluation, a prediction or the training ends."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.batch()
+
+        loop.engine.run_event(event)
+
+        assert len(lines(tmp_path / "log.txt")) == 1
+
+    def test_written_on_close(self, make_loop, tmp_path):
+        """What was logged last is there when the run has been closed."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.batch()
+
+        loop.engine.close()
+
+        assert len(lines(tmp_path / "log.txt")) == 1
+
+    def test_device_is_waited_for_once_a_flush(self, make_loop, tmp_path, unread):
+        """Numbers of a device are read together, when they are written."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=4))
+        for number in range(3):
+            loop.batch(slow=unread(number))
+        before = unread.counter.reads
+
+        loop.batch(slow=unread(3))
+
+        assert (before, unread.counter.reads) == (0, 1)
+        assert [line["metrics"]["slow"] for line in lines(tmp_path / "log.txt")] == [0.0, 1.0, 2.0, 3.0]
+
+    def test_numbers_that_json_has_not(self, make_loop, tmp_path):
+        """The file is strict JSON, and its texts for such numbers are read by float()."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.logger.log_metrics({"a": torch.tensor(math.nan), "b": math.inf, "c": [-math.inf]})
+        loop.engine.close()
+
+        def refuse(name):
+            raise AssertionError(name)
+
+        values = json.loads((tmp_path / "log.txt").read_text(), parse_constant=refuse)["metrics"]
+        assert values == {"a": "NaN", "b": "Infinity", "c": ["-Infinity"]}
+        assert math.isnan(float(values["a"]))
+        assert float(values["c"][0]) == -math.inf
+
+    def test_hyperparameters_of_any_kind(self, make_loop, tmp_path):
+        """Settings are a line; what JSON does not know becomes text."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        settings = {
+            "lr": 0.1,
+            "sizes": (1, 2),
+            "device": torch.device("cpu"),
+            "weights": torch.ones(2),
+            3: {None: True},
+        }
+        loop.logger.log_hyperparameters(settings)
+        loop.engine.close()
+
+        assert lines(tmp_path / "log.txt")[0]["hyperparameters"] == {
+            "lr": 0.1,
+            "sizes": [1, 2],
+            "device": "cpu",
+            "weights": [1.0, 1.0],
+            "3": {"None": True},
+        }
+
+    def test_traces_and_tables(self, make_loop, tmp_path):
+        """Which algorithms ran, and tables, are lines of their own."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.logger.log_traces(
+            {"algorithm_traces/MixUp/after_loss": Trace("MixUp", Event.AFTER_LOSS, order=0, run=True)}
+        )
+        loop.logger.log_table(["id"], [[7]], name="best")
+        loop.engine.close()
+
+        trace, table = lines(tmp_path / "log.txt")
+        assert trace["traces"]["algorithm_traces/MixUp/after_loss"] == {
+            "name": "MixUp",
+            "event": "after_loss",
+            "exit_code": None,
+            "order": 0,
+            "run": True,
+        }
+        assert (table["table"], table["columns"], table["rows"]) == ("best", ["id"], [[7]])
+
+    def test_traces_can_be_left_out(self, make_loop, tmp_path):
+        """With log_traces=False they are not written."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), log_traces=False))
+        loop.logger.log_traces({"a": Trace()})
+        loop.engine.close()
+
+        assert lines(tmp_path / "log.txt") == []
+
+    def test_full_disk_does_not_end_the_run(self, make_loop, tmp_path):
+        """A file that cannot be written to is reported once; the run goes on, and so does the file if it can."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=1))
+        loop.batch()
+        (tmp_path / "log.txt").rename(tmp_path / "kept.txt")
+        (tmp_path / "log.txt").mkdir()
+
+        with pytest.warns(RuntimeWarning, match="FileLogger could not write to .* training goes on") as caught:
+            [loop.batch() for _ in range(2)]
+        (tmp_path / "log.txt").rmdir()
+        loop.batch()
+
+        assert len(caught) == 1
+        assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3]
+
+    def test_kill_leaves_whole_lines(self, tmp_path):
+        """A process that is killed while it writes leaves nothing but whole lines."""
+        program = f"""
+from composer.core import Engine, Logger, State
+from composer.loggers import FileLogger
+state = State(model=None)
+logger = Logger(state, FileLogger({str(tmp_path / "log.txt")!r}, flush_interval=1))
+engine = Engine(state, logger)
+engine.run_event("init")
+print("ready", flush=True)
+while True:
+    for number in range(200):
+        logger.log_metrics({{f"metric/{{place}}": number for place in range(50)}})
+    engine.run_event("batch_end")
+"""
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        with process:
+            process.stdout.readline()
+            while (tmp_path / "log.txt").stat().st_size < 1_000_000:
+                pass
+            process.send_signal(signal.SIGKILL)
+
+        content = (tmp_path / "log.txt").read_text()
+        assert content.endswith("\n")
+        assert all(len(line["metrics"]) == 50 for line in lines(tmp_path / "log.txt"))
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are open")
+    def test_no_file_stays_open(self, make_loop, tmp_path):
+        """A run that is never closed leaves no open file behind."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.fit()
+
+        opened = [link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+        assert "log.txt" not in opened

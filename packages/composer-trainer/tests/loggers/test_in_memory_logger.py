@@ -1,0 +1,110 @@
+"""What was logged can be looked at."""
+
+import pytest
+import torch
+
+from composer.core import Timestamp
+from composer.loggers import InMemoryLogger
+
+
+class TestInMemoryLogger:
+    def test_keeps_each_value_with_the_clock(self, make_loop):
+        """A batch's loss stands beside the clock of that batch."""
+        history = InMemoryLogger()
+
+        make_loop(history).fit()
+
+        assert [value for _, value in history.data["loss/train/total"]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert [int(clock.epoch) for clock, _ in history.data["loss/train/total"]] == [0, 0, 0, 1, 1, 1]
+        assert [int(clock.batch) for clock, _ in history.data["loss/train/total"]] == [0, 1, 2, 3, 4, 5]
+
+    def test_timeseries_has_a_column_for_each_part_of_the_clock(self, make_loop):
+        """Columns of one length, ready to be drawn."""
+        history = InMemoryLogger()
+        make_loop(history).fit()
+
+        series = history.get_timeseries("loss/train/total")
+
+        assert series["loss/train/total"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert series["sample"] == [0, 4, 8, 12, 16, 20]
+        assert series["batch_in_epoch"] == [0, 1, 2, 0, 1, 2]
+        assert series["total_wct"] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+
+    def test_timeseries_of_an_unknown_metric_names_the_known_ones(self, make_loop):
+        """The error says what there is."""
+        history = InMemoryLogger()
+        make_loop(history).fit()
+
+        with pytest.raises(ValueError, match=r"loss/train/total, time/batch.*got 'loss'"):
+            history.get_timeseries("loss")
+
+    def test_most_recent(self, make_loop):
+        """The last value of each metric, and when it was."""
+        history = InMemoryLogger()
+        make_loop(history).fit(evaluate=True)
+
+        assert history.most_recent_values == {"loss/train/total": 5.0, "time/batch": 5, "metrics/eval/Accuracy": 0.75}
+        assert history.most_recent_timestamps["metrics/eval/Accuracy"].epoch == 2
+
+    def test_looking_does_not_end_it(self, make_loop):
+        """One may look in the middle of a run, and again later."""
+        history = InMemoryLogger()
+        loop = make_loop(history)
+
+        loop.batch()
+        assert len(history.data["loss/train/total"]) == 1
+        loop.batch()
+
+        assert [value for _, value in history.data["loss/train/total"]] == [0.0, 1.0]
+
+    def test_device_is_waited_for_once_an_epoch(self, make_loop, unread):
+        """Numbers of a device are read together at the epoch's end, and not before."""
+        history = InMemoryLogger()
+        loop = make_loop(history)
+        for number in range(20):
+            loop.batch(slow=unread(number))
+        reads_before = unread.counter.reads
+
+        loop.engine.run_event("epoch_end")
+
+        assert (reads_before, unread.counter.reads) == (0, 1)
+        assert history.get_timeseries("slow")["slow"] == [float(number) for number in range(20)]
+
+    def test_reused_dictionary_is_copied(self, make_loop):
+        """A caller may fill one dictionary again and again."""
+        history = InMemoryLogger()
+        logger, metrics = make_loop(history).logger, {}
+        for number in range(3):
+            metrics["x"] = number
+            logger.log_metrics(metrics)
+
+        assert [value for _, value in history.data["x"]] == [0, 1, 2]
+
+    def test_step_of_ones_own(self, make_loop):
+        """A step that is not the clock's batch is what the value is kept under."""
+        history = InMemoryLogger()
+
+        make_loop(history).logger.log_metrics({"x": 1.0}, step=17)
+
+        assert history.data["x"] == [(Timestamp(batch=17), 1.0)]
+
+    def test_hyperparameters_and_tables(self, make_loop):
+        """Settings are gathered; a table replaces the one of its name."""
+        history = InMemoryLogger()
+        logger = make_loop(history).logger
+
+        logger.log_hyperparameters({"lr": 0.1})
+        logger.log_hyperparameters({"seed": 17})
+        logger.log_table(["id", "score"], [[1, 0.5]], name="best")
+
+        assert history.hyperparameters == {"lr": 0.1, "seed": 17}
+        assert history.tables == {"best": {"columns": ["id", "score"], "rows": [[1, 0.5]]}}
+
+    def test_changes_no_number(self, make_loop):
+        """What is logged stays as it is, and is not turned into something else for others."""
+        loss = torch.tensor(0.5, requires_grad=True)
+
+        make_loop(InMemoryLogger()).logger.log_metrics({"loss": loss})
+
+        assert loss.requires_grad
+        assert loss == 0.5

@@ -1,0 +1,210 @@
+"""One bar for a fit."""
+
+import gc
+import io
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import tqdm.std
+
+from composer.core import Trace
+from composer.loggers import ProgressBarLogger
+from composer.loggers import progress_bar_logger as module
+
+
+@pytest.fixture
+def always_due(monkeypatch):
+    """Draw at every opportunity."""
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
+
+
+def drawings(stream):
+    """Return the bars that were drawn, without the parts that depend on time."""
+    return [
+        re.sub(r"\s*\[[^,\]]*(, *[^,\]]*(/s|s/\w+))?", "", text).strip(" ]")
+        for text in re.split(r"[\r\n]|\x1b\[A", stream.getvalue())
+        if text.strip()
+    ]
+
+
+class TestFitBar:
+    def test_counts_the_batches_of_all_epochs(self, make_loop):
+        """There is one bar, whose length is known from the number of epochs and of batches in them."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).fit()
+
+        assert "| 0/6" in stream.getvalue()
+        assert re.search(r"Epoch 2/2: 100%\|.*\| 6/6 .*loss=5\]\n", stream.getvalue())
+        assert stream.getvalue().count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("options", "shown"),
+        [
+            ({"max_duration": "6ba"}, r"100%\|.*\| 6/6 \[.*ba"),
+            ({"max_duration": "24sp"}, r"100%\|.*\| 24.0/24.0 \[.*sp"),
+            ({"max_duration": "3sec"}, r"100%\|.*\| 3/3s"),
+            ({"max_duration": "2iter"}, r"100%\|.*\| 6/6 "),
+            ({"max_duration": "1iter", "iteration_length": "2ep"}, r"100%\|.*\| 6/6 "),
+            ({"max_duration": "12ba"}, r"50%\|.*\| 6/12 "),
+        ],
+    )
+    def test_counts_in_the_unit_of_the_training(self, make_loop, options, shown):
+        """A training in batches, samples or seconds is drawn in them."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream), **options).fit()
+
+        assert re.search(shown, stream.getvalue())
+
+    def test_loader_without_a_length(self, make_loop):
+        """Where an epoch's length is not known, batches are counted."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream))
+        loop.state.dataloader_len = None
+
+        loop.fit()
+
+        assert re.search(r"Epoch 2/2: 6ba \[", stream.getvalue())
+
+    def test_goes_on_where_the_run_stands(self, make_loop):
+        """A second fit, or a resumed one, begins where the clock is."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream)).fit()
+        loop.state.max_duration = "4ep"
+        stream.truncate(0)
+
+        loop.fit()
+
+        assert re.search(r"Epoch 3/4:  50%\|.*\| 6/12 ", stream.getvalue())
+        assert re.search(r"Epoch 4/4: 100%\|.*\| 12/12 ", stream.getvalue())
+
+    def test_shows_the_last_evaluation(self, make_loop, always_due):
+        """The metrics of the last evaluation stand beside the loss from then on."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+
+        assert re.search(r"\| 3/6 .*loss=2, eval/Accuracy=0.75\]", stream.getvalue())
+        assert re.search(r"\| 6/6 .*loss=5, eval/Accuracy=0.75\] *\n$", stream.getvalue())
+
+    def test_loss_is_read_only_when_drawn(self, make_loop, unread):
+        """Between drawings nothing waits for the device."""
+        bar = ProgressBarLogger(io.StringIO())
+        loop = make_loop(bar, max_duration="1000ba")
+        loop.engine.run_event("fit_start")
+        began = time.monotonic()
+
+        for number in range(200):
+            loop.batch(**{"loss/train/total": unread(number)})
+        drawings_at_most = (time.monotonic() - began) / 0.1 + 1
+
+        assert unread.counter.reads <= drawings_at_most < 200
+
+    def test_drawn_at_most_ten_times_a_second(self, make_loop):
+        """However fast the steps are."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream), max_duration="1000000ba")
+        loop.engine.run_event("fit_start")
+        began = time.monotonic()
+
+        while time.monotonic() - began < 0.5:
+            loop.batch()
+
+        assert 2 <= stream.getvalue().count("\r") <= 8
+
+    def test_first_process_draws(self, make_loop):
+        """In a distributed run other processes are silent."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream), rank=1).fit(evaluate=True)
+
+        assert stream.getvalue() == ""
+
+    def test_stream_is_looked_up_when_a_bar_is_made(self, make_loop, capsys):
+        """Standard streams that are replaced after the logger was made are respected; the default is stderr."""
+        make_loop(ProgressBarLogger()).fit()
+
+        assert "6/6" in capsys.readouterr().err
+
+    def test_traces_above_the_bar_if_asked_for(self, make_loop):
+        """Which algorithms ran is written with log_traces=True only."""
+        silent, stream = io.StringIO(), io.StringIO()
+        loop = make_loop(ProgressBarLogger(silent), ProgressBarLogger(stream, log_traces=True))
+        loop.engine.run_event("fit_start")
+
+        loop.logger.log_traces({"algorithm_traces/EMA/batch_end": Trace("EMA", run=True)})
+
+        assert "algorithm_traces/EMA/batch_end: Trace(name='EMA'" in stream.getvalue()
+        assert "EMA" not in silent.getvalue()
+
+    def test_starts_no_thread(self, make_loop, monkeypatch):
+        """Data loaders fork; a thread of tqdm's would make that unsafe."""
+        started = []
+        monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)
+        monkeypatch.setattr(tqdm.std, "TMonitor", lambda *arguments: started.append(arguments))
+
+        make_loop(ProgressBarLogger(io.StringIO())).fit()
+
+        assert started == []
+
+    def test_bad_stream(self):
+        """What cannot be written to is refused at once."""
+        with pytest.raises(ValueError, match=r"stream must be .* or an open text file, got 'file\.txt'"):
+            ProgressBarLogger("file.txt")
+
+
+class TestShortBars:
+    def test_evaluation_in_a_fit_leaves_no_bar(self, make_loop, always_due):
+        """During training the bar of an evaluation is drawn, and disappears."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
+
+        assert "eval: 100%" in stream.getvalue()
+        assert "eval: " not in drawings(stream)[-1]
+        assert stream.getvalue().endswith("\n")
+
+    def test_evaluation_by_itself_shows_its_metrics(self, make_loop):
+        """Outside of training the bar stays and says what was found."""
+        stream = io.StringIO()
+
+        make_loop(ProgressBarLogger(stream)).evaluate("test")
+
+        assert re.search(r"test: 100%\|.*\| 2/2 .*Accuracy=0.75\] *\n$", stream.getvalue())
+
+    def test_prediction(self, make_loop, always_due):
+        """A prediction has a bar, too, which disappears."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream))
+
+        for event in ["predict_start", *["predict_batch_end"] * 3, "predict_end"]:
+            loop.engine.run_event(event)
+
+        assert re.search(r"Predicting: 100%\|.*\| 3/3 ", stream.getvalue())
+        assert not stream.getvalue().endswith("\n")
+
+    def test_broken_off_run_is_cleaned_up(self, make_loop):
+        """After an error in an evaluation nothing is left open, and another fit draws a bar."""
+        stream = io.StringIO()
+        loop = make_loop(ProgressBarLogger(stream))
+        for event in ["fit_start", "eval_before_all", "eval_start"]:
+            loop.engine.run_event(event)
+
+        loop.fit()
+        loop.engine.close()
+        gc.collect()
+
+        assert re.search(r"\| 6/6 .*loss=5\] *\n$", stream.getvalue())
+
+
+def test_tqdm_is_loaded_with_the_first_bar_only():
+    """Importing the loggers does not load tqdm (its bars; torch itself loads a part of it)."""
+    program = "import sys, composer.loggers; print('tqdm.auto' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"

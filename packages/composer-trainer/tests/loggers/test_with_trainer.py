@@ -1,0 +1,91 @@
+"""All loggers in one real training: they tell the same story, and change nothing of it."""
+
+import io
+import json
+
+import pytest
+import torch
+
+from composer import Trainer
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
+from composer.models import ComposerClassifier
+
+EPOCHS, BATCHES = 2, 5
+
+
+def trained(**options):
+    """Return a trainer that has trained a small network on fixed data."""
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    inputs = torch.randn(4 * BATCHES, 4)
+    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
+    trainer = Trainer(
+        model=ComposerClassifier(network, num_classes=3),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        max_duration=f"{EPOCHS}ep",
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+        seed=3,
+        **options,
+    )
+    trainer.fit()
+    trainer.close()
+    return trainer
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a run's trainer, and what each logger has of it."""
+    memory, lines, bar = InMemoryLogger(), io.StringIO(), io.StringIO()
+    path = tmp_path / "metrics.jsonl"
+    loggers = [memory, FileLogger(str(path)), ConsoleLogger("1ep", lines), ProgressBarLogger(bar)]
+    trainer = trained(loggers=loggers, callbacks=[LRMonitor(), SpeedMonitor()])
+    return trainer, memory, [json.loads(line) for line in path.read_text().splitlines()], lines, bar
+
+
+def test_memory_and_file_agree(run):
+    """Every loss and every metric is in both, with one clock."""
+    _, memory, written, _, _ = run
+
+    for name in ["loss/train/total", "metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"]:
+        from_file = [(line["batch"], line["metrics"][name]) for line in written if name in line.get("metrics", {})]
+        from_memory = [(int(clock.batch), value) for clock, value in memory.data[name]]
+        assert from_file == from_memory
+        assert len(from_file) == (EPOCHS * BATCHES if name.startswith("loss") else EPOCHS)
+
+
+def test_settings_are_everywhere(run):
+    """What the trainer says of itself is in memory and in the file."""
+    _, memory, written, lines, _ = run
+
+    assert memory.hyperparameters["rank_zero_seed"] == 3
+    assert written[0]["hyperparameters"]["max_duration"] == "2ep"
+    assert lines.getvalue().startswith("hyperparameters: ")
+
+
+def test_console_and_bar_show_the_end(run):
+    """A person sees the last loss and the last evaluation."""
+    _, memory, _, lines, bar = run
+    loss = f"{memory.most_recent_values['loss/train/total']:.4g}"
+    accuracy = f"{memory.most_recent_values['metrics/eval/MulticlassAccuracy']:.4g}"
+
+    assert "[batch 10, eval] metrics/eval/" in lines.getvalue()
+    assert f"MulticlassAccuracy={accuracy}\n" in lines.getvalue()
+    assert f"[epoch 2/2, end] loss/train/total={loss}, " in lines.getvalue()
+    assert "10/10 [" in bar.getvalue()
+    assert f"loss={loss}, eval/" in bar.getvalue()
+    assert f"eval/MulticlassAccuracy={accuracy}]" in bar.getvalue()
+
+
+def test_nothing_of_what_is_learnt_changes(run):
+    """With every logger and callback the weights have the bits that they have without."""
+    trainer, *_ = run
+
+    plain = trained()
+
+    pairs = zip(trainer.state.model.parameters(), plain.state.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)

@@ -1,0 +1,397 @@
+"""Schedules against their formulas: batch k is trained with f(k)."""
+
+import datetime as dt
+import math
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer import Trainer
+from composer import optim as schedules
+from composer.core import State, Timestamp
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import compile_composer_scheduler
+
+EPOCHS, BATCHES = 6, 10
+TOTAL = EPOCHS * BATCHES
+
+
+def make_state(max_duration=f"{EPOCHS}ep", batches=BATCHES, **options):
+    """Return the state of a run of 6 epochs of 10 batches, of 8 samples and 16 tokens each."""
+    state = State(model=None, max_duration=max_duration, **options)
+    state.set_dataloader(None, "train", batches)
+    return state
+
+
+def factors(schedule, state=None, ssr=1.0, count=TOTAL):
+    """Return the factor before each batch of a run."""
+    state = make_state() if state is None else state
+    found = []
+    for number in range(count):
+        state.timestamp = Timestamp(
+            epoch=number // BATCHES,
+            batch=number,
+            batch_in_epoch=number % BATCHES,
+            sample=number * 8,
+            token=number * 16,
+        )
+        found.append(schedule(state, ssr))
+    return found
+
+
+def cosine(fraction, last=0.0):
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * fraction))
+
+
+FORMULAS = [
+    (schedules.ConstantScheduler(alpha=0.5), lambda k: 0.5),
+    (schedules.ConstantScheduler(t_max="2ep"), lambda k: 1.0 if k < 20 else 0.0),
+    (schedules.ConstantWithWarmupScheduler("5ba", alpha=0.5), lambda k: 0.5 * min(k / 5, 1)),
+    (schedules.LinearScheduler(), lambda k: 1 - k / 60),
+    (schedules.LinearScheduler(0.5, 0.1, "30ba"), lambda k: 0.5 - 0.4 * min(k / 30, 1)),
+    (
+        schedules.LinearWithWarmupScheduler("1ep", alpha_i=0.8, alpha_f=0.2),
+        lambda k: 0.8 * k / 10 if k < 10 else 0.8 - 0.6 * (k - 10) / 50,
+    ),
+    (schedules.CosineAnnealingScheduler(), lambda k: cosine(k / 60)),
+    (schedules.CosineAnnealingScheduler("3ep", alpha_f=0.1), lambda k: cosine(min(k / 30, 1), 0.1)),
+    (
+        schedules.CosineAnnealingWithWarmupScheduler("1ep", alpha_f=0.01),
+        lambda k: k / 10 if k < 10 else cosine((k - 10) / 50, 0.01),
+    ),
+    (
+        schedules.CosineAnnealingWithWarmupScheduler("0.1dur", "0.5dur"),
+        lambda k: k / 6 if k < 6 else cosine(min((k - 6) / 24, 1)),
+    ),
+    (schedules.CosineAnnealingWithWarmupScheduler("0ba"), lambda k: cosine(k / 60)),
+    (schedules.CosineAnnealingWarmRestartsScheduler("2ep"), lambda k: cosine(k % 20 / 20)),
+    (
+        schedules.CosineAnnealingWarmRestartsScheduler("8ba", t_mult=2.0, alpha_f=0.1),
+        lambda k: cosine(
+            k / 8 if k < 8 else (k - 8) / 16 if k < 24 else (k - 24) / 32 if k < 56 else (k - 56) / 64, 0.1
+        ),
+    ),
+    (schedules.ExponentialScheduler(0.9), lambda k: 0.9 ** (k / 10)),
+    (schedules.ExponentialScheduler(0.9, "3ba"), lambda k: 0.9 ** (k / 3)),
+    (schedules.StepScheduler("2ep"), lambda k: 0.1 ** (k // 20)),
+    (schedules.StepScheduler("7ba", gamma=0.5), lambda k: 0.5 ** (k // 7)),
+    (
+        schedules.MultiStepScheduler(["1ep", "25ba", "0.9dur"], 0.5),
+        lambda k: 0.5 ** ((k >= 10) + (k >= 25) + (k >= 54)),
+    ),
+    (schedules.MultiStepWithWarmupScheduler("4ba", "3ep"), lambda k: k / 4 if k < 4 else 0.1 ** (k >= 30)),
+    (schedules.PolynomialScheduler(2.0, alpha_f=0.2), lambda k: 0.2 + 0.8 * (1 - k / 60) ** 2),
+    (
+        schedules.PolynomialWithWarmupScheduler("1ep", power=3.0),
+        lambda k: k / 10 if k < 10 else (1 - (k - 10) / 50) ** 3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "formula"), FORMULAS, ids=[str(schedule) for schedule, _ in FORMULAS])
+class TestFormulas:
+    def test_every_batch_has_the_value_of_the_formula(self, schedule, formula):
+        """Before batch k, counted from 0, the schedule gives exactly f(k): it does not lag."""
+        assert factors(schedule) == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
+
+    def test_scale_schedule_ratio_stretches_it(self, schedule, formula):
+        """With a ratio of 2 and twice the length, all times of a schedule double; a warm-up's if it is told to."""
+        if hasattr(schedule, "scale_warmup"):
+            schedule = attrs.evolve(schedule, scale_warmup=True)
+
+        found = factors(schedule, make_state(max_duration=f"{2 * EPOCHS}ep"), ssr=2.0, count=2 * TOTAL)
+
+        assert found[::2] == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
+
+
+class TestUnits:
+    @pytest.mark.parametrize(("unit", "per_batch"), [("ba", 1), ("sp", 8), ("tok", 16)])
+    def test_a_schedule_is_the_same_in_any_unit(self, unit, per_batch):
+        """Batches, samples and tokens give one curve."""
+        schedule = schedules.CosineAnnealingWithWarmupScheduler(f"{10 * per_batch}{unit}", f"{60 * per_batch}{unit}")
+
+        in_epochs = factors(schedules.CosineAnnealingWithWarmupScheduler("1ep", "6ep"))
+        assert factors(schedule) == pytest.approx(in_epochs)
+
+    def test_seconds(self):
+        """A schedule in seconds follows the wall clock of the run."""
+        state = make_state("10sec")
+        state.timestamp = Timestamp(total_wct=dt.timedelta(seconds=2.5))
+
+        assert schedules.LinearScheduler()(state) == 0.75
+
+    @pytest.mark.parametrize("whole", ["6ep", "1dur", "60ba"])
+    def test_batches_and_epochs_go_together(self, whole):
+        """Where an epoch's length is known, a warm-up in batches goes with a schedule in epochs."""
+        found = factors(schedules.CosineAnnealingWithWarmupScheduler("5ba", whole))
+
+        assert found == pytest.approx([k / 5 if k < 5 else cosine((k - 5) / 55) for k in range(TOTAL)])
+
+    def test_length_of_the_train_loader_is_enough(self):
+        """Before training begins, the loader says how long an epoch is."""
+        state = State(model=None, max_duration="4ep", train_dataloader=[0] * 10)
+        state.timestamp = Timestamp(batch=5, batch_in_epoch=5)
+
+        assert schedules.LinearScheduler()(state) == 1 - 5 / 40
+
+    def test_epochs_of_unknown_length_are_whole(self):
+        """A loader without a length lets a schedule in epochs move at their ends."""
+        found = factors(schedules.LinearScheduler(), make_state(batches=None))
+
+        assert found == pytest.approx([1 - k // 10 / 6 for k in range(TOTAL)])
+
+    def test_epochs_of_unknown_length_and_batches_are_refused(self):
+        """What cannot be converted is an error that says which times, and what to do."""
+        schedule = schedules.CosineAnnealingWithWarmupScheduler("5ba")
+
+        with pytest.raises(ValueError, match=r"5ba and 1dur cannot be put on one scale.*in one unit"):
+            schedule(make_state(batches=None))
+
+    def test_samples_and_epochs_are_refused(self):
+        """A number of samples is no number of batches."""
+        with pytest.raises(ValueError, match=r"50sp and 6ep cannot be put on one scale"):
+            schedules.CosineAnnealingWithWarmupScheduler("50sp", "6ep")(make_state())
+
+    def test_a_fraction_of_no_length_is_refused(self):
+        """A duration needs a max_duration."""
+        with pytest.raises(ValueError, match=r"1dur is a fraction of the training, which has no length.*max_duration"):
+            schedules.LinearScheduler()(make_state(max_duration=None))
+
+    @given(st.integers(1, 400))
+    @settings(max_examples=50, deadline=None)
+    def test_a_step_at_a_fraction_is_at_its_batch(self, batch):
+        """Rounding does not move a milestone: 0.07 of 100 batches is the seventh, not the eighth."""
+        state = make_state(max_duration="400ba")
+        schedule = schedules.MultiStepScheduler([f"{batch / 400}dur"])
+
+        state.timestamp = Timestamp(batch=batch - 1)
+        before = schedule(state)
+        state.timestamp = Timestamp(batch=batch)
+
+        assert (before, schedule(state)) == (1.0, pytest.approx(0.1))
+
+    @given(st.integers(0, 1000), st.sampled_from([schedule for schedule, _ in FORMULAS]))
+    @settings(max_examples=100, deadline=None)
+    def test_a_factor_is_never_negative_nor_above_the_first(self, batch, schedule):
+        """However long a run goes on, learning rates stay between nothing and the initial one."""
+        state = make_state()
+        state.timestamp = Timestamp(epoch=batch // BATCHES, batch=batch, batch_in_epoch=batch % BATCHES)
+
+        assert 0 <= schedule(state) <= 1
+
+
+class TestWarmup:
+    @pytest.mark.parametrize(("scale_warmup", "warmup"), [(False, 10), (True, 20)])
+    def test_ratio_stretches_it_only_if_asked(self, scale_warmup, warmup):
+        """A warm-up keeps its length when the schedule is stretched, unless scale_warmup=True."""
+        schedule = schedules.CosineAnnealingWithWarmupScheduler("10ba", "60ba", scale_warmup=scale_warmup)
+
+        found = factors(schedule, make_state("120ba"), ssr=2.0, count=120)
+
+        expected = [k / warmup if k < warmup else cosine((k - warmup) / (120 - warmup)) for k in range(120)]
+        assert found == pytest.approx(expected)
+
+    def test_ends_where_the_training_ends(self):
+        """A ratio that leaves no whole number of epochs cuts schedule and training off alike."""
+        schedule = schedules.LinearScheduler(t_max="6ep")
+
+        found = factors(schedule, make_state("3ep"), ssr=0.59, count=31)
+
+        assert found[-1] == 0.0
+        assert found[-2] > 0.0
+
+    def test_longer_than_the_schedule_is_refused(self):
+        """A warm-up that never ends names both times."""
+        with pytest.raises(ValueError, match=r"t_warmup must not be longer than t_max.*t_warmup=7ep and t_max=1dur"):
+            schedules.CosineAnnealingWithWarmupScheduler("7ep")(make_state())
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: schedules.LinearScheduler(t_max="soon"), "t_max: .*'soon'"),
+            (lambda: schedules.LinearScheduler(t_max="0ba"), "t_max must be longer than 0, got 0ba"),
+            (lambda: schedules.CosineAnnealingWithWarmupScheduler("-1ba"), "t_warmup must not be negative, got -1ba"),
+            (lambda: schedules.CosineAnnealingScheduler(alpha_f=-0.1), "alpha_f"),
+            (lambda: schedules.ExponentialScheduler(0.0), "gamma"),
+            (lambda: schedules.PolynomialScheduler(-1.0), "power"),
+            (lambda: schedules.MultiStepScheduler([]), "milestones must be one or several times"),
+            (lambda: schedules.MultiStepScheduler(["0ep"]), "milestones must be longer than 0"),
+            (lambda: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=0.5), "t_mult"),
+        ],
+    )
+    def test_out_of_range(self, make, message):
+        """What cannot work is refused at once, by name."""
+        with pytest.raises(ValueError, match=message):
+            make()
+
+    def test_a_number_without_a_unit(self):
+        """A bare number could be epochs or batches."""
+        with pytest.raises(TypeError, match=r"t_max: .*'10ep', got 10"):
+            schedules.LinearScheduler(t_max=10)
+
+    def test_schedules_are_values(self):
+        """They print, compare and cannot be changed."""
+        schedule = schedules.CosineAnnealingWithWarmupScheduler("1ep", alpha_f=0.1)
+
+        assert schedule == schedules.CosineAnnealingWithWarmupScheduler(t_warmup="1ep", alpha_f=0.1)
+        assert "alpha_f=0.1" in repr(schedule)
+        with pytest.raises(AttributeError):
+            schedule.alpha_f = 0.2
+
+
+def sgd(*rates):
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates], lr=1.0)
+
+
+class TestCompile:
+    def test_multiplies_each_group(self):
+        """Every group's own initial rate is multiplied by the factor."""
+        optimizer = sgd(0.1, 0.5)
+        state = make_state("10ba", optimizers=optimizer)
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        state.timestamp = Timestamp(batch=5)
+        scheduler.step()
+
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.25]
+        assert scheduler.get_last_lr() == [0.05, 0.25]
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+
+    def test_first_batch_has_its_rate_without_a_step(self):
+        """Made at any place of a run, it sets the rate for the next batch."""
+        optimizer = sgd(0.1)
+        state = make_state("10ba", optimizers=optimizer)
+        state.timestamp = Timestamp(batch=9)
+
+        compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+    def test_made_anew_it_does_not_multiply_twice(self):
+        """A second one for the same optimizer begins with the initial rates."""
+        optimizer = sgd(0.1)
+        state = make_state("10ba", optimizers=optimizer)
+        state.timestamp = Timestamp(batch=5)
+
+        for _ in range(3):
+            compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        assert optimizer.param_groups[0]["lr"] == 0.05
+
+    def test_rate_in_a_tensor_is_changed_in_place(self):
+        """A compiled optimizer keeps its tensor."""
+        rate = torch.tensor(0.5)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate, foreach=False)
+        state = make_state("10ba", optimizers=optimizer)
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        for batch in (2, 5):
+            state.timestamp = Timestamp(batch=batch)
+            scheduler.step()
+
+        assert optimizer.param_groups[0]["lr"] is rate
+        assert rate == 0.25
+
+    def test_group_that_comes_later(self):
+        """A group that is added during training follows the schedule from its own rate."""
+        optimizer = sgd(0.1)
+        state = make_state("10ba", optimizers=optimizer)
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.4})
+
+        state.timestamp = Timestamp(batch=5)
+        scheduler.step()
+
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
+
+    def test_skipped_first_step_is_no_mistake(self):
+        """A loss scaler may skip the optimizer's first step; torch's own scheduler would warn of a wrong order."""
+        state = make_state("10ba", optimizers=sgd(0.1))
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        scheduler.step()
+        scheduler.step()
+
+    @pytest.mark.parametrize("optimizers", [[], [sgd(0.1), sgd(0.1)]])
+    def test_which_optimizer(self, optimizers):
+        """Only where there is one, it need not be said which."""
+        state = make_state(optimizers=optimizers)
+
+        with pytest.raises(ValueError, match=f"optimizer must say which of the {len(optimizers)}"):
+            compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+    def test_several_optimizers_have_one_each(self):
+        """The trainer makes one for each."""
+        first, second = sgd(0.1), sgd(0.2)
+        state = make_state("10ba", optimizers=[first, second])
+
+        for optimizer in state.optimizers:
+            compile_composer_scheduler(schedules.ConstantScheduler(0.5), state, optimizer=optimizer)
+
+        assert (first.param_groups[0]["lr"], second.param_groups[0]["lr"]) == (0.05, 0.1)
+
+    def test_function_of_ones_own(self):
+        """Any function of the state and the ratio is a schedule."""
+        optimizer = sgd(1.0)
+
+        compile_composer_scheduler(lambda state, ssr=1.0: 0.25 * ssr, make_state(optimizers=optimizer), ssr=2.0)
+
+        assert optimizer.param_groups[0]["lr"] == 0.5
+
+    def test_function_without_ratio(self):
+        """One that takes no ratio cannot be stretched, and says so."""
+        optimizer = sgd(1.0)
+        state = make_state(optimizers=optimizer)
+
+        compile_composer_scheduler(lambda state: 0.25, state)
+        with pytest.raises(ValueError, match=r"scale_schedule_ratio must be 1 with .* takes no ssr, got 2\.0"):
+            compile_composer_scheduler(lambda state: 0.25, state, ssr=2.0)
+
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+    def test_saved_state_is_plain_data(self):
+        """A checkpoint can hold what the scheduler tells of itself, and a new one takes it."""
+        state = make_state("10ba", optimizers=sgd(0.1))
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+
+        saved = scheduler.state_dict()
+
+        assert all(isinstance(value, (int, float, bool, list, type(None))) for value in saved.values())
+        compile_composer_scheduler(schedules.LinearScheduler(), state).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("step_schedulers_every_batch", [None, True])
+def test_real_training_follows_the_formula(step_schedulers_every_batch):
+    """In a trainer's run the optimizer steps with f(k) at batch k, for each of several optimizers."""
+    network = torch.nn.Linear(3, 2)
+    optimizers = [torch.optim.SGD([network.weight], lr=1.0), torch.optim.Adam([network.bias], lr=0.1)]
+    used = [[], []]
+    for rates, optimizer in zip(used, optimizers, strict=True):
+        optimizer.register_step_pre_hook(
+            lambda optimizer, *_, rates=rates: rates.append(optimizer.param_groups[0]["lr"])
+        )
+    trainer = Trainer(
+        model=ComposerClassifier(network, num_classes=2),
+        train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5,
+        optimizers=optimizers,
+        schedulers=schedules.CosineAnnealingWithWarmupScheduler("3ba", alpha_f=0.1),
+        step_schedulers_every_batch=step_schedulers_every_batch,
+        max_duration="4ep",
+        loggers=InMemoryLogger(),
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+    )
+
+    trainer.fit()
+    trainer.close()
+
+    formula = [k / 3 if k < 3 else cosine((k - 3) / 17, 0.1) for k in range(20)]
+    assert used[0] == pytest.approx(formula)
+    assert used[1] == pytest.approx([0.1 * factor for factor in formula])

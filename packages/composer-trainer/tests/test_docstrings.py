@@ -1,0 +1,46 @@
+"""What is public is documented, and its examples give what they show."""
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+MODULES = ["composer.loggers", "composer.callbacks", "composer.optim"]
+SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
+OWN = [
+    (module, name)
+    for module, name in SYMBOLS
+    if inspect.getmodule(getattr(importlib.import_module(module), name)).__name__.startswith(module)
+]
+
+
+@pytest.mark.parametrize(("module", "name"), SYMBOLS)
+def test_symbols_are_documented(module, name):
+    """Each public symbol, and each public method of a public class, has a docstring."""
+    symbol = getattr(importlib.import_module(module), name)
+    methods = [value for key, value in vars(symbol).items() if inspect.isfunction(value) and not key.startswith("_")]
+
+    assert all(inspect.getdoc(documented) for documented in [symbol, *methods])
+
+
+@pytest.mark.parametrize(("module", "name"), OWN)
+def test_examples_run(module, name):
+    """The docstring of each class and function defined here has an example, which gives what it shows."""
+    symbol = getattr(importlib.import_module(module), name)
+    namespace = vars(inspect.getmodule(symbol)).copy()
+
+    examples = doctest.DocTestFinder(recurse=False).find(symbol, name, globs=namespace)
+    results = [doctest.DocTestRunner().run(example) for example in examples]
+
+    assert [result.failed for result in results] == [0]
+    assert results[0].attempted > 0
+
+
+@pytest.mark.parametrize("name", ["composer.loggers.values", "composer.optim.clock"])
+def test_examples_of_helpers_run(name):
+    """The examples of what other parts build on are right, too."""
+    result = doctest.testmod(importlib.import_module(name))
+
+    assert result.failed == 0
+    assert result.attempted > 0

@@ -1,0 +1,99 @@
+"""The quick start, run as a person would."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
+
+
+def run(*options):
+    """Run the example in a process of its own."""
+    return subprocess.run([sys.executable, EXAMPLE, *options], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the output and folder of a short run with all algorithms."""
+    folder = tmp_path_factory.mktemp("digits")
+    result = run("--seeds", "2", "--epochs", "3", "--output", folder)
+    assert result.returncode == 0, result.stderr
+    return result, folder
+
+
+class TestRun:
+    def test_prints_plan_bars_and_table(self, finished):
+        """A person sees what will run, how far it is, and what came of it."""
+        result, _ = finished
+
+        for algorithm in ("BlurPool", "LabelSmoothing", "MixUp", "EMA", "ChannelsLast"):
+            assert algorithm in result.stdout
+        assert "before_forward" in result.stdout
+        assert "Epoch 3/3" in result.stderr
+        assert "steps a second" in result.stdout.replace("\n", " ")
+
+    def test_leaves_metrics_of_every_run_as_json_lines(self, finished):
+        """Each run's file has a line that can be read for every batch, and the accuracy of every epoch."""
+        _, folder = finished
+
+        files = sorted(path.name for path in folder.glob("*.jsonl"))
+        assert files == ["baseline-seed0.jsonl", "baseline-seed1.jsonl", "recipe-seed0.jsonl", "recipe-seed1.jsonl"]
+        for name in files:
+            text = (folder / name).read_text()
+            lines = [json.loads(line) for line in text.splitlines()]
+            assert len(lines) > 3 * 22
+            assert text.count("loss/train/total") == 3 * 22
+            assert text.count("metrics/eval/MulticlassAccuracy") == 3
+
+    def test_leaves_settings_and_results(self, finished):
+        """What was run, and the numbers of the table, can be read again."""
+        _, folder = finished
+
+        settings = json.loads((folder / "settings.json").read_text())
+        results = json.loads((folder / "results.json").read_text())
+        assert (settings["seeds"], settings["epochs"]) == (2, 3)
+        assert list(settings["algorithms"]) == ["BlurPool", "LabelSmoothing", "MixUp", "EMA", "ChannelsLast"]
+        assert all(80 < accuracy <= 100 for row in results.values() for accuracy in row["accuracies"])
+
+    def test_draws_a_picture(self, finished):
+        """curves.png is a picture with something on it."""
+        from matplotlib import image
+
+        _, folder = finished
+
+        picture = image.imread(folder / "curves.png")
+        assert picture.shape[0] > 400
+        assert picture.shape[1] > 1000
+        assert picture.std() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
+        (["--epochs", "many"], "argument --epochs: must be a whole number of at least 1, got 'many'"),
+        (["--algorithms", "BlurPool,Mixup"], "there is no algorithm 'Mixup', choose from BlurPool"),
+        (["--algorithms", "EMA,EMA"], "'EMA' is named twice"),
+        (["--output", str(EXAMPLE)], "is a file, not a folder"),
+        (["--colour", "red"], "unrecognized arguments: --colour red"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(options, sentence):
+    """What is wrong is said in one line, without a traceback."""
+    result = run(*options)
+
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_help_explains_every_option():
+    """--help names the options with their defaults."""
+    result = run("--help")
+
+    assert result.returncode == 0
+    for option in ("--seeds", "--epochs", "--algorithms", "--output", "default: 20"):
+        assert option in result.stdout

@@ -1,0 +1,76 @@
+"""Every block of Python in the documents runs, and every link within the repository leads somewhere.
+
+The blocks of a document run one after the other in one namespace, in a process and a folder of their own. A block that
+cannot run is preceded by a comment with the reason: ``<!-- not run: it needs eight GPUs -->``.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
+)
+RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
+
+
+def program(text):
+    """Return a document's code, each line of it where the document has it."""
+    lines = [""] * text.count("\n")
+    for block in BLOCK.finditer(text):
+        if not block["reason"]:
+            start = text.count("\n", 0, block.start("code"))
+            code = block["code"].splitlines()
+            lines[start : start + len(code)] = code
+    return "\n".join(lines)
+
+
+def run(text, name, folder):
+    """Run a document's code in a folder."""
+    settings = os.environ | {"MPLBACKEND": "agg"}
+    command = [sys.executable, "-W", "error", "-c", RUN, name]
+    code = program(text)
+    return subprocess.run(command, input=code, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if program(path.read_text()).strip()], ids=str)
+def test_code_runs(document, tmp_path):
+    """A reader who copies the blocks from top to bottom sees no error and no warning."""
+    done = run(document.read_text(), str(document), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_lead_somewhere(document):
+    """What a document refers to in this repository is there."""
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text())
+
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+class TestRunner:
+    """The checks above fail where they should."""
+
+    def test_an_error_names_its_line(self, tmp_path):
+        """A failing block is reported with the document's name and the line in it."""
+        done = run("# Title\n\n```python\nx = 1\n```\n\ntext\n\n```python\nassert x == 2\n```\n", "guide.md", tmp_path)
+
+        assert done.returncode == 1
+        assert 'File "guide.md", line 10' in done.stderr
+
+    def test_only_a_reason_exempts(self, tmp_path):
+        """A block with a reason before it is left out; one with an empty reason is not."""
+        block = "```python\nraise SystemExit(3)\n```\n"
+
+        codes = [
+            run(f"<!-- not run:{reason} -->\n{block}", "guide.md", tmp_path).returncode for reason in (" slow", " ")
+        ]
+
+        assert codes == [0, 3]

@@ -1,0 +1,192 @@
+"""Four distributions share the package ``composer``, in whatever way they are installed.
+
+Each test makes an environment of its own and asks a fresh process. Where the third-party packages are not the point,
+the environments borrow those of the environment that runs the tests.
+"""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ["functional", "engine", "models", "trainer"]
+# What a distribution of ours needs of the others, itself included, and the sub-packages it adds.
+NEEDS = {
+    "functional": ["functional"],
+    "engine": ["functional", "engine"],
+    "models": ["functional", "models"],
+    "trainer": PACKAGES,
+}
+ADDS = {
+    "functional": ["composer.functional"],
+    "engine": ["composer.core", "composer.algorithms"],
+    "models": ["composer.models", "composer.metrics", "composer.loss"],
+    "trainer": ["composer.trainer"],
+}
+EVERYTHING = [name for package in PACKAGES for name in ADDS[package]]
+# What README and guides import from the top level.
+TOP_LEVEL = "from composer import Algorithm, Engine, Event, State, Time, Trainer, functional"
+LOCATE = """
+import importlib.util, json, sys
+specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
+print(json.dumps({name: spec.origin for name, spec in specs.items() if spec}))
+"""
+
+
+def run(command, **settings):
+    """Run a command and return what it prints."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def uv(*arguments):
+    """Run uv in the repository and return what it prints."""
+    return run([shutil.which("uv"), *arguments], cwd=ROOT)
+
+
+def python(environment, *arguments, path=()):
+    """Run an environment's Python in an empty place and return what it prints."""
+    settings = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    return run([environment / "bin" / "python", *arguments], cwd=environment, env=settings)
+
+
+def located(environment, path=()):
+    """Return the file of each sub-package of ours that an environment finds."""
+    return json.loads(python(environment, "-c", LOCATE, *EVERYTHING, path=path))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Return the four wheels, freshly built, by package."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for package in PACKAGES:
+        uv(
+            "build",
+            "--wheel",
+            "--build-constraints",
+            "constraints.txt",
+            "--out-dir",
+            folder,
+            f"packages/composer-{package}",
+        )
+    return {package: next(folder.glob(f"composer_{package}-*.whl")) for package in PACKAGES}
+
+
+@pytest.fixture(scope="module")
+def third_party(tmp_path_factory):
+    """Return a folder with all that is installed here, except what is ours."""
+    folder = tmp_path_factory.mktemp("third_party")
+    for entry in (entry for packages in site.getsitepackages() for entry in Path(packages).iterdir()):
+        if not entry.name.startswith("composer") and entry.suffix != ".pth":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture
+def environment(tmp_path, third_party):
+    """Return a fresh environment that has the third-party packages, and nothing of ours."""
+    place = tmp_path / "environment"
+    uv("venv", "--python", sys.executable, place)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "third_party.pth").write_text(f"{third_party}\n")
+    return place
+
+
+def install(environment, *what):
+    """Install without looking for what it needs."""
+    uv("pip", "install", "--no-deps", "--python", environment / "bin" / "python", *what)
+
+
+class TestWheels:
+    def test_only_trainer_holds_the_top_level(self, wheels):
+        """A second composer/__init__.py would hide the packages of the others."""
+        contents = {package: set(zipfile.ZipFile(wheel).namelist()) for package, wheel in wheels.items()}
+
+        assert [package for package, names in contents.items() if "composer/__init__.py" in names] == ["trainer"]
+
+    def test_no_file_is_in_two_wheels(self, wheels):
+        """What one distribution uninstalls is missed by no other."""
+        names = [name for wheel in wheels.values() for name in zipfile.ZipFile(wheel).namelist()]
+
+        assert len(names) == len(set(names))
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_types_and_licence_are_included(self, wheels, package):
+        """Each sub-package is marked as typed, and each wheel carries the licence."""
+        names = zipfile.ZipFile(wheels[package]).namelist()
+
+        assert {f"{name.replace('.', '/')}/py.typed" for name in ADDS[package]} <= set(names)
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_alone(self, wheels, environment, package):
+        """With what it declares of ours and nothing else of ours, all its modules import."""
+        install(environment, *(wheels[needed] for needed in NEEDS[package]))
+
+        assert list(located(environment)) == [name for needed in NEEDS[package] for name in ADDS[needed]]
+        top_level = TOP_LEVEL if package == "trainer" else "from composer import functional"
+        python(environment, "-W", "error", "-c", f"import {', '.join(ADDS[package])}; {top_level}")
+
+    @pytest.mark.parametrize("order", [PACKAGES, PACKAGES[::-1]], ids=["trainer-last", "trainer-first"])
+    def test_a_folder_each(self, wheels, environment, tmp_path, order):
+        """On the path one after the other, they find each other, whichever comes first."""
+        folders = [tmp_path / package for package in order]
+        for package, folder in zip(order, folders, strict=True):
+            uv("pip", "install", "--no-deps", "--python", sys.executable, "--target", folder, wheels[package])
+
+        files = located(environment, path=folders)
+
+        assert {name: Path(file).relative_to(tmp_path).parts[0] for name, file in files.items()} == {
+            name: package for package in PACKAGES for name in ADDS[package]
+        }
+        python(environment, "-c", TOP_LEVEL, path=folders)
+
+
+class TestEditable:
+    def test_all(self, environment):
+        """Installed in editable mode, every module is the one in this repository."""
+        install(environment, *(f"--editable=packages/composer-{package}" for package in PACKAGES))
+
+        files = located(environment)
+
+        assert list(files) == EVERYTHING
+        assert all(Path(file).is_relative_to(ROOT / "packages") for file in files.values())
+        python(environment, "-c", TOP_LEVEL)
+
+    def test_one_beside_wheels(self, wheels, environment):
+        """Working on one package with the others as wheels, each is found where it is."""
+        install(
+            environment,
+            wheels["functional"],
+            wheels["models"],
+            wheels["trainer"],
+            "--editable=packages/composer-engine",
+        )
+
+        files = located(environment)
+
+        assert [name for name, file in files.items() if Path(file).is_relative_to(ROOT)] == ADDS["engine"]
+        assert list(files) == EVERYTHING
+
+
+def test_functional_brings_torch_and_kornia_alone(wheels, tmp_path):
+    """From nothing, the wheel of composer-functional brings torch, kornia and what those need, and works."""
+    place, wanted = tmp_path / "environment", tmp_path / "wanted.in"
+    wanted.write_text("torch\nkornia\n")
+    uv("venv", "--python", sys.executable, place)
+
+    uv("pip", "install", "--python", place / "bin" / "python", "--constraint", "constraints.txt", wheels["functional"])
+
+    options = ["--no-header", "--no-annotate", "--python", sys.executable, "--constraint", "constraints.txt"]
+    closure = {line.partition("==")[0] for line in uv("pip", "compile", "--quiet", *options, wanted).splitlines()}
+    listed = json.loads(uv("pip", "list", "--format", "json", "--python", place / "bin" / "python"))
+    assert {entry["name"] for entry in listed} == closure | {"composer-functional"}
+    python(place, "-W", "error", "-c", "from composer import functional as cf; cf.soft_cross_entropy")

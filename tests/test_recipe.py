@@ -1,0 +1,243 @@
+"""The recipe through all four packages: the same bits, the drawn order, nothing stale."""
+
+import re
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer import Callback, Event, Trainer
+from composer.algorithms import EMA, BlurPool, ChannelsLast, LabelSmoothing, MixUp
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import CosineAnnealingWithWarmupScheduler
+from composer.trainer.reproducibility import seed_all
+
+
+def make_data():
+    """Return a loader of 256 real images and one of 64 others."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels[:320], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    classes = torch.tensor(labels[:320])
+    train, test = TensorDataset(images[:256], classes[:256]), TensorDataset(images[256:], classes[256:])
+    return DataLoader(train, batch_size=32, shuffle=True), DataLoader(test, batch_size=64)
+
+
+def make_network():
+    """Return a small network with dropout, so that torch's own randomness takes part."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+def make_recipe():
+    """Return the quick start's algorithms."""
+    return [BlurPool(), LabelSmoothing(0.1), MixUp(0.2), EMA("5ba"), ChannelsLast()]
+
+
+def train(algorithms=None, seed=3, **options):
+    """Train two epochs with an evaluation after each and return the trainer."""
+    seed_all(seed)
+    model = ComposerClassifier(make_network(), num_classes=10)
+    train_loader, test_loader = make_data()
+    settings = {
+        "model": model,
+        "train_dataloader": train_loader,
+        "eval_dataloader": test_loader,
+        "optimizers": torch.optim.AdamW(model.parameters(), lr=0.01),
+        "schedulers": CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur"),
+        "algorithms": make_recipe() if algorithms is None else algorithms,
+        "max_duration": "2ep",
+        "progress_bar": False,
+        "device": "cpu",
+        "seed": seed,
+        **options,
+    }
+    with Trainer(**settings) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def bits(trainer):
+    """Return every weight, buffer and average of a trained model."""
+    tensors = dict(trainer.state.model.state_dict())
+    for algorithm in trainer.state.algorithms:
+        if isinstance(algorithm, EMA):
+            averaged = algorithm.get_ema_model(trainer.state.model).state_dict()
+            tensors |= {f"average of {name}": tensor for name, tensor in averaged.items()}
+    return tensors
+
+
+def assert_same_bits(first, second):
+    """Compare two trained models name by name, bit by bit."""
+    first, second = bits(first), bits(second)
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert different == []
+
+
+class TestSameBits:
+    def test_same_seed(self):
+        """Two runs of one seed give equal weights and averages."""
+        assert_same_bits(train(), train())
+
+    def test_other_seed(self):
+        """Another seed gives other weights: the comparison can fail."""
+        first, second = bits(train(seed=3)), bits(train(seed=4))
+
+        assert any(not torch.equal(first[name], second[name]) for name in first)
+
+    def test_watching_changes_no_bit(self, tmp_path, capsys):
+        """Callbacks, every logger, a progress bar and traces leave the weights as they are."""
+        watched = train(
+            callbacks=[LRMonitor(), SpeedMonitor(window_size=2)],
+            loggers=[InMemoryLogger(), FileLogger(str(tmp_path / "log.jsonl")), ConsoleLogger("1ba", stream="stdout")],
+            progress_bar=True,
+            log_traces=True,
+        )
+
+        assert_same_bits(train(), watched)
+        assert capsys.readouterr().out
+
+    def test_order_of_the_list_makes_no_difference(self):
+        """The engine puts algorithms of different stages in order, however they are given."""
+        assert_same_bits(train(), train(algorithms=make_recipe()[::-1]))
+
+
+class TestRecipe:
+    def test_every_parameter_is_trained(self):
+        """After surgery the optimizer has the model's parameters, and each of them moves."""
+        seed_all(3)
+        before = ComposerClassifier(make_network(), num_classes=10).state_dict()
+
+        trainer = train()
+
+        owned = {id(parameter) for group in trainer.state.optimizers[0].param_groups for parameter in group["params"]}
+        parameters = dict(trainer.state.model.named_parameters())
+        assert owned == {id(parameter) for parameter in parameters.values()}
+        unmoved = [name for name, parameter in parameters.items() if name in before and torch.equal(before[name], parameter)]
+        assert unmoved == []
+
+    def test_learns(self):
+        """The recipe does much better than chance, which is a tenth, on 256 images."""
+        trainer = train(max_duration="15ep", eval_interval="15ep")
+
+        assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.4
+
+    def test_evaluation_uses_the_average_and_gives_the_weights_back(self):
+        """While an evaluation runs the model holds the average; after it, its own weights, bit for bit."""
+        inside, outside = [], []
+
+        class Look(Callback):
+            def eval_batch_start(self, state, logger):
+                inside.append(state.model.module[-1].weight.detach().clone())
+
+            def eval_before_all(self, state, logger):
+                outside.append(state.model.module[-1].weight.detach().clone())
+
+            def eval_after_all(self, state, logger):
+                outside.append(state.model.module[-1].weight.detach().clone())
+
+        trainer = train(callbacks=Look())
+
+        average = trainer.state.algorithms[3].get_ema_model(trainer.state.model)
+        assert torch.equal(inside[-1], average.module[-1].weight)
+        assert torch.equal(outside[-2], outside[-1])
+        assert not torch.equal(inside[-1], outside[-1])
+
+    def test_weights_come_back_when_an_evaluation_raises(self):
+        """An error in the middle of an evaluation leaves the training weights in the model."""
+
+        class Fails(Callback):
+            def eval_before_all(self, state, logger):
+                self.before = state.model.module[-1].weight.detach().clone()
+
+            def eval_batch_end(self, state, logger):
+                self.during = state.model.module[-1].weight.detach().clone()
+                raise ArithmeticError("on purpose")
+
+            def close(self, state, logger):
+                self.after = state.model.module[-1].weight.detach().clone()
+
+        fails = Fails()
+
+        with pytest.raises(ArithmeticError):
+            train(callbacks=fails)
+
+        assert torch.equal(fails.before, fails.after)
+        assert not torch.equal(fails.during, fails.after)
+
+    def test_plan_reads_as_it_runs(self):
+        """The plan's order is the order of the calls."""
+        trainer = train()
+
+        plan = trainer.engine.explain().to_dict()["events"]
+
+        assert [entry["name"] for entry in plan["init"]] == ["BlurPool", "ChannelsLast"]
+        assert [entry["name"] for entry in plan["before_loss"]] == ["MixUp", "LabelSmoothing"]
+        assert [entry["name"] for entry in plan["batch_end"]] == ["EMA"]
+
+
+class Recorder(Callback):
+    """Keeps the name of every event."""
+
+    def __init__(self):
+        self.events = []
+
+    def run_event(self, event, state, logger):
+        self.events.append(event.value)
+
+
+def drawn_events(drawing):
+    """Return the events of one drawing in Event's docstring, in their order."""
+    return [name.lower() for name in re.findall(r"<([A-Z_]+)>", drawing)]
+
+
+class TestDrawing:
+    def test_training_runs_as_it_is_drawn(self):
+        """One epoch of one batch, evaluations aside, goes through the drawn loop once, in its order."""
+        recorder = Recorder()
+        train(callbacks=recorder, max_duration="1ep", train_subset_num_batches=1, eval_dataloader=None)
+        training, _, _ = re.split(r"An evaluation|A prediction", Event.__doc__)
+
+        assert recorder.events == drawn_events(training)
+
+    def test_evaluation_runs_as_it_is_drawn(self):
+        """An evaluation by itself goes through the drawn events once."""
+        recorder = Recorder()
+        trainer = Trainer(
+            model=ComposerClassifier(make_network(), num_classes=10),
+            optimizers=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1),
+            eval_dataloader=make_data()[1],
+            callbacks=recorder,
+            progress_bar=False,
+            device="cpu",
+        )
+        del recorder.events[:]
+        _, evaluation, _ = re.split(r"An evaluation|A prediction", Event.__doc__)
+
+        trainer.eval()
+
+        assert recorder.events == drawn_events(evaluation)
+
+    def test_evaluations_come_between_the_end_and_the_checkpoint(self):
+        """In training, evaluations come where the drawing says: after BATCH_END and EPOCH_END."""
+        recorder = Recorder()
+        train(callbacks=recorder, max_duration="1ep", train_subset_num_batches=1, eval_interval="1ba")
+
+        events = recorder.events
+        start, end = events.index("eval_before_all"), events.index("eval_after_all")
+        assert events[start - 1] == "batch_end"
+        assert events[end + 1] == "batch_checkpoint"
+        assert "eval_standalone_start" not in events

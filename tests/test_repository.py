@@ -1,0 +1,31 @@
+"""What has to agree in several files does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PINS = (ROOT / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("package", ["functional", "engine", "models", "trainer"])
+def test_each_package_has_the_licence(package):
+    """The licence is one text, which each distribution carries."""
+    assert (ROOT / "packages" / f"composer-{package}" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_constraints_are_exact_and_portable():
+    """Each line pins one version; none tells where a package or a file was found."""
+    lines = [line for line in PINS.splitlines() if not line.startswith("#")]
+
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[\w.+]+( ; .+)?", line)] == []
+
+
+def test_the_commit_hook_uses_the_same_ruff():
+    """A commit is formatted as the lint session expects it."""
+    (pin,) = re.findall(r"^ruff==.+$", PINS, re.MULTILINE)
+
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+
+    assert set(re.findall(r"ruff==[\w.]+", hooks)) == {pin}
