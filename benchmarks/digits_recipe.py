@@ -6,7 +6,8 @@ The same network, data, optimizer and schedule for all, in turns, seed by seed:
     baseline  Trainer without any algorithm
     recipe    Trainer with the recipe
 
-Times are of the training and one evaluation at its end. The settings were chosen by cross-validation on the training images.
+Times are of the training and one evaluation at its end. The settings were chosen by cross-validation on the training
+images.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from composer import Trainer
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler
 from composer.trainer.reproducibility import seed_all
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def load_example() -> ModuleType:

@@ -1,6 +1,7 @@
 """What the events of a step cost when nobody listens to them, and what an algorithm with an empty body costs.
 
-25 algorithms and 25 callbacks are registered for other events. An empty dictionary look-up stands beside it as the floor.
+25 algorithms and 25 callbacks are registered for other events. An empty dictionary look-up stands beside it as
+the floor.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def main() -> None:
         "thirteen look-ups in a dictionary": floor,
         "thirteen events, nothing registered": microseconds(Engine(State(model=None))),
         "thirteen events, 25 algorithms and 25 callbacks elsewhere": microseconds(Engine(crowd)),
-        "thirteen events, an algorithm asked at each": microseconds(Engine(State(model=None), algorithms=AtEveryEvent())),
+        "thirteen events, an algorithm asked at each": microseconds(
+            Engine(State(model=None), algorithms=AtEveryEvent())
+        ),
     }
     for name, value in figures.items():
         print(f"{value:>7.2f} µs  {name}")

@@ -1,7 +1,7 @@
 """What a step of the trainer costs above the same step in a loop written by hand.
 
-A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's own work. Every variant
-runs in fresh processes, in turns, and the table shows the median over the rounds:
+A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's own work. Every
+variant runs in fresh processes, in turns, and the table shows the median over the rounds:
 
     loop       the loop written by hand
     trainer    Trainer.fit with its default loggers, without a progress bar and without a training metric
@@ -22,9 +22,11 @@ import subprocess
 import sys
 import time
 import timeit
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VARIANTS = ("loop", "trainer", "metric", "in memory", "bar")
 

@@ -1,7 +1,7 @@
 """Handwritten digits, twice: trained as usual, and with a recipe of five algorithms.
 
-The data are scikit-learn's bundled 1,797 images of 8x8 pixels, of which a fifth is kept for the test. Each seed trains the
-same small network once as a baseline and once with the recipe. What is left in the output folder:
+The data are scikit-learn's bundled 1,797 images of 8x8 pixels, of which a fifth is kept for the test. Each seed trains
+the same small network once as a baseline and once with the recipe. What is left in the output folder:
 
     settings.json               what was run, with which versions
     <run>-seed<n>.jsonl         the metrics of each run, one JSON object a line
@@ -16,14 +16,14 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 import matplotlib as mpl
 import sklearn
 import torch
+from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
@@ -37,6 +37,9 @@ from composer.loggers import FileLogger
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler
 from composer.trainer.reproducibility import seed_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BATCH_SIZE = 64
 LEARNING_RATE = 6e-3
@@ -208,9 +211,7 @@ def report(results: dict[str, list[Result]], output: Path) -> None:
 
 def draw_curves(results: dict[str, list[Result]], path: Path) -> None:
     """Draw test accuracy and training loss over the epochs: a line for the mean, a band from lowest to highest."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  (after the choice of a backend that needs no screen)
-
+    mpl.use("Agg")  # needs no screen
     colours = {"baseline": "#8a8f98", "recipe": "#d1495b"}
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for name, runs in results.items():
@@ -218,7 +219,9 @@ def draw_curves(results: dict[str, list[Result]], path: Path) -> None:
             curves = torch.tensor(values)
             epochs = range(1, curves.shape[1] + 1)
             axes.plot(epochs, curves.mean(dim=0), color=colours[name], label=name, linewidth=2)
-            axes.fill_between(epochs, curves.amin(dim=0), curves.amax(dim=0), color=colours[name], alpha=0.18, linewidth=0)
+            axes.fill_between(
+                epochs, curves.amin(dim=0), curves.amax(dim=0), color=colours[name], alpha=0.18, linewidth=0
+            )
     left.set(title="Accuracy on the test images", xlabel="epoch", ylabel="percent")
     best = max(max(run.accuracies) for runs in results.values() for run in runs)
     left.set_ylim(bottom=max(0, min(95, best - 5)), top=100)
@@ -242,7 +245,11 @@ def write_settings(options: argparse.Namespace) -> None:
         "batch_size": BATCH_SIZE,
         "optimizer": {"name": "AdamW", "lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
         "schedule": "cosine with a warm-up over the first tenth",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "scikit-learn": sklearn.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "scikit-learn": sklearn.__version__,
+        },
         "threads": torch.get_num_threads(),
     }
     (options.output / "settings.json").write_text(json.dumps(settings, indent=2))
@@ -259,7 +266,9 @@ class OneSentence(argparse.ArgumentParser):
 def parse_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=at_least_one, default=5, metavar="N", help="how many seeds (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=at_least_one, default=5, metavar="N", help="how many seeds (default: %(default)s)"
+    )
     parser.add_argument(
         "--epochs", type=at_least_one, default=20, metavar="N", help="epochs of each run (default: %(default)s)"
     )
@@ -271,7 +280,11 @@ def parse_options() -> argparse.Namespace:
         help=f"the recipe, with commas between; 'none' runs the baseline alone (default: {','.join(RECIPE)})",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/digits"), metavar="FOLDER", help="where to write (default: %(default)s)"
+        "--output",
+        type=Path,
+        default=Path("runs/digits"),
+        metavar="FOLDER",
+        help="where to write (default: %(default)s)",
     )
     options = parser.parse_args()
     if options.output.exists() and not options.output.is_dir():
@@ -291,7 +304,9 @@ def known_algorithms(text: str) -> list[str]:
     names = [] if text == "none" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in RECIPE:
-            raise argparse.ArgumentTypeError(f"there is no algorithm {name!r}, choose from {', '.join(RECIPE)}, or none")
+            raise argparse.ArgumentTypeError(
+                f"there is no algorithm {name!r}, choose from {', '.join(RECIPE)}, or none"
+            )
         if names.count(name) > 1:
             raise argparse.ArgumentTypeError(f"{name!r} is named twice")
     return names

@@ -126,7 +126,9 @@ class TestRecipe:
         owned = {id(parameter) for group in trainer.state.optimizers[0].param_groups for parameter in group["params"]}
         parameters = dict(trainer.state.model.named_parameters())
         assert owned == {id(parameter) for parameter in parameters.values()}
-        unmoved = [name for name, parameter in parameters.items() if name in before and torch.equal(before[name], parameter)]
+        unmoved = [
+            name for name, parameter in parameters.items() if name in before and torch.equal(before[name], parameter)
+        ]
         assert unmoved == []
 
     def test_learns(self):

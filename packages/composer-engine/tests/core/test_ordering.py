@@ -170,15 +170,16 @@ class TestWhatPassesReturn:
             apply_passes(abcd, Event.BATCH_END, [lambda algorithms, event: more(algorithms)])
 
     def test_sorting_in_place(self, abcd):
-        """A pass gets a list of its own, which it may sort and return."""
+        """A pass gets a list of its own, which it may sort and return; it is still seen to have done it."""
 
         def in_place(algorithms, event):
-            algorithms.reverse()
+            algorithms.append(algorithms.pop(0))
             return algorithms
 
-        apply_passes(abcd, Event.BATCH_END, [in_place])
+        ordered = apply_passes(abcd, Event.BATCH_END, [in_place])
 
         assert [type(one).__name__ for one in abcd] == [*"ABCD"]
+        assert placed(ordered) == {"B": (), "C": (), "D": (), "A": ("in_place",)}
 
     def test_callable_objects_are_named_by_their_repr(self, abcd):
         """A pass without a name is still told."""

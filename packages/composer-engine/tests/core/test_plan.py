@@ -146,6 +146,27 @@ class TestReasons:
             ("MIX", "moved by run_last"),
         ]
 
+    def test_those_behind_who_was_moved_claim_no_rule(self, make):
+        """Who comes after one that a pass put there is not said to come after it by its stage."""
+        stages = (Stage.MIX, Stage.LABEL, Stage.WEIGHTS)
+        algorithms = [make.algorithm(s.name, {Event.BEFORE_LOSS: s, Event.AFTER_LOSS: s}) for s in stages]
+
+        def last_first(algorithms, event):
+            return [algorithms[-1], *algorithms[:-1]]
+
+        plan = explain(algorithms, algorithm_passes=[last_first])
+
+        assert entries(plan, Event.BEFORE_LOSS) == [
+            ("WEIGHTS", "moved by last_first"),
+            ("MIX", ""),
+            ("LABEL", "label comes after mix"),
+        ]
+        assert entries(plan, Event.AFTER_LOSS) == [
+            ("MIX", "moved by last_first"),
+            ("WEIGHTS", ""),
+            ("LABEL", "undone in reverse: label comes after weights"),
+        ]
+
     def test_left_out(self, make):
         """What a pass leaves out is not lost from sight."""
         plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])

@@ -1,7 +1,8 @@
 """Training that is faster, cheaper and better, by algorithms that compose.
 
-``composer`` is a namespace that four distributions share; this file belongs to composer-trainer. The names below are looked
-up when they are first used, so that ``from composer import functional`` stays as light as it is without this package.
+``composer`` is a namespace that four distributions share; this file belongs to composer-trainer. The names below are
+looked up when they are first used, so that ``from composer import functional`` stays as light as it is without this
+package.
 """
 
 from importlib import import_module

@@ -2,10 +2,9 @@
 
 import json
 import math
-import signal
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +15,42 @@ from composer.loggers import FileLogger
 
 def lines(path):
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+class Writes:
+    """What was written unbuffered, until there is no more room."""
+
+    def __init__(self):
+        self.contents, self.buffering, self.room = [], [], 10**9
+
+    def watch(self, file):
+        watched = mock.MagicMock(wraps=file)
+        watched.__enter__.return_value = watched
+        watched.__exit__.side_effect = lambda *error: file.close()
+        watched.write.side_effect = lambda content: self.write(file, content)
+        return watched
+
+    def write(self, file, content):
+        self.contents.append(content)
+        written = file.write(content[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """Return what is written to files that are appended to."""
+    watched, opened = Writes(), Path.open
+
+    def watch(path, mode="r", buffering=-1, **options):
+        file = opened(path, mode, buffering, **options)
+        if mode != "ab":
+            return file
+        watched.buffering.append(buffering)
+        return watched.watch(file)
+
+    monkeypatch.setattr(Path, "open", watch)
+    return watched
 
 
 class TestFileLogger:
@@ -201,31 +236,23 @@ class TestFileLogger:
         assert len(caught) == 1
         assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3]
 
-    def test_kill_leaves_whole_lines(self, tmp_path):
-        """A process that is killed while it writes leaves nothing but whole lines."""
-        program = f"""
-from composer.core import Engine, Logger, State
-from composer.loggers import FileLogger
-state = State(model=None)
-logger = Logger(state, FileLogger({str(tmp_path / "log.txt")!r}, flush_interval=1))
-engine = Engine(state, logger)
-engine.run_event("init")
-print("ready", flush=True)
-while True:
-    for number in range(200):
-        logger.log_metrics({{f"metric/{{place}}": number for place in range(50)}})
-    engine.run_event("batch_end")
-"""
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        with process:
-            process.stdout.readline()
-            while (tmp_path / "log.txt").stat().st_size < 1_000_000:
-                pass
-            process.send_signal(signal.SIGKILL)
+    def test_a_kill_finds_no_line_half_written(self, make_loop, tmp_path, writes):
+        """Each line is handed to the system whole and by itself; nothing waits in a buffer of the process."""
+        make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=100)).fit()
 
-        content = (tmp_path / "log.txt").read_text()
-        assert content.endswith("\n")
-        assert all(len(line["metrics"]) == 50 for line in lines(tmp_path / "log.txt"))
+        assert len(writes.contents) == 6
+        assert all(content.endswith(b"\n") and content.count(b"\n") == 1 for content in writes.contents)
+        assert set(writes.buffering) == {0}
+
+    def test_line_that_does_not_fit_is_taken_back(self, make_loop, tmp_path, writes):
+        """Where a disk has room for a part of a line only, the file ends with the line before."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
+        writes.room = 150
+
+        with pytest.warns(RuntimeWarning, match="no room for a whole line"):
+            loop.fit(epochs=1)
+
+        assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [0]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are open")
     def test_no_file_stays_open(self, make_loop, tmp_path):

@@ -28,7 +28,7 @@ def make_loader(samples=20, batch_size=4, shuffle=False, seed=0):
 def make_trainer():
     """Return a function that builds a trainer on the CPU, with SGD and without a progress bar; it is closed at the end.
 
-    What it is built of stands beside it: ``make_trainer.model()``, ``make_trainer.loader()``; and ``make_trainer.weights``.
+    What it is built of stands beside it: ``make_trainer.model()``, ``make_trainer.loader()``, ``make_trainer.weights``.
     """
     trainers = []
 

@@ -34,7 +34,9 @@ class TestInterval:
     def test_evaluates_when_it_is_due(self, make_trainer, interval, batches):
         """An interval in any unit, and once more at the end if training ends between two."""
         count = CountEvaluations()
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), eval_interval=interval, callbacks=count, max_duration="2ep")
+        trainer = make_trainer(
+            eval_dataloader=make_trainer.loader(), eval_interval=interval, callbacks=count, max_duration="2ep"
+        )
 
         trainer.fit()
 
@@ -99,7 +101,9 @@ class TestResult:
         trainer = make_trainer()
 
         whole = trainer.eval(make_trainer.loader(batch_size=10))["eval"]["CrossEntropy"]
-        parts = trainer.eval(Evaluator(label="eval", dataloader=make_trainer.loader(batch_size=10), device_eval_microbatch_size=3))
+        parts = trainer.eval(
+            Evaluator(label="eval", dataloader=make_trainer.loader(batch_size=10), device_eval_microbatch_size=3)
+        )
 
         torch.testing.assert_close(parts["eval"]["CrossEntropy"], whole)
 
@@ -110,7 +114,10 @@ class TestTrainingDoesNotNotice:
         plain = make_trainer(model=make_trainer.model(), max_duration="2ep")
         plain.fit()
         watched = make_trainer(
-            model=make_trainer.model(), eval_dataloader=make_trainer.loader(seed=1), eval_interval="1ba", max_duration="2ep"
+            model=make_trainer.model(),
+            eval_dataloader=make_trainer.loader(seed=1),
+            eval_interval="1ba",
+            max_duration="2ep",
         )
         watched.fit()
 
@@ -148,7 +155,7 @@ class TestTrainingDoesNotNotice:
 
 class TestErrors:
     def test_nothing_to_evaluate_on(self, make_trainer):
-        """eval without data says what to give."""
+        """Eval without data says what to give."""
         with pytest.raises(ValueError, match="eval_dataloader"):
             make_trainer().eval()
 

@@ -120,7 +120,9 @@ class TestDuration:
 class TestGoingOn:
     def test_two_fits_equal_one(self, make_trainer):
         """Stopped in the middle of an epoch and called again, fit goes on with the next batch, to the same bits."""
-        whole = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True), max_duration="13ba")
+        whole = make_trainer(
+            model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True), max_duration="13ba"
+        )
         whole.fit()
 
         parts = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
@@ -173,7 +175,8 @@ class TestStep:
 
         def train(microbatch_size):
             loader = DataSpec(
-                make_trainer.loader(samples=22, batch_size=5), batch_transforms=lambda batch: [batch[0].double(), batch[1]]
+                make_trainer.loader(samples=22, batch_size=5),
+                batch_transforms=lambda batch: [batch[0].double(), batch[1]],
             )
             trainer = make_trainer(
                 model=make_trainer.model().double(),
@@ -235,15 +238,11 @@ class TestStep:
 
         torch.manual_seed(0)
         log = InMemoryLogger()
-        trainer = make_trainer(
-            model=TwoLosses(nn.Linear(4, 3), num_classes=3), loggers=log, max_duration="1ba"
-        )
+        trainer = make_trainer(model=TwoLosses(nn.Linear(4, 3), num_classes=3), loggers=log, max_duration="1ba")
 
         trainer.fit()
 
-        total, *parts = (
-            float(log.data[f"loss/train/{name}"][-1][1]) for name in ("total", "cross_entropy", "size")
-        )
+        total, *parts = (float(log.data[f"loss/train/{name}"][-1][1]) for name in ("total", "cross_entropy", "size"))
         assert total == pytest.approx(sum(parts))
 
 

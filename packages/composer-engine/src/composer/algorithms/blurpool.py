@@ -66,8 +66,8 @@ class BlurPool(Algorithm):
         )
         if not report:
             warnings.warn(
-                f"{self!r} found nothing to blur: {type(state.model).__name__} has no strided convolution with at least "
-                f"{self.min_channels} input channels and no strided max pool. Remove it, or lower min_channels.",
+                f"{self!r} found nothing to blur: {type(state.model).__name__} has no strided convolution with at "
+                f"least {self.min_channels} input channels and no strided max pool. Remove it, or lower min_channels.",
                 NoEffectWarning,
                 stacklevel=2,
             )

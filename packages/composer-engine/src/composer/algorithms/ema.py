@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -13,14 +12,21 @@ from torch import Tensor, nn
 from composer import functional as cf
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = ["EMA"]
 
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
 _SWAP_OUT = frozenset({Event.EVAL_END, Event.PREDICT_END})
 
 
-def _to_time(given: Time | str | int | None) -> Time | None:
-    return None if given is None else Time.from_input(given, TimeUnit.BATCH)
+def _to_time(given: Time | str | int) -> Time:
+    return Time.from_input(given, TimeUnit.BATCH)
+
+
+def _to_time_or_none(given: Time | str | int | None) -> Time | None:
+    return None if given is None else _to_time(given)
 
 
 @attrs.define(eq=False)
@@ -44,19 +50,19 @@ class EMA(Algorithm):
         EMA(half_life=Time(2, 'ep'), smoothing=None, ema_start=Time(0.0, 'dur'), update_interval=Time(1, 'ep'))
     """
 
-    half_life: Time | None = attrs.field(default="1000ba", converter=_to_time)
+    half_life: Time | None = attrs.field(default=Time(1000, "ba"), converter=_to_time_or_none)
     smoothing: float | None = None
-    ema_start: Time = attrs.field(default="0.0dur", converter=lambda given: Time.from_input(given, TimeUnit.BATCH))
-    update_interval: Time | None = attrs.field(default=None, converter=_to_time)
+    ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_time)
+    update_interval: Time | None = attrs.field(default=None, converter=_to_time_or_none)
 
     _averages: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     _weights: list[Tensor] = attrs.field(factory=list, init=False, repr=False)
     _updated_at: float = attrs.field(default=0.0, init=False, repr=False)
     _is_in_model: bool = attrs.field(default=False, init=False, repr=False)
 
-    runs_at: ClassVar = {
-        event: Stage.WEIGHTS for event in (Event.BATCH_END, Event.EPOCH_END, *sorted(_SWAP_IN), *sorted(_SWAP_OUT))
-    }
+    runs_at: ClassVar = dict.fromkeys(
+        (Event.BATCH_END, Event.EPOCH_END, *sorted(_SWAP_IN), *sorted(_SWAP_OUT)), Stage.WEIGHTS
+    )
     reads: ClassVar = {"model", "timestamp", "max_duration"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {"the weights used for evaluation"}
@@ -64,8 +70,8 @@ class EMA(Algorithm):
     def __attrs_post_init__(self) -> None:
         if (self.half_life is None) == (self.smoothing is None):
             raise ValueError(
-                f"EMA needs either half_life or smoothing, got half_life={self.half_life} and smoothing={self.smoothing}. "
-                "To give smoothing, say half_life=None."
+                f"EMA needs either half_life or smoothing, got half_life={self.half_life} and "
+                f"smoothing={self.smoothing}. To give smoothing, say half_life=None."
             )
         if self.half_life is not None and self.half_life.value <= 0:
             raise ValueError(f"half_life must be more than 0, got {self.half_life}.")
@@ -139,8 +145,8 @@ class EMA(Algorithm):
             return
         averages = list(self._averages.values())
         held = [weight.clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, averages)  # noqa: SLF001  (torch's own name for copying many tensors at once)
-        torch._foreach_copy_(averages, held)  # noqa: SLF001
+        torch._foreach_copy_(self._weights, averages)
+        torch._foreach_copy_(averages, held)
         self._is_in_model = into_model
 
     def _copy(self, model: nn.Module, *, averaged: bool) -> nn.Module:
@@ -161,5 +167,7 @@ def _position(state: State, unit: TimeUnit) -> float:
         return state.timestamp.count(unit)
     elapsed = state.get_elapsed_duration()
     if elapsed is None:
-        raise ValueError("EMA's half_life is a fraction of State.max_duration, which is not set; say e.g. half_life='1000ba'.")
+        raise ValueError(
+            "EMA's half_life is a fraction of State.max_duration, which is not set; say e.g. half_life='1000ba'."
+        )
     return float(elapsed)

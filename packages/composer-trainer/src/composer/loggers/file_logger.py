@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import warnings
@@ -15,7 +16,7 @@ from composer.core import Logger, LoggerDestination, State, TimeUnit
 from composer.loggers.values import keep, read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["FileLogger"]
 
@@ -149,7 +150,7 @@ class FileLogger(LoggerDestination):
             return
         records, self._records = self._records, []
         try:
-            _append(self._path, "".join(map(_to_line, _with_numbers(records))).encode())
+            _append(self._path, map(_to_line, _with_numbers(records)))
         except Exception as error:  # noqa: BLE001  (a full disk must not end the training)
             self._report(error)
 
@@ -186,15 +187,14 @@ def _filled_in(filename: str, *, run_name: str, rank: int) -> str:
         ) from None
 
 
-def _append(path: Path, content: bytes) -> None:
-    # One unbuffered write: whoever reads the file meanwhile, or is left with it after a kill, finds whole lines.
+def _append(path: Path, lines: Iterable[str]) -> None:
+    # Unbuffered and line by line: Linux may cut a long write off between two pages when the process is killed.
     with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        written = file.write(content)
-        if written == len(content):
-            return
-        file.truncate(size)
-    raise OSError(f"only {written} of {len(content)} bytes could be written")
+        for line in lines:
+            content, whole = line.encode(), file.tell()
+            if file.write(content) != len(content):
+                file.truncate(whole)
+                raise OSError(errno.ENOSPC, "there was no room for a whole line")
 
 
 def _with_numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from composer.core import LoggerDestination, Time
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+
+if TYPE_CHECKING:
+    from composer.core import LoggerDestination, Time
 
 __all__ = ["terminal_destinations"]
 

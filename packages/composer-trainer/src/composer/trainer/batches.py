@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-
-from composer.core import Batch, DataSpec
 from composer.core.data_spec import move_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from composer.core import Batch, DataSpec
 
 __all__ = ["Batches"]
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from composer.core import Precision
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["choose_device", "choose_precision"]
 
-_AVAILABLE = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+_AVAILABLE: dict[str, Callable[[], bool]] = {
+    "cpu": lambda: True,
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+}
 
 
 def choose_device(device: str | torch.device | None = None) -> torch.device:

@@ -8,14 +8,16 @@ import datetime
 import fnmatch
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.core import Engine, Evaluator, Event, State, Timestamp, get_precision_context
 from composer.core.data_spec import move_batch
 from composer.trainer.run import compute_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["evaluate", "prepare_metrics"]
 
@@ -119,4 +121,3 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any) -> None:
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)
-

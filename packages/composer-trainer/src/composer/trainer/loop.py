@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from composer.core import Event
-from composer.trainer.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from composer.trainer.run import Run
 
 __all__ = ["train"]
 
@@ -89,4 +93,4 @@ def _compute_gradients(run: Run) -> Tensor:
     state.batch = whole_batch
     run.optimization.unscale()
     event(Event.AFTER_TRAIN_BATCH)
-    return state.total_loss
+    return run.total_loss

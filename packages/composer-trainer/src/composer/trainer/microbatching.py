@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from composer.core import Batch, DataSpec
+if TYPE_CHECKING:
+    from composer.core import Batch, DataSpec
 
 __all__ = ["split_and_weigh", "total_of", "weighed_parts"]
 
@@ -40,12 +41,11 @@ def total_of(loss: Any) -> Tensor:
     """
     if isinstance(loss, Tensor):
         return loss
-    if isinstance(loss, Mapping) and "total" in loss:
-        return loss["total"]
-    losses = list(loss.values()) if isinstance(loss, Mapping) else loss
-    if not isinstance(losses, (list, tuple)) or not losses or not all(isinstance(one, Tensor) for one in losses):
+    several = list(loss.values()) if isinstance(loss, Mapping) else loss
+    if not isinstance(several, (list, tuple)) or not several or not all(isinstance(one, Tensor) for one in several):
         raise TypeError(f"The model's loss must be a tensor, or a dictionary or sequence of tensors, got {loss!r}.")
-    return sum(losses[1:], start=losses[0])
+    total: Tensor = loss["total"] if isinstance(loss, Mapping) and "total" in loss else sum(several[1:], several[0])
+    return total
 
 
 def weighed_parts(loss: Any, share: float) -> dict[str, Tensor]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
 from composer.trainer.microbatching import total_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
 
 __all__ = ["Optimization", "make_scaler", "wants_closure"]
 
@@ -67,7 +70,7 @@ class Optimization:
             total = total * share
         if self._state.scaler is not None:
             total = self._state.scaler.scale(total)
-        total.backward(create_graph=self._create_graph)
+        torch.autograd.backward(total, create_graph=self._create_graph)
 
     def unscale(self) -> None:
         """Give the gradients their true size, so that algorithms can clip them."""

@@ -6,16 +6,19 @@ import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import Batch, Engine, Event, TimeUnit
-from composer.trainer.batches import Batches
 from composer.trainer.microbatching import split_and_weigh, weighed_parts
-from composer.trainer.optimization import Optimization
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from composer.trainer.batches import Batches
+    from composer.trainer.optimization import Optimization
 
 __all__ = ["Run"]
 
@@ -102,6 +105,11 @@ class Run:
                 outputs = self.model.eval_forward(batch, self.state.outputs)
                 for metric in self.state.train_metrics.values():
                     self.model.update_metric(batch, outputs, metric)
+
+    @property
+    def total_loss(self) -> Tensor:
+        """The batch's loss, without its graph."""
+        return self._losses["total"]
 
     def log_batch(self) -> None:
         """Log the batch's loss, by the number that the batch has."""

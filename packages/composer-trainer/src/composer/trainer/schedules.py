@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from composer.core import State
 from composer.optim import ComposerScheduler, compile_composer_scheduler
 
-__all__ = ["Schedules", "SchedulerLike"]
+if TYPE_CHECKING:
+    from composer.core import State
+
+__all__ = ["SchedulerLike", "Schedules"]
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 
@@ -42,8 +44,8 @@ class Schedules:
             schedulers: torch's own, or functions ``f(state, ssr) -> multiplier``, which hold for every optimizer.
             state: With the optimizers and the length of the training.
             scale_schedule_ratio: By how much the schedule is stretched.
-            step_every_batch: Whether all step after each batch; None leaves torch's own to each epoch and lets
-                functions step with each batch.
+            step_every_batch: Whether all step after each batch; if None, torch's own step after each epoch and
+                functions after each batch.
 
         Raises:
             TypeError: A scheduler is neither of these.
@@ -53,7 +55,7 @@ class Schedules:
         for scheduler in given:
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise TypeError(
-                    "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; call it from a Callback."
+                    "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
                 )
             if isinstance(scheduler, LRScheduler):
                 every[bool(step_every_batch)].append(scheduler)

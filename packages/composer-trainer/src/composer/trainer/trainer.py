@@ -8,13 +8,11 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar, runtime_checkable
 
 import attrs
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from composer.core import (
     Algorithm,
@@ -46,10 +44,16 @@ from composer.trainer.reproducibility import configure_deterministic_mode, get_r
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, Schedules
 
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch.optim import Optimizer
+
 __all__ = ["Trainer"]
 
 Loader = Iterable[Any] | DataSpec
 EvalData = Loader | Evaluator | Sequence[Evaluator]
+T = TypeVar("T")
 EvalInterval = int | str | Time | Callable[[State, Event], bool]
 
 
@@ -73,7 +77,8 @@ class Trainer:
         optimizers: One or several. SGD with a learning rate of 0.1, with a warning, if None.
         schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``; one or several.
         scale_schedule_ratio: By how much the training and its schedule are stretched; 0.5 trains half as long.
-        step_schedulers_every_batch: Whether schedulers step after each batch; None: torch's own after each epoch, functions after each batch.
+        step_schedulers_every_batch: Whether schedulers step after each batch; if None, torch's own step after each
+            epoch and functions after each batch.
         eval_dataloader: What to evaluate on: a loader, an :class:`Evaluator`, or several evaluators.
         eval_interval: How often; a whole number counts epochs, 0 is never.
         eval_subset_num_batches: Batches of an evaluation, if not all of them (-1).
@@ -86,8 +91,9 @@ class Trainer:
         console_log_interval: How often lines are printed.
         log_traces: Whether to log which algorithms ran at which event.
         device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best there is if None.
-        precision: ``"fp32"``, ``"amp_bf16"`` or ``"amp_fp16"``; ``"amp_fp16"`` on a GPU and ``"fp32"`` elsewhere if None.
-        device_train_microbatch_size: Samples that are put through the model at once; gradients of the parts of a batch are
+        precision: ``"fp32"``, ``"amp_bf16"`` or ``"amp_fp16"``; if None, ``"amp_fp16"`` on a GPU and
+            ``"fp32"`` elsewhere.
+        device_train_microbatch_size: Samples that are put through the model at once; gradients of a batch's parts are
             added up. None puts whole batches through.
         seed: Seeds all global generators; one is made up if None. For equal weights, seed before making the model.
         deterministic_mode: Whether to allow only algorithms of torch that give the same bits each time.
@@ -162,10 +168,10 @@ class Trainer:
             device_train_microbatch_size=device_train_microbatch_size,
             precision=chosen_precision,
             scaler=make_scaler(chosen_precision, chosen_device),
-            optimizers=_default_optimizer(model) if optimizers is None else optimizers,
-            algorithms=algorithms,
-            callbacks=callbacks,
         )
+        self.state.optimizers = _default_optimizer(model) if optimizers is None else optimizers
+        self.state.algorithms = _as_list(algorithms)
+        self.state.callbacks = _as_list(callbacks)
         shown = terminal_destinations(
             progress_bar=progress_bar,
             log_to_console=log_to_console,
@@ -217,11 +223,17 @@ class Trainer:
         What is not given stays as the constructor was told. With nothing left to do it returns at once.
 
         Args:
-            train_dataloader, train_dataloader_label, train_subset_num_batches: The data.
+            train_dataloader: What to train on.
+            train_dataloader_label: Its name in logs.
+            train_subset_num_batches: Batches in an epoch.
             duration: How long to train from here, instead of until ``max_duration``.
             reset_time: Whether the clock begins anew.
-            schedulers, scale_schedule_ratio, step_schedulers_every_batch: The learning rates.
-            eval_dataloader, eval_subset_num_batches, eval_interval: The evaluations.
+            schedulers: The learning rate schedulers.
+            scale_schedule_ratio: By how much ``duration`` and ``schedulers`` are stretched.
+            step_schedulers_every_batch: Whether schedulers step after each batch.
+            eval_dataloader: What to evaluate on.
+            eval_subset_num_batches: Batches of an evaluation.
+            eval_interval: How often ``eval_dataloader`` is evaluated on.
             device_train_microbatch_size: Samples that are put through the model at once.
             precision: What the model computes in.
 
@@ -360,7 +372,7 @@ class Trainer:
         except BaseException as error:
             try:
                 self.close()
-            except Exception as second:  # noqa: BLE001  (the first error is what the user has to see)
+            except Exception as second:  # noqa: BLE001
                 error.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
             raise
 
@@ -386,7 +398,7 @@ class SupportsMetrics(Protocol):
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs for the metrics; ``outputs`` if they are known already."""
 
-    def get_metrics(self, is_train: bool) -> dict[str, Any]:  # noqa: FBT001
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
         """Return the metrics by name."""
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
@@ -398,25 +410,24 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
     if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
         raise TypeError(
-            f"model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), got {type(model).__name__}. "
-            "Wrap a classifier: composer.models.ComposerClassifier(model, num_classes=...); or derive from ComposerModel."
+            "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
+            f"got {type(model).__name__}. "
+            "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
         )
 
 
 def _check_can_be_evaluated(model: nn.Module) -> None:
     if not isinstance(model, SupportsMetrics):
+        missing = [name for name in ("eval_forward", "get_metrics", "update_metric") if not hasattr(model, name)]
         raise TypeError(
-            f"To be evaluated, the model needs eval_forward, get_metrics and update_metric; {type(model).__name__} lacks "
-            f"{[name for name in ('eval_forward', 'get_metrics', 'update_metric') if not hasattr(model, name)]}. "
+            f"To be evaluated, {type(model).__name__} needs {', '.join(missing)}. "
             "Derive it from composer.models.ComposerModel, or leave out eval_dataloader."
         )
 
 
 def _check_microbatch_size(size: int | None) -> int | None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ValueError(
-            f"device_train_microbatch_size must be a number of samples, at least 1, or None, got {size!r}."
-        )
+        raise ValueError(f"device_train_microbatch_size must be None or a number of samples, at least 1, got {size!r}.")
     return size
 
 
@@ -454,14 +465,15 @@ def _default_optimizer(model: nn.Module) -> Optimizer:
 
 
 def _to_evaluators(given: EvalData) -> list[Evaluator]:
-    several = isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, Evaluator) for one in given)
-    return [ensure_evaluator(one) for one in (given if several else [given])]
+    if isinstance(given, (list, tuple)) and given and all(isinstance(one, Evaluator) for one in given):
+        return list(given)
+    return [ensure_evaluator(given)]
 
 
-def _as_list(loggers: LoggerDestination | Sequence[LoggerDestination] | None) -> list[LoggerDestination]:
-    if loggers is None:
+def _as_list(given: T | Sequence[T] | None) -> list[T]:
+    if given is None:
         return []
-    return [loggers] if isinstance(loggers, LoggerDestination) else list(loggers)
+    return list(given) if isinstance(given, Sequence) else [given]
 
 
 def _made_up_name() -> str:

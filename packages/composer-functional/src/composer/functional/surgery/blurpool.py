@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["apply_blurpool"]
 
 
-def apply_blurpool(  # noqa: PLR0917 - the order that people know
+def apply_blurpool(
     model: nn.Module,
     replace_convs: bool = True,
     replace_maxpools: bool = True,
