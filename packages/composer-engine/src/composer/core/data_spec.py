@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -117,16 +117,14 @@ def count_samples(batch: Batch) -> int:
     return sizes.pop()
 
 
-def _sizes(batch: Batch) -> Iterator[int]:
+def _sizes(batch: Batch) -> list[int]:
     if isinstance(batch, Tensor):
-        if batch.ndim:
-            yield batch.shape[0]
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _sizes(part)
-    elif isinstance(batch, (list, tuple)):
-        parts = [size for part in batch for size in _sizes(part)]
-        yield from parts or ([] if _is_record(batch) else [len(batch)])
+        return [batch.shape[0]] if batch.ndim else []
+    if isinstance(batch, (list, tuple)):
+        sizes = [size for part in batch for size in _sizes(part)]
+        return sizes or ([] if _is_record(batch) else [len(batch)])
+    # Last, because to ask about an abstract class takes longest, and this is done at every step.
+    return [size for part in batch.values() for size in _sizes(part)] if isinstance(batch, Mapping) else []
 
 
 def count_tokens(batch: Batch) -> int:
@@ -136,7 +134,7 @@ def count_tokens(batch: Batch) -> int:
         >>> count_tokens({"input_ids": torch.zeros(4, 16)}), count_tokens(torch.zeros(4))
         (64, 0)
     """
-    if not isinstance(batch, Mapping):
+    if isinstance(batch, (list, tuple, Tensor)) or not isinstance(batch, Mapping):
         return 0
     ids = batch.get("input_ids")
     return ids.numel() if isinstance(ids, Tensor) else 0
@@ -170,7 +168,7 @@ def _slice(part: Any, of: slice, num_samples: int) -> Any:
     if isinstance(part, Mapping):
         return _rebuilt_mapping(part, lambda item: _slice(item, of, num_samples))
     if isinstance(part, (list, tuple)):
-        holds_sizes = any(True for item in part for _ in _sizes(item))
+        holds_sizes = any(_sizes(item) for item in part)
         if not holds_sizes and not _is_record(part) and len(part) == num_samples:
             return part[of]
         return _rebuilt_sequence(part, [_slice(item, of, num_samples) for item in part])

@@ -31,9 +31,10 @@ class FileLogger(LoggerDestination):
         {"epoch": 0, "batch": 100, "seconds": 1.2, "table": "samples", "columns": ["id"], "rows": [[7]]}
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
-    each epoch, after evaluations and at the end; a file holds whole lines only, also while the run goes on. Numbers
-    that JSON cannot write are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads. A file
-    that cannot be written to, such as on a full disk, is reported once, and the run goes on.
+    each epoch, after evaluations and at the end, each line whole and by itself: when the process is killed, only one
+    that the system is writing in that microsecond can be cut off. Numbers that JSON cannot write are the texts
+    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads. A file that cannot be written to, such as on
+    a full disk, is reported once, and the run goes on.
 
     Args:
         filename: The file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are made.
