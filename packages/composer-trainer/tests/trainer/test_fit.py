@@ -452,3 +452,31 @@ def test_events_may_be_named_by_text(make_trainer):
 
     assert seen[:4] == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START]
     assert seen[-1] is Event.FIT_END
+
+
+class TestSchedulesOverSeveralFits:
+    def test_a_longer_training_has_its_own_rates_from_its_first_batch(self, make_trainer):
+        """When fit(duration=) makes the training longer, a schedule over its whole length is followed at once."""
+        rates = []
+
+        class Look(Callback):
+            def after_train_batch(self, state, logger):
+                rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+        def falling(state, ssr=1.0):
+            return 1 - state.timestamp.batch.value / state.max_duration.value
+
+        trainer = make_trainer(schedulers=falling, callbacks=Look(), max_duration="4ba")
+
+        trainer.fit()
+        trainer.fit(duration="4ba")
+
+        assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.05, 0.0375, 0.025, 0.0125])
+
+    def test_several_functions_are_refused(self, make_trainer):
+        """Two functions for one learning rate cannot both be right."""
+        constant = [lambda state, ssr=1.0: 1.0] * 2
+        trainer = make_trainer(schedulers=constant, max_duration="1ba")
+
+        with pytest.raises(ValueError, match="returns the product"):
+            trainer.fit()

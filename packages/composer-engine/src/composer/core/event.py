@@ -49,6 +49,7 @@ class Event(StrEnum):
             <EPOCH_CHECKPOINT>
             <ITERATION_END>, when an iteration ends
             <ITERATION_CHECKPOINT>, when an iteration ends
+        evaluate, when it is due
         <FIT_END>
 
     An evaluation, during training or by itself::

@@ -11,6 +11,7 @@ import attrs
 
 from composer.core.callback import Callback
 from composer.core.components import Components
+from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -172,7 +173,7 @@ class Logger:
         return any(destination.can_upload_files() for destination in self.destinations)
 
     def _step(self, step: int | None) -> int:
-        return int(self._state.timestamp.batch) if step is None else step
+        return int(self._state.timestamp.count(TimeUnit.BATCH)) if step is None else step
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> None:
         for destination in self.destinations:

@@ -53,7 +53,8 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
                 length * batches if unit is TimeUnit.EPOCH else length
                 for length, unit in zip(lengths, units, strict=True)
             ]
-            return state.timestamp.count(TimeUnit.EPOCH) * batches + int(state.timestamp.batch_in_epoch), in_batches
+            done = state.timestamp.count(TimeUnit.EPOCH) * batches
+            return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), in_batches
     if units.count(units[0]) != len(units):
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
     return state.timestamp.count(units[0]), lengths

@@ -36,8 +36,8 @@ def train(run: Run) -> None:
             event(Event.ITERATION_END)
             event(Event.ITERATION_CHECKPOINT)
     run.log_train_metrics()
-    event(Event.FIT_END)
     run.evaluate_if_due(Event.FIT_END)
+    event(Event.FIT_END)
     state.batch = state.outputs = state.loss = None
 
 

@@ -15,10 +15,9 @@ from composer.core import Batch, Engine, Event, TimeUnit
 from composer.trainer.microbatching import split_and_weigh, weighed_parts
 
 if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
     from composer.trainer.batches import Batches
     from composer.trainer.optimization import Optimization
+    from composer.trainer.schedules import Schedules
 
 __all__ = ["Run"]
 
@@ -30,8 +29,7 @@ class Run:
         engine: With the state that is trained.
         batches: The data.
         optimization: How gradients are computed and used.
-        batch_schedulers: Learning rate schedulers that step with every batch.
-        epoch_schedulers: Those that step with every epoch.
+        schedules: The learning rates.
         evaluate: ``f(event)``, called where an evaluation may be due.
     """
 
@@ -40,13 +38,12 @@ class Run:
         engine: Engine,
         batches: Batches,
         optimization: Optimization,
-        batch_schedulers: Sequence[LRScheduler],
-        epoch_schedulers: Sequence[LRScheduler],
+        schedules: Schedules,
         evaluate: Callable[[Event], None],
     ) -> None:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
-        self.batches, self.optimization = batches, optimization
-        self._batch_schedulers, self._epoch_schedulers = batch_schedulers, epoch_schedulers
+        self.batches, self.optimization, self.schedules = batches, optimization, schedules
+        schedules.follow_clock()
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
         self._num_samples = self._num_tokens = 0
@@ -60,7 +57,7 @@ class Run:
 
     def begins_epoch(self) -> bool:
         """Return whether no batch of the epoch is done."""
-        return self.state.timestamp.batch_in_epoch == 0
+        return self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) == 0
 
     def begins_iteration(self) -> bool:
         """Return whether no batch and no epoch of the iteration is done."""
@@ -96,7 +93,7 @@ class Run:
     def add_up(self, loss: Any, share: float, batch: Batch | None) -> None:
         """Add a microbatch's loss to the batch's, and its outputs to the training metrics."""
         parts = weighed_parts(loss, share)
-        if self.state.microbatch:
+        if self.state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
         self.state.total_loss = parts["total"]
@@ -123,8 +120,9 @@ class Run:
             "time/batch": timestamp.count(TimeUnit.BATCH),
             "time/sample": timestamp.count(TimeUnit.SAMPLE),
             "time/token": timestamp.count(TimeUnit.TOKEN),
-            "time/batch_in_epoch": int(timestamp.batch_in_epoch),
-            "time/sample_in_epoch": int(timestamp.sample_in_epoch),
+            "time/batch_in_epoch": timestamp.count(TimeUnit.BATCH, in_epoch=True),
+            "time/sample_in_epoch": timestamp.count(TimeUnit.SAMPLE, in_epoch=True),
+            "time/token_in_epoch": timestamp.count(TimeUnit.TOKEN, in_epoch=True),
             "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
         }
         logger.log_metrics(metrics)
@@ -135,7 +133,7 @@ class Run:
         state.microbatch = -1
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(self._num_samples, self._num_tokens, self._elapsed())
-        for scheduler in self._batch_schedulers:
+        for scheduler in self.schedules.every_batch:
             scheduler.step()
 
     def count_epoch(self) -> None:
@@ -144,7 +142,7 @@ class Run:
         self.state.previous_timestamp = self.state.timestamp
         self.state.timestamp = self.state.timestamp.to_next_epoch(self._elapsed())
         self.batches.rewind()
-        for scheduler in self._epoch_schedulers:
+        for scheduler in self.schedules.every_epoch:
             scheduler.step()
 
     def count_iteration(self) -> None:

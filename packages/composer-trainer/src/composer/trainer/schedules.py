@@ -25,10 +25,12 @@ class Schedules:
     Args:
         every_batch: Those that step after each batch.
         every_epoch: Those that step after each epoch.
+        by_clock: Those of them that know nothing but the run's clock.
     """
 
     every_batch: tuple[LRScheduler, ...] = ()
     every_epoch: tuple[LRScheduler, ...] = ()
+    by_clock: tuple[LRScheduler, ...] = ()
 
     @classmethod
     def make(
@@ -41,7 +43,7 @@ class Schedules:
         """Return the schedules of a run.
 
         Args:
-            schedulers: torch's own, or functions ``f(state, ssr) -> multiplier``, which hold for every optimizer.
+            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which holds for every optimizer.
             state: With the optimizers and the length of the training.
             scale_schedule_ratio: By how much the schedule is stretched.
             step_every_batch: Whether all step after each batch; if None, torch's own step after each epoch and
@@ -49,21 +51,39 @@ class Schedules:
 
         Raises:
             TypeError: A scheduler is neither of these.
+            ValueError: There are several functions.
         """
-        given = [] if schedulers is None else schedulers if isinstance(schedulers, Sequence) else [schedulers]
-        every: dict[bool, list[LRScheduler]] = {True: [], False: []}
-        for scheduler in given:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                raise TypeError(
-                    "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
-                )
-            if isinstance(scheduler, LRScheduler):
-                every[bool(step_every_batch)].append(scheduler)
-            elif callable(scheduler):
-                every[step_every_batch is not False] += [
-                    compile_composer_scheduler(scheduler, state, scale_schedule_ratio, optimizer)
-                    for optimizer in state.optimizers
-                ]
-            else:
-                raise TypeError(f"schedulers must be torch schedulers or functions f(state, ssr), got {scheduler!r}.")
-        return cls(tuple(every[True]), tuple(every[False]))
+        given = _as_list(schedulers)
+        ready = [scheduler for scheduler in given if isinstance(scheduler, LRScheduler)]
+        by_clock = [
+            compile_composer_scheduler(scheduler, state, scale_schedule_ratio, optimizer)
+            for scheduler in given
+            if not isinstance(scheduler, LRScheduler)
+            for optimizer in state.optimizers
+        ]
+        every_batch = [*(ready if step_every_batch else []), *([] if step_every_batch is False else by_clock)]
+        every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
+        return cls(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
+
+    def follow_clock(self) -> None:
+        """Set the learning rates that follow the clock anew: the training may have got another length."""
+        for scheduler in self.by_clock:
+            scheduler.step()
+
+
+def _as_list(schedulers: SchedulerLike | Sequence[SchedulerLike] | None) -> list[SchedulerLike]:
+    given = [] if schedulers is None else list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
+    for scheduler in given:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                "schedulers cannot hold ReduceLROnPlateau, which needs a metric at each step; use it in a Callback."
+            )
+        if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
+            raise TypeError(f"schedulers must be torch schedulers or functions f(state, ssr), got {scheduler!r}.")
+    functions = [scheduler for scheduler in given if not isinstance(scheduler, LRScheduler)]
+    if len(functions) > 1:
+        raise ValueError(
+            f"schedulers holds {len(functions)} functions, each of which would set every learning rate: "
+            "give one function that returns the product."
+        )
+    return given

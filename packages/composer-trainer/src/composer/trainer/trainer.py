@@ -263,8 +263,7 @@ class Trainer:
             self.engine,
             self._batches,
             Optimization(self.state),
-            self._schedules.every_batch,
-            self._schedules.every_epoch,
+            self._schedules,
             self._evaluate_if_due,
         )
         if run.is_over():

@@ -50,8 +50,8 @@ class BlurPool2d(nn.Module):
         """Blur and subsample."""
         # A depthwise convolution with zero padding inside is the fastest way. Forward and backward of (16, 64, 56, 56)
         # with stride 1 on one thread, contiguous / channels last, in ms: this 6.4 / 3.6; padded by F.pad 11 / 5.6;
-        # avg_pool2d with kernel 2 twice 67 / 5.7; slices added along rows, then columns (the better of two ways), 17 / 27; channels folded
-        # into the batch 326 / 338. Stride 2: 3.1 / 1.4; 8.2 / 3.2; 42 / 4.6; 12 / 16; 26 / 32.
+        # avg_pool2d with kernel 2 twice 67 / 5.7; slices added by rows, then columns (the better of two ways) 17 / 27;
+        # channels folded into the batch 326 / 338. With stride 2: 3.1 / 1.4; 8.2 / 3.2; 42 / 4.6; 12 / 16; 26 / 32.
         channels = input.shape[-3]
         weight = self.filter.to(input.dtype).expand(channels, 1, 3, 3)
         return conv2d(input, weight, stride=self.stride, padding=1, groups=channels)
