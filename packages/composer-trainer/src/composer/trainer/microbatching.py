@@ -51,8 +51,8 @@ def total_of(loss: Any) -> Tensor:
 def weighed_parts(loss: Any, share: float) -> dict[str, Tensor]:
     """Return what to log of a microbatch's loss: ``total``, and each part where the model has several."""
     if isinstance(loss, Tensor):
-        parts = {"total": loss}
-    elif isinstance(loss, Mapping):
+        return {"total": loss.detach() if share == 1 else loss.detach() * share}
+    if isinstance(loss, Mapping):
         parts = {"total": total_of(loss), **loss}
     else:
         parts = {"total": total_of(loss), **{f"loss{index}": one for index, one in enumerate(loss)}}

@@ -65,7 +65,7 @@ class Optimization:
 
     def backward(self, loss: Any, share: float) -> None:
         """Add the gradients of a microbatch's loss, which counts by its ``share`` of the batch."""
-        total = total_of(loss)
+        total = loss if isinstance(loss, Tensor) else total_of(loss)
         if share != 1:
             total = total * share
         if self._state.scaler is not None:

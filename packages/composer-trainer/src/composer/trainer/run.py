@@ -44,6 +44,8 @@ class Run:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
         self.batches, self.optimization, self.schedules = batches, optimization, schedules
         schedules.follow_clock()
+        self._count_samples = batches.spec.get_num_samples_in_batch
+        self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
         self._num_samples = self._num_tokens = 0
@@ -72,15 +74,16 @@ class Run:
         batch = self.batches.next()
         if batch is None:
             return False
-        spec = self.batches.spec
-        self._num_samples = spec.get_num_samples_in_batch(batch)
-        self._num_tokens = spec.get_num_tokens_in_batch(batch)
+        self._num_samples = self._count_samples(batch)
+        self._num_tokens = self._count_tokens(batch)
         self.state.batch = batch
         return True
 
     def microbatches(self) -> Sequence[tuple[Batch, float]]:
         """Return the batch in parts, each with its share of the batch's samples."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
+        if size is None and spec.microbatch_transforms is None:
+            return ((self.state.batch, 1.0),)
         parts = split_and_weigh(self.state.batch, spec, size)
         if spec.microbatch_transforms is None:
             return parts
