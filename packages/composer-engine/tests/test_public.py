@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
+import composer.algorithms
 import composer.core
 
 MODULES = [
+    "composer.algorithms",
+    *(f"composer.algorithms.{module.name}" for module in pkgutil.iter_modules(composer.algorithms.__path__)),
     "composer.core",
     *(f"composer.core.{module.name}" for module in pkgutil.iter_modules(composer.core.__path__)),
 ]

@@ -6,7 +6,13 @@ import inspect
 
 import pytest
 
-MODULES = ["composer.loggers", "composer.callbacks", "composer.optim"]
+MODULES = [
+    "composer.loggers",
+    "composer.callbacks",
+    "composer.optim",
+    "composer.trainer",
+    "composer.trainer.reproducibility",
+]
 SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
 OWN = [
     (module, name)
@@ -37,7 +43,18 @@ def test_examples_run(module, name):
     assert results[0].attempted > 0
 
 
-@pytest.mark.parametrize("name", ["composer.loggers.values", "composer.optim.clock"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "composer.loggers.values",
+        "composer.loggers.terminal",
+        "composer.optim.clock",
+        "composer.trainer.batches",
+        "composer.trainer.device",
+        "composer.trainer.microbatching",
+        "composer.trainer.optimization",
+    ],
+)
 def test_examples_of_helpers_run(name):
     """The examples of what other parts build on are right, too."""
     result = doctest.testmod(importlib.import_module(name))

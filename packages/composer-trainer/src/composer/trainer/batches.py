@@ -28,6 +28,8 @@ class Batches:
         ValueError: The loader has no batches, or ``subset_num_batches`` is 0 or less than -1.
 
     Example:
+        >>> import torch
+        >>> from composer.core import DataSpec
         >>> batches = Batches(DataSpec([torch.zeros(2), torch.ones(2)]), -1, torch.device("cpu"))
         >>> batches.length, batches.next(), batches.epoch_is_over
         (2, tensor([0., 0.]), False)

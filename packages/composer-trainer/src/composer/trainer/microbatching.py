@@ -20,6 +20,7 @@ def split_and_weigh(batch: Batch, spec: DataSpec, microbatch_size: int | None) -
 
     Example:
         >>> import torch
+        >>> from composer.core import DataSpec
         >>> spec = DataSpec([])
         >>> [(len(part), share) for part, share in split_and_weigh(torch.zeros(5, 2), spec, 2)]
         [(2, 0.4), (2, 0.4), (1, 0.2)]

@@ -54,6 +54,12 @@ def configure_deterministic_mode() -> None:
     """Make torch use algorithms that give the same bits every time, or raise where it has none.
 
     Call it before the first use of a GPU: cuBLAS reads its setting only once.
+
+    Example:
+        >>> configure_deterministic_mode()
+        >>> torch.are_deterministic_algorithms_enabled()
+        True
+        >>> torch.use_deterministic_algorithms(mode=False)
     """
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False
