@@ -16,6 +16,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -59,7 +60,6 @@ RECIPE: dict[str, Callable[[], Algorithm]] = {
 def main() -> None:
     """Train, and report what came of it."""
     options = parse_options()
-    options.output.mkdir(parents=True, exist_ok=True)
     recipes = {"baseline": [], "recipe": options.algorithms} if options.algorithms else {"baseline": []}
     write_settings(options)
 
@@ -291,8 +291,11 @@ def parse_options() -> argparse.Namespace:
         help="where to write (default: %(default)s)",
     )
     options = parser.parse_args()
-    if options.output.exists() and not options.output.is_dir():
-        parser.error(f"argument --output: {options.output} is a file, not a folder")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.output).close()
+    except OSError as error:
+        parser.error(f"argument --output: cannot write into {options.output} ({error.strerror})")
     return options
 
 

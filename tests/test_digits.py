@@ -77,7 +77,7 @@ class TestRun:
         (["--epochs", "many"], "argument --epochs: must be a whole number of at least 1, got 'many'"),
         (["--algorithms", "BlurPool,Mixup"], "there is no algorithm 'Mixup', choose from BlurPool"),
         (["--algorithms", "EMA,EMA"], "'EMA' is named twice"),
-        (["--output", str(EXAMPLE)], "is a file, not a folder"),
+        (["--output", str(EXAMPLE)], "cannot write into"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
 )

@@ -1,6 +1,9 @@
 """The recipe through all four packages: the same bits, the drawn order, nothing stale."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -217,10 +220,10 @@ class TestDrawing:
 
     def test_evaluation_runs_as_it_is_drawn(self):
         """An evaluation by itself goes through the drawn events once."""
-        recorder = Recorder()
+        recorder, model = Recorder(), ComposerClassifier(make_network(), num_classes=10)
         trainer = Trainer(
-            model=ComposerClassifier(make_network(), num_classes=10),
-            optimizers=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1),
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
             eval_dataloader=make_data()[1],
             callbacks=recorder,
             progress_bar=False,
@@ -243,3 +246,31 @@ class TestDrawing:
         assert events[start - 1] == "batch_end"
         assert events[end + 1] == "batch_checkpoint"
         assert "eval_standalone_start" not in events
+
+
+PROGRAM = """
+import hashlib, sys, warnings
+
+warnings.simplefilter("error")
+sys.path.insert(0, {folder!r})
+import test_recipe
+
+trainer = test_recipe.train(deterministic_mode=True)
+digest = hashlib.sha256()
+for name, tensor in sorted(test_recipe.bits(trainer).items()):
+    digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_same_bits_in_two_processes():
+    """In deterministic mode, two processes with one seed come to the same weights and averages."""
+    program = PROGRAM.format(folder=str(Path(__file__).parent))
+
+    digests = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64

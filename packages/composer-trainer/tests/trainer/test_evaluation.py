@@ -26,6 +26,7 @@ class TestInterval:
             ("2ep", [10]),
             ("3ba", [3, 6, 9, 10]),
             ("0.5dur", [5, 10]),
+            ("0.2dur", [2, 4, 6, 8, 10]),
             ("8sp", [2, 4, 6, 8, 10]),
             (0, []),
             (lambda state, event: event is Event.BATCH_END and state.timestamp.batch == 4, [4]),
@@ -108,16 +109,67 @@ class TestResult:
         torch.testing.assert_close(parts["eval"]["CrossEntropy"], whole)
 
 
+class TestWhatIsEvaluated:
+    @pytest.mark.parametrize(("given", "batches"), [(None, 2), (3, 3), (-1, 5)])
+    def test_subset_of_the_constructor_holds_until_another_is_given(self, make_trainer, given, batches):
+        """Eval looks at as many batches as the trainer was told, if it is not told otherwise."""
+        seen = []
+
+        class Look(Callback):
+            def eval_batch_end(self, state, logger):
+                seen.append(state.batch)
+
+        trainer = make_trainer(eval_dataloader=make_trainer.loader(), eval_subset_num_batches=2, callbacks=Look())
+
+        trainer.eval(subset_num_batches=given)
+
+        assert len(seen) == batches
+
+    def test_interval_can_be_changed_by_fit(self, make_trainer):
+        """fit(eval_interval=) holds for the evaluators that are there."""
+        count = CountEvaluations()
+        trainer = make_trainer(eval_dataloader=make_trainer.loader(), callbacks=count, max_duration="1ep")
+
+        trainer.fit(eval_interval="2ba")
+
+        assert count.batches == [2, 4, 5]
+
+    def test_interval_of_the_constructor_holds_for_other_data(self, make_trainer):
+        """fit(eval_dataloader=) keeps the interval that the trainer was told."""
+        count = CountEvaluations()
+        trainer = make_trainer(eval_interval="2ba", callbacks=count, max_duration="1ep")
+
+        trainer.fit(eval_dataloader=make_trainer.loader())
+
+        assert count.batches == [2, 4, 5]
+
+    def test_several_loaders_need_names(self, make_trainer):
+        """Two loaders in a list are refused: their metrics would have the same names."""
+        with pytest.raises(TypeError, match="Evaluator"):
+            make_trainer(eval_dataloader=[make_trainer.loader(), make_trainer.loader()])
+
+    def test_a_loader_without_batches(self, make_trainer):
+        """An evaluation of nothing has no result."""
+        with pytest.raises(ValueError, match="gave no batch"):
+            make_trainer().eval([])
+
+    def test_subset_out_of_range(self, make_trainer):
+        """Nought batches are none, and minus five are nothing."""
+        with pytest.raises(ValueError, match="eval_subset_num_batches must be"):
+            make_trainer(eval_subset_num_batches=0)
+
+
 class TestTrainingDoesNotNotice:
     def test_the_same_bits_with_and_without_evaluations(self, make_trainer):
         """Evaluations in between change no weight."""
-        plain = make_trainer(model=make_trainer.model(), max_duration="2ep")
+        shuffled = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
+        plain = make_trainer(model=make_trainer.model(), **shuffled)
         plain.fit()
         watched = make_trainer(
+            **shuffled,
             model=make_trainer.model(),
             eval_dataloader=make_trainer.loader(seed=1),
             eval_interval="1ba",
-            max_duration="2ep",
         )
         watched.fit()
 

@@ -476,7 +476,121 @@ class TestSchedulesOverSeveralFits:
     def test_several_functions_are_refused(self, make_trainer):
         """Two functions for one learning rate cannot both be right."""
         constant = [lambda state, ssr=1.0: 1.0] * 2
-        trainer = make_trainer(schedulers=constant, max_duration="1ba")
 
         with pytest.raises(ValueError, match="returns the product"):
+            make_trainer(schedulers=constant, max_duration="1ba")
+
+    def test_a_schedule_that_asks_for_the_epoch_is_followed_from_its_first_batch(self, make_trainer):
+        """What changes with the epoch changes with the epoch's first batch, not with its second."""
+        rates = []
+
+        class Look(Callback):
+            def after_train_batch(self, state, logger):
+                rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+        trainer = make_trainer(
+            schedulers=lambda state, ssr=1.0: 0.5 if state.timestamp >= "1ep" else 1.0,
+            callbacks=Look(),
+            train_subset_num_batches=2,
+            max_duration="2ep",
+        )
+
+        trainer.fit()
+
+        assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05])
+
+    def test_a_part_of_an_epoch_of_unknown_length_is_refused(self, make_trainer):
+        """A warm-up within an epoch that nobody knows the length of would never end."""
+        from composer.optim import CosineAnnealingWithWarmupScheduler
+
+        trainer = make_trainer(
+            train_dataloader=Endless(), schedulers=CosineAnnealingWithWarmupScheduler("0.1dur"), max_duration="1ep"
+        )
+
+        with pytest.raises(ValueError, match="knows its length"):
             trainer.fit()
+
+
+class Endless:
+    """A loader that does not know its length."""
+
+    def __iter__(self):
+        return iter([(torch.ones(2, 4), torch.ones(2, dtype=torch.long))] * 3)
+
+
+class TestOptimizers:
+    def test_one_of_another_model_is_refused(self, make_trainer):
+        """It would train what is not there."""
+        with pytest.raises(ValueError, match="SGD holds 4 parameters of 4 that are not the model's"):
+            make_trainer(optimizers=torch.optim.SGD(make_trainer.model().parameters(), lr=1))
+
+    def test_one_made_before_the_model_was_changed_is_refused(self, make_trainer):
+        """A layer that was replaced after the optimizer was made would never be trained."""
+        model = make_trainer.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        model.module[2] = nn.Linear(8, 3)
+
+        with pytest.raises(ValueError, match="after the optimizer was made"):
+            make_trainer(model=model, optimizers=optimizer)
+
+    def test_one_with_a_part_of_the_model_is_fine(self, make_trainer):
+        """Whoever gives only the last layer's parameters trains only those."""
+        model = make_trainer.model()
+        before = model.module[0].weight.detach().clone()
+
+        make_trainer(
+            model=model, optimizers=torch.optim.SGD(model.module[2].parameters(), lr=1), max_duration="1ba"
+        ).fit()
+
+        assert torch.equal(before, model.module[0].weight)
+
+    def test_none_at_all_is_refused(self, make_trainer):
+        """An empty list would train nothing."""
+        with pytest.raises(ValueError, match="optimizers is empty"):
+            make_trainer(optimizers=[])
+
+
+def test_tokens_that_are_never_counted_are_refused(make_trainer):
+    """A training in tokens, of batches without any, would never end."""
+    trainer = make_trainer(max_duration="20tok")
+
+    with pytest.raises(ValueError, match="a whole epoch had no token"):
+        trainer.fit()
+
+
+def test_an_error_at_init_closes_callbacks(make_trainer):
+    """What was opened before the error is finished."""
+    closed = []
+
+    class Fails(Callback):
+        def init(self, state, logger):
+            raise LookupError("on purpose")
+
+        def close(self, state, logger):
+            closed.append(True)
+
+    with pytest.raises(LookupError, match="on purpose"):
+        make_trainer(callbacks=Fails())
+
+    assert closed == [True]
+
+
+def test_a_batch_that_is_computed_again_draws_the_same_and_is_measured_once(make_trainer):
+    """However often an optimizer wants the gradients of a step, draws are equal and its samples count once."""
+    draws, counted = [], []
+
+    class Draw(Callback):
+        def before_forward(self, state, logger):
+            draws.append(torch.rand((), generator=state.generator(self)).item())
+
+        def batch_end(self, state, logger):
+            counted.append(int(state.train_metrics["MulticlassAccuracy"]._update_count))
+
+    model = make_trainer.model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    make_trainer(model=model, optimizers=optimizer, callbacks=Draw(), max_duration="1ba").fit()
+
+    assert len(draws) > 1
+    assert len(set(draws)) == 1
+    assert counted == [1]

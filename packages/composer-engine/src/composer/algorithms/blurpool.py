@@ -6,9 +6,9 @@ import warnings
 from typing import ClassVar
 
 import attrs
-from attrs.validators import ge
 
 from composer import functional as cf
+from composer.algorithms._checks import whole_number_from
 from composer.core import Algorithm, Event, Logger, NoEffectWarning, Stage, State
 
 __all__ = ["BlurPool"]
@@ -27,6 +27,7 @@ class BlurPool(Algorithm):
         min_channels: Convolutions with fewer input channels are left alone.
 
     Raises:
+        TypeError: ``min_channels`` is no whole number.
         ValueError: ``min_channels`` is less than 1, or nothing is to be replaced.
 
     Example:
@@ -37,7 +38,9 @@ class BlurPool(Algorithm):
     replace_convs: bool = True
     replace_maxpools: bool = True
     blur_first: bool = True
-    min_channels: int = attrs.field(default=16, validator=ge(1))
+    min_channels: int = attrs.field(
+        default=16, validator=whole_number_from(1, meaning="Convolutions with fewer input channels are left alone.")
+    )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
@@ -46,7 +49,9 @@ class BlurPool(Algorithm):
 
     def __attrs_post_init__(self) -> None:
         if not (self.replace_convs or self.replace_maxpools):
-            raise ValueError("BlurPool has nothing to do: set replace_convs or replace_maxpools to True.")
+            raise ValueError(
+                "replace_convs and replace_maxpools are both False, so BlurPool has nothing to do; set one."
+            )
 
     @staticmethod
     def required_on_load() -> bool:
@@ -66,9 +71,16 @@ class BlurPool(Algorithm):
         )
         if not report:
             warnings.warn(
-                f"{self!r} found nothing to blur: {type(state.model).__name__} has no strided convolution with at "
-                f"least {self.min_channels} input channels and no strided max pool. Remove it, or lower min_channels.",
+                f"{self!r} found nothing to blur: {type(state.model).__name__} has {self._what_is_missing()}.",
                 NoEffectWarning,
                 stacklevel=2,
             )
         logger.log_hyperparameters({"BlurPool/replaced_layers": len(report.replacements)})
+
+    def _what_is_missing(self) -> str:
+        conv = f"no strided convolution with at least {self.min_channels} input channels"
+        pool = "no strided max pool"
+        if not self.replace_convs:
+            return f"{pool}. Remove it, or set replace_convs=True"
+        missing = f"{conv} and {pool}" if self.replace_maxpools else conv
+        return f"{missing}. Remove it, or lower min_channels"

@@ -36,7 +36,7 @@ class ChannelsLast(Algorithm):
         if not cf.apply_channels_last(state.model):
             warnings.warn(
                 f"ChannelsLast found nothing to change: {type(state.model).__name__} has no tensor with four "
-                "dimensions. Remove it.",
+                "dimensions, or all of them are in this format already. Remove it.",
                 NoEffectWarning,
                 stacklevel=2,
             )

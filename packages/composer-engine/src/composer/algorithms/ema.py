@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
+from composer.algorithms._checks import number_between, to_time
+from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["EMA"]
 
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
-_SWAP_OUT = frozenset({Event.EVAL_END, Event.PREDICT_END})
+_SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
 
 
-def _to_time(given: Time | str | int) -> Time:
-    return Time.from_input(given, TimeUnit.BATCH)
+def _to_half_life(given: Time | str | int | None) -> Time | None:
+    return None if given is None else to_time(given, "half_life")
 
 
-def _to_time_or_none(given: Time | str | int | None) -> Time | None:
-    return None if given is None else _to_time(given)
+def _to_ema_start(given: Time | str | int) -> Time:
+    return to_time(given, "ema_start")
+
+
+def _to_update_interval(given: Time | str | int | None) -> Time | None:
+    return None if given is None else to_time(given, "update_interval")
 
 
 @attrs.define(eq=False)
@@ -36,13 +41,16 @@ class EMA(Algorithm):
     See :func:`composer.functional.update_averages`. Parameters and buffers are averaged.
 
     Args:
-        half_life: After how long a weight's influence has halved, in any unit; a whole number counts batches.
+        half_life: After how long a weight's influence has halved, in any unit; a whole number counts batches. Where
+            epochs are counted between their ends, ``State.dataloader_len`` says how long they are; without it, they
+            count when they are over.
         smoothing: The weight of the old average in an update, in ``[0, 1)``, instead of ``half_life=None``.
         ema_start: When averaging begins.
         update_interval: How often the average is updated, in batches or epochs; None is every epoch if ``half_life`` is
             in epochs, else every batch.
 
     Raises:
+        TypeError: A value is no time or no number.
         ValueError: Both or none of ``half_life`` and ``smoothing`` are given, or a value is out of range.
 
     Example:
@@ -50,20 +58,27 @@ class EMA(Algorithm):
         EMA(half_life=Time(2, 'ep'), smoothing=None, ema_start=Time(0.0, 'dur'), update_interval=Time(1, 'ep'))
     """
 
-    half_life: Time | None = attrs.field(default=Time(1000, "ba"), converter=_to_time_or_none)
-    smoothing: float | None = None
-    ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_time)
-    update_interval: Time | None = attrs.field(default=None, converter=_to_time_or_none)
+    half_life: Time | None = attrs.field(default=Time(1000, "ba"), converter=_to_half_life)
+    smoothing: float | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(
+            number_between(0, 1, below=True, meaning="It is the weight of the old average.")
+        ),
+    )
+    ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_ema_start)
+    update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
     _averages: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    _weights: list[Tensor] = attrs.field(factory=list, init=False, repr=False)
-    _updated_at: float = attrs.field(default=0.0, init=False, repr=False)
+    # Not the weights but where modules hold them: these may put in a new tensor, `self.mean = 0.9 * self.mean`.
+    _places: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False, repr=False)
+    _updated_at: Timestamp = attrs.field(factory=Timestamp, init=False, repr=False)
+    _used_by: set[Event] = attrs.field(factory=set, init=False, repr=False)
     _is_in_model: bool = attrs.field(default=False, init=False, repr=False)
 
     runs_at: ClassVar = dict.fromkeys(
         (Event.BATCH_END, Event.EPOCH_END, *sorted(_SWAP_IN), *sorted(_SWAP_OUT)), Stage.WEIGHTS
     )
-    reads: ClassVar = {"model", "timestamp", "max_duration"}
+    reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {"the weights used for evaluation"}
 
@@ -75,8 +90,8 @@ class EMA(Algorithm):
             )
         if self.half_life is not None and self.half_life.value <= 0:
             raise ValueError(f"half_life must be more than 0, got {self.half_life}.")
-        if self.smoothing is not None and not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}.")
+        if self.ema_start.value < 0 or (self.ema_start.unit is TimeUnit.DURATION and self.ema_start.value > 1):
+            raise ValueError(f"ema_start must be within the training, got {self.ema_start}: e.g. '0ba', '0.5dur'.")
         if self.update_interval is None:
             slow = self.half_life is not None and self.half_life.unit in {TimeUnit.EPOCH, TimeUnit.ITERATION}
             self.update_interval = Time(1, TimeUnit.EPOCH if slow else TimeUnit.BATCH)
@@ -93,15 +108,23 @@ class EMA(Algorithm):
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
         if event in _SWAP_IN:
+            self._used_by.add(event)
             self._exchange(into_model=True)
         elif event in _SWAP_OUT:
-            self._exchange(into_model=False)
+            self._used_by.discard(_SWAP_OUT[event])
+            self._exchange(into_model=bool(self._used_by))  # a prediction within an evaluation does not end that
+        elif self._is_in_model:
+            raise RuntimeError(
+                "EMA's averages are still in the model, and have been trained as if they were its weights: an "
+                "evaluation was broken off. Call engine.restore() when one fails, before training goes on."
+            )
         elif self._is_due(state):
             self._update(state)
 
     def restore(self, state: State) -> None:
         """Put the training weights back."""
         del state
+        self._used_by.clear()
         self._exchange(into_model=False)
 
     def get_ema_model(self, model: nn.Module) -> nn.Module:
@@ -110,6 +133,8 @@ class EMA(Algorithm):
         Raises:
             RuntimeError: Nothing has been averaged yet.
         """
+        if not self._averages:
+            raise RuntimeError(f"EMA has not averaged anything yet: it begins at {self.ema_start}.")
         return self._copy(model, averaged=True)
 
     def get_training_model(self, model: nn.Module) -> nn.Module:
@@ -119,39 +144,57 @@ class EMA(Algorithm):
     def _is_due(self, state: State) -> bool:
         assert self.update_interval is not None
         done = state.timestamp.count(self.update_interval.unit)
-        return done % self.update_interval.value == 0 and (bool(self._averages) or state.reached(self.ema_start))
+        if done % self.update_interval.value:
+            return False
+        # The start of a training whose length is not known is known all the same.
+        return bool(self._averages or not self.ema_start.value or state.reached(self.ema_start))
 
     def _update(self, state: State) -> None:
         if not self._averages:
             self._begin(state)
             return
         smoothing = self.smoothing
-        if self.half_life is not None:
-            now = _position(state, self.half_life.unit)
-            smoothing = 0.5 ** ((now - self._updated_at) / self.half_life.value)
-            self._updated_at = now
-        assert smoothing is not None
-        cf.update_averages(list(self._averages.values()), self._weights, smoothing)
+        if smoothing is None:
+            smoothing = 0.5 ** self._half_lives_passed(state)
+        cf.update_averages(list(self._averages.values()), self._weights(), smoothing)
+        self._updated_at = state.timestamp
 
+    @torch.no_grad()
     def _begin(self, state: State) -> None:
-        named = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
-        self._weights = [tensor.detach() for tensor in named.values()]
-        self._averages = {name: weight.clone() for name, weight in zip(named, self._weights, strict=True)}
-        if self.half_life is not None:
-            self._updated_at = _position(state, self.half_life.unit)
+        places = _places(state.model)
+        self._places = list(places.values())
+        self._averages = {name: weight.clone() for name, weight in zip(places, self._weights(), strict=True)}
+        self._updated_at = state.timestamp
 
+    def _weights(self) -> list[Tensor]:
+        return [holder[name] for holder, name in self._places]
+
+    def _half_lives_passed(self, state: State) -> float:
+        assert self.half_life is not None
+        length, unit = self.half_life.value, self.half_life.unit
+        if unit is TimeUnit.DURATION:
+            whole = state.max_duration
+            if whole is None:
+                raise ValueError(
+                    f"EMA's half_life, {self.half_life}, is a fraction of State.max_duration, which is not set; "
+                    "say e.g. half_life='1000ba'."
+                )
+            length, unit = length * whole.value, whole.unit
+        batches = state.dataloader_len if unit is TimeUnit.EPOCH else None
+        passed = _position(state.timestamp, unit, batches) - _position(self._updated_at, unit, batches)
+        return max(passed, 0) / length
+
+    @torch.no_grad()
     def _exchange(self, *, into_model: bool) -> None:
         if self._is_in_model is into_model or not self._averages:
             return
-        averages = list(self._averages.values())
-        held = [weight.clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, averages)
+        averages, weights = list(self._averages.values()), self._weights()
+        held = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, averages)
         torch._foreach_copy_(averages, held)
         self._is_in_model = into_model
 
     def _copy(self, model: nn.Module, *, averaged: bool) -> nn.Module:
-        if not self._averages:
-            raise RuntimeError(f"EMA has not averaged anything yet: it begins at {self.ema_start}.")
         copied = copy.deepcopy(model)
         if averaged is not self._is_in_model:
             own: dict[str, Any] = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
@@ -161,13 +204,20 @@ class EMA(Algorithm):
         return copied
 
 
-def _position(state: State, unit: TimeUnit) -> float:
-    """Return where the training stands in ``unit``; in durations, the fraction that is done."""
-    if unit is not TimeUnit.DURATION:
-        return state.timestamp.count(unit)
-    elapsed = state.get_elapsed_duration()
-    if elapsed is None:
-        raise ValueError(
-            "EMA's half_life is a fraction of State.max_duration, which is not set; say e.g. half_life='1000ba'."
-        )
-    return float(elapsed)
+def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Return by its full name where each parameter and buffer is held; shared ones once."""
+    found: dict[str, tuple[dict[str, Tensor], str]] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for holder in (vars(module)["_parameters"], vars(module)["_buffers"]):
+            for name, tensor in holder.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{path}.{name}" if path else name] = holder, name
+    return found
+
+
+def _position(timestamp: Timestamp, unit: TimeUnit, batches_per_epoch: int | None) -> float:
+    """Return where the training stands in ``unit``; in epochs with the part of the last one, if its length is known."""
+    done = timestamp.count(unit)
+    return done + timestamp.count(TimeUnit.BATCH, in_epoch=True) / batches_per_epoch if batches_per_epoch else done

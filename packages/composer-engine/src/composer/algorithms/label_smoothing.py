@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import attrs
-from attrs.validators import and_, ge, le
 
 from composer import functional as cf
+from composer.algorithms._checks import number_between
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
 __all__ = ["LabelSmoothing"]
@@ -24,6 +24,7 @@ class LabelSmoothing(Algorithm):
         target_key: Where the labels lie in a batch.
 
     Raises:
+        TypeError: ``smoothing`` is no number.
         ValueError: ``smoothing`` is out of range.
 
     Example:
@@ -31,7 +32,9 @@ class LabelSmoothing(Algorithm):
         LabelSmoothing(smoothing=0.05, target_key=1)
     """
 
-    smoothing: float = attrs.field(default=0.1, validator=and_(ge(0), le(1)))
+    smoothing: float = attrs.field(
+        default=0.1, validator=number_between(0, 1, meaning="It is the part of each label that is spread.")
+    )
     target_key: BatchKey = 1
     _target: Any = attrs.field(default=None, init=False, repr=False)
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from attrs.validators import ge
 from torch import Tensor
 
 from composer import functional as cf
+from composer.algorithms._checks import number_between
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State, get_precision_context
 
 __all__ = ["MixUp"]
@@ -25,19 +25,23 @@ class MixUp(Algorithm):
     Args:
         alpha: Both parameters of the Beta distribution that the blend is drawn from; 0 never mixes.
         interpolate_loss: Blend the losses for both labels instead of the labels. For losses that want class ids; it is
-            right for losses that are linear in the target, and calls the loss a second time.
+            right for losses that are linear in the target, and calls the loss a second time. It sees the labels as the
+            loss does, smoothed or blended by others.
         input_key: Where the samples lie in a batch.
         target_key: Where the labels lie in a batch.
 
     Raises:
-        ValueError: ``alpha`` is negative.
+        TypeError: ``alpha`` is no number.
+        ValueError: ``alpha`` is negative or not finite.
 
     Example:
         >>> MixUp(alpha=0.4)
         MixUp(alpha=0.4, interpolate_loss=False, input_key=0, target_key=1)
     """
 
-    alpha: float = attrs.field(default=0.2, validator=ge(0))
+    alpha: float = attrs.field(
+        default=0.2, validator=number_between(0, meaning="It is both parameters of the Beta distribution.")
+    )
     interpolate_loss: bool = False
     input_key: BatchKey = 0
     target_key: BatchKey = 1
@@ -47,15 +51,20 @@ class MixUp(Algorithm):
     runs_at: ClassVar = {
         Event.BEFORE_FORWARD: Stage.MIX,
         Event.BEFORE_LOSS: Stage.MIX,
-        Event.BEFORE_BACKWARD: Stage.MIX,
+        Event.AFTER_LOSS: Stage.LOSS,
     }
     reads: ClassVar = {"batch.input", "batch.target", "outputs", "loss", "model"}
     writes: ClassVar = {"batch.input", "batch.target", "loss"}
 
     def places(self) -> Mapping[Event, Stage]:
-        """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""
-        unused = Event.BEFORE_LOSS if self.interpolate_loss else Event.BEFORE_BACKWARD
-        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
+        """Return where it runs: the blend of labels comes before the loss, the blend of losses after it.
+
+        A blend of losses is the outermost, so its samples are blended after those of all who blend labels; and it comes
+        before others take back what they did to the labels, so that the partner's loss sees that, too.
+        """
+        if self.interpolate_loss:
+            return {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFTER_LOSS: Stage.LOSS}
+        return {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Blend the samples before the forward pass, and the labels or losses after it."""
@@ -81,11 +90,11 @@ class MixUp(Algorithm):
         state.batch_set_item(self.target_key, torch.lerp(target, target[self._partners], self._mixing))
 
     def _mix_loss(self, state: State) -> None:
-        own = state.batch
-        state.batch_set_item(self.target_key, state.batch_get_item(self.target_key)[self._partners])
+        target = state.batch_get_item(self.target_key)
+        state.batch_set_item(self.target_key, target[self._partners])
         with get_precision_context(state.precision, state.device.type):
             partner_loss = state.model.loss(state.outputs, state.batch)
-        state.batch = own
+        state.batch_set_item(self.target_key, target)
         state.loss = _blend(state.loss, partner_loss, self._mixing)
 
 
@@ -94,5 +103,6 @@ def _blend(loss: Any, partner_loss: Any, mixing: float) -> Any:
     if isinstance(loss, Mapping):
         return {name: _blend(value, partner_loss[name], mixing) for name, value in loss.items()}
     if isinstance(loss, (list, tuple)):
-        return type(loss)(_blend(one, other, mixing) for one, other in zip(loss, partner_loss, strict=True))
+        blended = [_blend(one, other, mixing) for one, other in zip(loss, partner_loss, strict=True)]
+        return type(loss)(*blended) if hasattr(loss, "_fields") else type(loss)(blended)
     return (1 - mixing) * loss + mixing * partner_loss

@@ -159,7 +159,10 @@ class Engine:
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
         if self._closed:
-            raise RuntimeError(f"The engine is closed and cannot run {str(event)!r}; make a new Trainer or Engine.")
+            raise RuntimeError(
+                f"The engine is closed and cannot run {str(event)!r}: close() was called, or a run ended by an error. "
+                "Make a new Trainer or Engine."
+            )
         entries = self.explain().entries
         self._table = {one: self._calls(one, entries.get(one, ())) for one in Event}
         try:

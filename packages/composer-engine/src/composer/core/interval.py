@@ -35,13 +35,20 @@ class Interval:
         if self.every.value < 0:
             raise ValueError(f"An interval must be 0 (never) or more, got {self.every}.")
 
-    def passed(self, before: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
+    def passed(
+        self,
+        before: Timestamp,
+        now: Timestamp,
+        max_duration: Time | None = None,
+        batches_in_epoch: int | None = None,
+    ) -> bool:
         """Return whether a multiple of the interval lies after ``before`` and not after ``now``.
 
         Args:
             before: The clock at the last look.
             now: The clock.
             max_duration: The whole training, of which durations (``"dur"``) are a fraction.
+            batches_in_epoch: If known, a fraction of a training in epochs is counted in batches, else in whole epochs.
 
         Raises:
             ValueError: The interval is a fraction of a training that has no length.
@@ -51,6 +58,8 @@ class Interval:
             if max_duration is None:
                 raise ValueError(f"An interval of {self.every} needs a training with a max_duration.")
             every, unit = every * max_duration.value, max_duration.unit
+            if unit is TimeUnit.EPOCH and batches_in_epoch is not None:
+                every, unit = every * batches_in_epoch, TimeUnit.BATCH
         if not every:
             return False
         if isinstance(every, int) and unit is not TimeUnit.SECOND:

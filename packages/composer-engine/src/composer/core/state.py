@@ -123,7 +123,8 @@ class State:
         iteration_length: How long an iteration is, in epochs.
 
     A loop keeps ``timestamp`` up to date (``state.timestamp = state.timestamp.to_next_batch(samples=32)``), and in
-    ``microbatch`` the number of the microbatch, -1 between batches: they say what :meth:`generator` draws.
+    ``microbatch`` the number of the microbatch, -1 while the batch is whole, -2 between batches: they say what
+    :meth:`generator` draws.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is something else, or a class instead of an object.
@@ -344,6 +345,11 @@ class State:
         generator.manual_seed(seed)
         self._generators[key] = (batch, microbatch, generator)
         return generator
+
+    def restart_draws(self) -> None:
+        """Let every generator begin anew with its next draw, as when a batch is computed a second time in one step."""
+        for key, (_, _, generator) in self._generators.items():
+            self._generators[key] = (-1, -1, generator)
 
     def component_key(self, component: Algorithm | Callback) -> str:
         """Return what tells a component from others of its class: ``"CutOut"``, and ``"CutOut.1"`` for the second.

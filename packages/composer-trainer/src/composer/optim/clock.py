@@ -55,6 +55,11 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
             ]
             done = state.timestamp.count(TimeUnit.EPOCH) * batches
             return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), in_batches
+        if batches is None and any(length != int(length) for length in lengths):
+            raise ValueError(
+                f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader that knows "
+                "its length. Give it one, or say the training's length and the schedule's times in batches."
+            )
     if units.count(units[0]) != len(units):
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
     return state.timestamp.count(units[0]), lengths

@@ -71,7 +71,10 @@ class Batches:
             batch = next(self._iterator)
         except StopIteration:
             if not self._given:
-                raise ValueError("train_dataloader gave no batch in a whole epoch.") from None
+                raise ValueError(
+                    "train_dataloader gave no batch in a whole epoch. A generator can be gone through only once: "
+                    "give something that can be iterated over again."
+                ) from None
             self._exhausted = True
             return None
         self._given += 1

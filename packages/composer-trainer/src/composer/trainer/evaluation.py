@@ -72,8 +72,10 @@ def _in_evaluation(engine: Engine) -> Iterator[None]:
     step = state.batch, state.outputs
     was_training = state.model.training
     state.model.eval()
+    # Loaders draw a seed each time they are iterated over; training shall draw what it would without the evaluation.
+    devices = [state.device] if state.device.type == "cuda" else []
     try:
-        with torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad():
             yield
     except BaseException:
         engine.restore()
@@ -95,6 +97,8 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     engine.run_event(Event.EVAL_START)
     for batch in itertools.islice(evaluator.dataloader.dataloader, None if subset == -1 else subset):
         _evaluate_batch(engine, evaluator, batch)
+    if not int(state.eval_timestamp.batch):
+        raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")
     values = compute_metrics(metrics)
     state.eval_metric_values |= values
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})

@@ -48,7 +48,7 @@ def train(run: Run) -> None:
 def _train_batches(run: Run) -> None:
     state, event, batches, gradients = run.state, run.engine.run_event, run.batches, partial(_compute_gradients, run)
     while not batches.epoch_is_over:
-        state.microbatch = 0
+        state.microbatch = -1
         event("before_dataloader")
         if not run.next_batch():
             break
@@ -68,7 +68,7 @@ def _compute_gradients(run: Run) -> Tensor:
     """Compute the batch's gradients; an optimizer may want them several times in a step."""
     state, event, model, optimization = run.state, run.engine.run_event, run.model, run.optimization
     event("before_train_batch")
-    optimization.zero_grad()
+    run.begin_gradients()
     whole_batch = state.batch
     for state.microbatch, (state.batch, share) in enumerate(run.microbatches()):
         # The last graph goes before the next one is built: its memory is used again while it is still in the cache.

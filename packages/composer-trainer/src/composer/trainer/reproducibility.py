@@ -41,6 +41,8 @@ def seed_all(seed: int) -> None:
         >>> torch.equal(first, torch.rand(2))
         True
     """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}.")
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed must be in [0, {MAX_SEED}], got {seed}.")
     random.seed(seed)

@@ -48,7 +48,7 @@ class Run:
         self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
-        self._num_samples = self._num_tokens = 0
+        self._num_samples = self._num_tokens = self._times_computed = 0
         self._since = time.perf_counter()
 
     def is_over(self) -> bool:
@@ -77,7 +77,15 @@ class Run:
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
         self.state.batch = batch
+        self._times_computed = 0
         return True
+
+    def begin_gradients(self) -> None:
+        """Forget the last gradients; a batch that is computed again in one step draws the same again."""
+        self.optimization.zero_grad()
+        if self._times_computed:
+            self.state.restart_draws()
+        self._times_computed += 1
 
     def microbatches(self) -> Sequence[tuple[Batch, float]]:
         """Return the batch in parts, each with its share of the batch's samples."""
@@ -100,7 +108,7 @@ class Run:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
         self.state.total_loss = parts["total"]
-        if self.state.train_metrics:
+        if self.state.train_metrics and self._times_computed == 1:
             with torch.no_grad():
                 outputs = self.model.eval_forward(batch, self.state.outputs)
                 for metric in self.state.train_metrics.values():
@@ -133,7 +141,7 @@ class Run:
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""
         state = self.state
-        state.microbatch = -1
+        state.microbatch = -2
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(self._num_samples, self._num_tokens, self._elapsed())
         for scheduler in self.schedules.every_batch:
@@ -147,11 +155,22 @@ class Run:
         self.batches.rewind()
         for scheduler in self.schedules.every_epoch:
             scheduler.step()
+        self.schedules.follow_clock()
+        self._check_tokens()
 
     def count_iteration(self) -> None:
         """Move the clock on by an iteration."""
         self.state.previous_timestamp = self.state.timestamp
         self.state.timestamp = self.state.timestamp.to_next_iteration(self._elapsed())
+        self.schedules.follow_clock()
+
+    def _check_tokens(self) -> None:
+        duration, clock = self.state.max_duration, self.state.timestamp
+        if duration is not None and duration.unit is TimeUnit.TOKEN and not clock.count(TimeUnit.TOKEN):
+            raise ValueError(
+                f"max_duration={str(duration)!r} would never be reached: a whole epoch had no token. Tokens are "
+                "counted in batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+            )
 
     def evaluate_if_due(self, event: Event) -> None:
         """Evaluate where it is time to; this time does not count as training time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -11,9 +10,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from composer.optim import ComposerScheduler, compile_composer_scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from composer.core import State
 
-__all__ = ["SchedulerLike", "Schedules"]
+__all__ = ["SchedulerLike", "Schedules", "check_schedulers"]
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 
@@ -53,7 +54,7 @@ class Schedules:
             TypeError: A scheduler is neither of these.
             ValueError: There are several functions.
         """
-        given = _as_list(schedulers)
+        given = check_schedulers(schedulers)
         ready = [scheduler for scheduler in given if isinstance(scheduler, LRScheduler)]
         by_clock = [
             compile_composer_scheduler(scheduler, state, scale_schedule_ratio, optimizer)
@@ -71,8 +72,16 @@ class Schedules:
             scheduler.step()
 
 
-def _as_list(schedulers: SchedulerLike | Sequence[SchedulerLike] | None) -> list[SchedulerLike]:
-    given = [] if schedulers is None else list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
+def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None) -> list[SchedulerLike]:
+    """Return the schedulers as a list.
+
+    Raises:
+        TypeError: One is neither a torch scheduler nor a function.
+        ValueError: There are several functions.
+    """
+    given: list[SchedulerLike] = [] if schedulers is None else [schedulers]  # type: ignore[list-item]  # see next line
+    if isinstance(schedulers, (list, tuple)):
+        given = list(schedulers)
     for scheduler in given:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar, runtime_
 import attrs
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from composer.core import (
     Algorithm,
@@ -42,7 +43,7 @@ from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, make_scaler
 from composer.trainer.reproducibility import configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
-from composer.trainer.schedules import SchedulerLike, Schedules
+from composer.trainer.schedules import SchedulerLike, Schedules, check_schedulers
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,6 +171,7 @@ class Trainer:
             scaler=make_scaler(chosen_precision, chosen_device),
         )
         self.state.optimizers = _default_optimizer(model) if optimizers is None else optimizers
+        _check_optimizers(model, self.state.optimizers)
         self.state.algorithms = _as_list(algorithms)
         self.state.callbacks = _as_list(callbacks)
         shown = terminal_destinations(
@@ -184,10 +186,13 @@ class Trainer:
 
         self._batches: Batches | None = None
         self._schedules: Schedules | None = None
+        check_schedulers(schedulers)
         self._given_schedulers = schedulers
         self._step_schedulers_every_batch = step_schedulers_every_batch
         self._scale_schedule_ratio = _check_ratio(scale_schedule_ratio)
-        self._eval_subset_num_batches = eval_subset_num_batches
+        self._eval_subset_num_batches = _check_subset(eval_subset_num_batches)
+        self._eval_interval = eval_interval
+        self._eval_dataloader = eval_dataloader
         self._train_label = train_dataloader_label
         self._subset_num_batches = train_subset_num_batches
         if max_duration is not None:
@@ -195,11 +200,12 @@ class Trainer:
         if train_dataloader is not None:
             self._set_train_data(ensure_data_spec(train_dataloader))
         if eval_dataloader is not None:
-            self._set_evaluators(eval_dataloader, eval_interval)
+            self._set_evaluators()
 
-        for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD):
-            self.engine.run_event(event)
-        self.logger.log_hyperparameters(self._hyperparameters())
+        with self._closing_on_error():
+            for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD):
+                self.engine.run_event(event)
+            self.logger.log_hyperparameters(self._hyperparameters())
 
     def fit(
         self,
@@ -214,13 +220,14 @@ class Trainer:
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: EvalData | None = None,
         eval_subset_num_batches: int | None = None,
-        eval_interval: EvalInterval = 1,
+        eval_interval: EvalInterval | None = None,
         device_train_microbatch_size: int | None = None,
         precision: str | Precision | None = None,
     ) -> None:
         """Train until ``max_duration``, or for ``duration`` more. Called again, it goes on where it stopped.
 
-        What is not given stays as the constructor was told. With nothing left to do it returns at once.
+        What is not given stays as the constructor was told. With nothing left to do it returns at once. An error, also
+        a Ctrl-C, closes the trainer, so that what loggers write is whole.
 
         Args:
             train_dataloader: What to train on.
@@ -233,7 +240,7 @@ class Trainer:
             step_schedulers_every_batch: Whether schedulers step after each batch.
             eval_dataloader: What to evaluate on.
             eval_subset_num_batches: Batches of an evaluation.
-            eval_interval: How often ``eval_dataloader`` is evaluated on.
+            eval_interval: How often to evaluate.
             device_train_microbatch_size: Samples that are put through the model at once.
             precision: What the model computes in.
 
@@ -242,9 +249,12 @@ class Trainer:
         """
         self._take_data(train_dataloader, train_dataloader_label, train_subset_num_batches)
         if eval_subset_num_batches is not None:
-            self._eval_subset_num_batches = eval_subset_num_batches
-        if eval_dataloader is not None:
-            self._set_evaluators(eval_dataloader, eval_interval)
+            self._eval_subset_num_batches = _check_subset(eval_subset_num_batches)
+        if eval_dataloader is not None or eval_interval is not None:
+            self._eval_dataloader = self._eval_dataloader if eval_dataloader is None else eval_dataloader
+            self._eval_interval = self._eval_interval if eval_interval is None else eval_interval
+            self._set_evaluators()
+        check_schedulers(schedulers)
         if device_train_microbatch_size is not None:
             self.state.device_train_microbatch_size = _check_microbatch_size(device_train_microbatch_size)
         if precision is not None:
@@ -271,12 +281,14 @@ class Trainer:
         with self._closing_on_error():
             train(run)
 
-    def eval(self, eval_dataloader: EvalData | None = None, subset_num_batches: int = -1) -> dict[str, dict[str, Any]]:
+    def eval(
+        self, eval_dataloader: EvalData | None = None, subset_num_batches: int | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Evaluate now.
 
         Args:
             eval_dataloader: What on; the evaluators of the constructor if None.
-            subset_num_batches: Only so many batches of each; -1 is all.
+            subset_num_batches: Only so many batches of each, -1 is all; as the constructor was told if None.
 
         Returns:
             The metrics' values by evaluator and name, as tensors: ``{"eval": {"MulticlassAccuracy": tensor(0.99)}}``.
@@ -284,6 +296,7 @@ class Trainer:
         Raises:
             ValueError: There is nothing to evaluate on.
         """
+        subset = self._eval_subset_num_batches if subset_num_batches is None else _check_subset(subset_num_batches)
         evaluators = self.state.evaluators if eval_dataloader is None else _to_evaluators(eval_dataloader)
         if not evaluators:
             raise ValueError("There is nothing to evaluate on: give eval_dataloader to eval() or to the Trainer.")
@@ -292,7 +305,7 @@ class Trainer:
             prepare_metrics(self.state, evaluators)
         with self._closing_on_error():
             self.engine.run_event(Event.EVAL_STANDALONE_START)
-            results = evaluate(self.engine, evaluators, subset_num_batches)
+            results = evaluate(self.engine, evaluators, subset)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
         return results
 
@@ -306,7 +319,8 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with self._noting_further_errors(error):
+            self.close()
 
     def _take_data(self, loader: Loader | None, label: str | None, subset: int | None) -> None:
         if label is not None:
@@ -330,7 +344,10 @@ class Trainer:
             metrics = model.get_metrics(is_train=True)
             self.state.train_metrics = {name: metric.to(self.state.device) for name, metric in metrics.items()}
 
-    def _set_evaluators(self, given: EvalData, interval: EvalInterval) -> None:
+    def _set_evaluators(self) -> None:
+        interval, given = self._eval_interval, self._eval_dataloader
+        if given is None:
+            raise ValueError("eval_interval is given, but there is nothing to evaluate on: give eval_dataloader, too.")
         _check_can_be_evaluated(self.state.model)
         default = interval if callable(interval) else evaluate_periodically(interval)
         self.state.evaluators = [
@@ -349,12 +366,14 @@ class Trainer:
     def _take_schedulers(
         self, schedulers: SchedulerLike | Sequence[SchedulerLike] | None, ratio: float, every_batch: bool | None
     ) -> None:
-        if schedulers is None and self._schedules is not None:
+        nothing_new = schedulers is None and every_batch is None
+        if nothing_new and self._schedules is not None:
             return
         if schedulers is None:
             schedulers, ratio = self._given_schedulers, self._scale_schedule_ratio
         if every_batch is None:
             every_batch = self._step_schedulers_every_batch
+        self._given_schedulers, self._step_schedulers_every_batch = schedulers, every_batch
         self._schedules = Schedules.make(schedulers, self.state, ratio, every_batch)
         self.state.schedulers = (*self._schedules.every_batch, *self._schedules.every_epoch)
 
@@ -369,11 +388,19 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            try:
+            with self._noting_further_errors(error):
                 self.close()
-            except Exception as second:  # noqa: BLE001
-                error.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
             raise
+
+    @contextlib.contextmanager
+    def _noting_further_errors(self, first: BaseException | None) -> Iterator[None]:
+        """Keep an error in closing from hiding the one that the user has to see."""
+        try:
+            yield
+        except Exception as second:
+            if first is None:
+                raise
+            first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
 
     def _hyperparameters(self) -> dict[str, Any]:
         state = self.state
@@ -430,6 +457,27 @@ def _check_microbatch_size(size: int | None) -> int | None:
     return size
 
 
+def _check_subset(subset: int) -> int:
+    if subset != -1 and subset < 1:
+        raise ValueError(f"eval_subset_num_batches must be a number of batches, or -1 for all, got {subset}.")
+    return subset
+
+
+def _check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    if not optimizers:
+        raise ValueError("optimizers is empty, so nothing would be trained: give one, or None for the default.")
+    owned = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strangers = sum(id(parameter) not in owned for parameter in held)
+        if strangers:
+            raise ValueError(
+                f"{type(optimizer).__name__} holds {strangers} parameters of {len(held)} that are not the model's, "
+                "so they would be trained in vain: was the model changed after the optimizer was made? "
+                "Make it anew from model.parameters()."
+            )
+
+
 def _check_ratio(ratio: float) -> float:
     if not ratio > 0:
         raise ValueError(f"scale_schedule_ratio must be more than 0, got {ratio}.")
@@ -464,15 +512,23 @@ def _default_optimizer(model: nn.Module) -> Optimizer:
 
 
 def _to_evaluators(given: EvalData) -> list[Evaluator]:
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, Evaluator) for one in given):
-        return list(given)
-    return [ensure_evaluator(given)]
+    if not isinstance(given, (list, tuple)) or not any(
+        isinstance(one, (Evaluator, DataSpec, DataLoader)) for one in given
+    ):
+        return [ensure_evaluator(given)]
+    for one in given:
+        if not isinstance(one, Evaluator):
+            raise TypeError(
+                f"Several data sets to evaluate on must each be an Evaluator, got {type(one).__name__} among them. "
+                "Give each a name: Evaluator(label='...', dataloader=...)."
+            )
+    return list(given)
 
 
-def _as_list(given: T | Sequence[T] | None) -> list[T]:
+def _as_list(given: T | Iterable[T] | None) -> list[T]:
     if given is None:
         return []
-    return list(given) if isinstance(given, Sequence) else [given]
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _made_up_name() -> str:

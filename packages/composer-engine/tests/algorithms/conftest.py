@@ -1,0 +1,165 @@
+"""A small model that writes down what it is given, and a hand-written loop that drives algorithms by events."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composer.core import Engine, State
+
+SAMPLES, CLASSES = 8, 3
+
+
+class Watched(nn.Module):
+    """Layers that note the inputs, targets and outputs they saw; the loss takes class ids and probabilities."""
+
+    def __init__(self, layers, input=0, target=1, loss=cross_entropy):
+        super().__init__()
+        self.layers = layers
+        self.seen = SimpleNamespace(inputs=[], targets=[], outputs=[])
+        self._get = [key[0] if isinstance(key, tuple) else _getter(key) for key in (input, target)]
+        self._loss = loss
+
+    def forward(self, batch):
+        inputs = self._get[0](batch)
+        self.seen.inputs.append(inputs.detach().clone())
+        return self.layers(inputs)
+
+    def loss(self, outputs, batch):
+        targets = self._get[1](batch)
+        self.seen.targets.append(targets.clone())
+        self.seen.outputs.append(outputs.detach().clone())
+        return self._loss(outputs, targets)
+
+
+def _getter(key):
+    return lambda batch: getattr(batch, key) if hasattr(batch, "_fields") and isinstance(key, str) else batch[key]
+
+
+@pytest.fixture
+def watch():
+    """Return what makes a model that takes down what it sees: of layers, or a linear one over a sample's features."""
+
+    def make(layers=None, **options):
+        return Watched(nn.Linear(SAMPLES, CLASSES) if layers is None else layers, **options)
+
+    return make
+
+
+@pytest.fixture
+def conv_net(watch):
+    """Return a maker of a model for images (N, 3, 8, 8) with a strided convolution, a max pool and a norm."""
+
+    def make():
+        layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, CLASSES),
+        )
+        return watch(layers)
+
+    return make
+
+
+@pytest.fixture
+def norm_net(watch):
+    """Return a maker of a model whose buffers are floating point (means, variances) and whole numbers (a count)."""
+    return lambda: watch(nn.Sequential(nn.Linear(SAMPLES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)))
+
+
+@pytest.fixture
+def engine_of():
+    """Return what makes an engine over a model and algorithms, with SGD and momentum, after INIT and FIT_START."""
+
+    def make(model, *algorithms, start=True, **options):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        engine = Engine(State(model=model, optimizers=optimizer, **options), algorithms=list(algorithms))
+        for event in ("init", "before_load", "after_load", "fit_start") if start else ():
+            engine.run_event(event)
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def batch():
+    """Eight samples of which each has its own feature, so that what they are mixed with can be read off; and ids."""
+    return torch.eye(SAMPLES), torch.arange(SAMPLES) % CLASSES
+
+
+@pytest.fixture
+def images():
+    """Eight images and their class ids."""
+    return torch.randn(SAMPLES, 3, 8, 8), torch.arange(SAMPLES) % CLASSES
+
+
+@pytest.fixture
+def one_hot():
+    """Return class ids as ones and zeros."""
+    return lambda ids: torch.eye(CLASSES)[ids]
+
+
+@pytest.fixture
+def soft_loss():
+    """Return the mean cross entropy with class probabilities, as the formula has it."""
+    return lambda outputs, targets: -(targets * outputs.log_softmax(1)).sum(1).mean()
+
+
+@pytest.fixture
+def step():
+    """Return one training step, with all its events in their order."""
+
+    def run(engine, batch):
+        state, event = engine.state, engine.run_event
+        state.batch, state.microbatch = batch, 0
+        for name in ("after_dataloader", "batch_start", "before_train_batch"):
+            event(name)
+        for optimizer in state.optimizers:
+            optimizer.zero_grad()
+        event("before_forward")
+        state.outputs = state.model(state.batch)
+        event("after_forward")
+        event("before_loss")
+        state.loss = state.model.loss(state.outputs, state.batch)
+        event("after_loss")
+        event("before_backward")
+        losses = state.loss.values() if isinstance(state.loss, dict) else state.loss
+        (losses if isinstance(losses, torch.Tensor) else sum(losses)).backward()
+        event("after_backward")
+        event("after_train_batch")
+        for optimizer in state.optimizers:
+            optimizer.step()
+        state.timestamp = state.timestamp.to_next_batch(samples=SAMPLES)
+        event("batch_end")
+        return state
+
+    return run
+
+
+@pytest.fixture
+def end_epoch():
+    """Return what ends an epoch."""
+
+    def run(engine):
+        engine.state.timestamp = engine.state.timestamp.to_next_epoch()
+        engine.run_event("epoch_end")
+
+    return run
+
+
+@pytest.fixture
+def weights_of():
+    """Return what copies a model's parameters and buffers, by name."""
+    return lambda model: copy.deepcopy(model.state_dict())
+
+
+@pytest.fixture
+def same_bits():
+    """Return what compares two dictionaries of tensors bit for bit."""
+    return lambda one, other: one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,139 @@
+"""BlurPool: layers are replaced at INIT, and what trains them comes along."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import BlurPool
+from composer.core import Engine, Event, Logger, LoggerDestination, NoEffectWarning, Stage, State, explain
+
+
+def classes_of(model):
+    return [type(layer).__name__ for layer in model.layers]
+
+
+class TestSurgery:
+    def test_strided_layers_are_blurred(self, conv_net, engine_of):
+        """The strided convolution and the pool are replaced; the first convolution has no stride and stays."""
+        model = conv_net()
+
+        engine_of(model, BlurPool())
+
+        assert classes_of(model) == ["Conv2d", "BatchNorm2d", "BlurConv2d", "BlurMaxPool2d", "Flatten", "Linear"]
+
+    @pytest.mark.parametrize(
+        ("settings", "blurred"),
+        [
+            ({"replace_convs": False}, ["BlurMaxPool2d"]),
+            ({"replace_maxpools": False}, ["BlurConv2d"]),
+            ({"min_channels": 17}, ["BlurMaxPool2d"]),
+        ],
+    )
+    def test_settings_choose(self, conv_net, engine_of, settings, blurred):
+        """Convolutions, pools and narrow convolutions can be left alone."""
+        model = conv_net()
+
+        engine_of(model, BlurPool(**settings))
+
+        assert [name for name in classes_of(model) if name.startswith("Blur")] == blurred
+
+    @pytest.mark.parametrize("blur_first", [True, False])
+    def test_order_of_blur_and_convolution(self, watch, engine_of, blur_first):
+        """The second of the two does the stride: the convolution of a blurred image, or the blur of its output."""
+        model = watch(nn.Sequential(nn.Conv2d(16, 4, 3, stride=2, padding=1)))
+
+        engine_of(model, BlurPool(blur_first=blur_first))
+
+        assert model.layers[0].conv.stride == ((2, 2) if blur_first else (1, 1))
+
+    def test_against_the_formula(self, watch, engine_of):
+        """The blurred convolution is [1, 2, 1] x [1, 2, 1] / 16 on each channel, and then the convolution."""
+        conv = nn.Conv2d(16, 4, 3, stride=2, padding=1)
+        images = torch.randn(2, 16, 8, 8)
+        row = torch.tensor([1.0, 2.0, 1.0])
+        kernel = (torch.outer(row, row) / 16).expand(16, 1, 3, 3)
+        expected = conv(nn.functional.conv2d(images, kernel, padding=1, groups=16))
+        model = watch(nn.Sequential(conv))
+
+        engine_of(model, BlurPool())
+
+        assert torch.allclose(model((images, None)), expected, atol=1e-6)
+
+    def test_weights_stay(self, conv_net, engine_of):
+        """Every parameter is the object it was."""
+        model = conv_net()
+        before = set(model.parameters())
+
+        engine_of(model, BlurPool())
+
+        assert set(model.parameters()) == before
+
+    def test_says_how_many(self, conv_net):
+        """The number of replaced layers is logged."""
+        logged = {}
+
+        class Store(LoggerDestination):
+            def log_hyperparameters(self, hyperparameters):
+                logged.update(hyperparameters)
+
+        state = State(model=conv_net())
+        Engine(state, Logger(state, Store()), algorithms=BlurPool()).run_event("init")
+
+        assert logged == {"BlurPool/replaced_layers": 2}
+
+
+class TestOptimizers:
+    def test_every_parameter_moves(self, conv_net, engine_of, step, images, weights_of):
+        """After the surgery one step changes each parameter."""
+        model = conv_net()
+        engine = engine_of(model, BlurPool())
+        before = weights_of(model)
+
+        step(engine, images)
+
+        assert all(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+    def test_momentum_is_kept(self, conv_net, engine_of, step, images):
+        """What an optimizer has gathered before the surgery goes into the next step."""
+        model = conv_net()
+        step(engine_of(model), images)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+        state = State(model=model, optimizers=optimizer)
+        engine = Engine(state, algorithms=BlurPool())
+        engine.run_event("init")
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+        step(engine, images)
+
+        for name, weight in model.named_parameters():  # SGD: buffer = 0.5 * buffer + gradient; weight -= 0.1 * buffer
+            assert torch.allclose(weight, before[name] - 0.1 * (0.5 + weight.grad), atol=1e-6)
+
+
+class TestNothingToDo:
+    @pytest.mark.parametrize(
+        ("settings", "text"),
+        [
+            ({}, "Watched has no strided convolution with at least 16 input channels and no strided max pool"),
+            ({"replace_maxpools": False, "min_channels": 4}, "at least 4 input channels. Remove it, or lower"),
+            ({"replace_convs": False}, "no strided max pool. Remove it, or set replace_convs=True"),
+        ],
+    )
+    def test_no_layer_matches(self, watch, engine_of, settings, text):
+        """A model without such layers is warned about, with what is missing under these settings."""
+        with pytest.warns(NoEffectWarning, match=text):
+            engine_of(watch(), BlurPool(**settings))
+
+    def test_both_kinds_left_out(self):
+        """Settings that replace nothing are refused."""
+        with pytest.raises(ValueError, match="replace_convs and replace_maxpools are both False"):
+            BlurPool(replace_convs=False, replace_maxpools=False)
+
+
+def test_plan():
+    """It runs once, when the model's blocks are changed, and saved weights need it."""
+    entries = explain(BlurPool()).entries
+
+    assert {event: [one.stage for one in entries[event]] for event in entries} == {Event.INIT: [Stage.ARCHITECTURE]}
+    assert BlurPool.required_on_load()

@@ -1,0 +1,71 @@
+"""ChannelsLast: the layout changes, nothing else does."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import ChannelsLast
+from composer.core import Event, NoEffectWarning, Stage, explain
+
+
+def is_channels_last(tensor):
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+class TestLayout:
+    def test_weights_of_convolutions(self, conv_net, engine_of):
+        """All tensors with four dimensions have their channels last."""
+        model = conv_net()
+
+        engine_of(model, ChannelsLast())
+
+        assert all(is_channels_last(weight) for weight in model.parameters() if weight.ndim == 4)
+
+    def test_values_stay(self, conv_net, engine_of, weights_of, same_bits):
+        """No number changes."""
+        model = conv_net()
+        before = weights_of(model)
+
+        engine_of(model, ChannelsLast())
+
+        assert same_bits(weights_of(model), before)
+
+    def test_images_follow(self, conv_net, engine_of, images):
+        """What a convolution makes of a plain image has its channels last."""
+        model = conv_net()
+
+        engine_of(model, ChannelsLast())
+
+        assert is_channels_last(model.layers[0](images[0]))
+
+    def test_every_parameter_moves(self, conv_net, engine_of, step, images, weights_of):
+        """The optimizer still holds the parameters: one step changes each."""
+        model = conv_net()
+        engine = engine_of(model, ChannelsLast())
+        before = weights_of(model)
+
+        step(engine, images)
+
+        assert all(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+        assert is_channels_last(model.layers[0].weight)
+
+
+class TestNothingToDo:
+    def test_no_images(self, watch, engine_of):
+        """A model without convolutions is warned about."""
+        with pytest.warns(NoEffectWarning, match="Watched has no tensor with four dimensions"):
+            engine_of(watch(), ChannelsLast())
+
+    def test_done_before(self, watch, engine_of):
+        """So is one whose user has done it already, and the warning does not claim otherwise."""
+        model = watch(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+
+        with pytest.warns(NoEffectWarning, match="or all of them are in this format already"):
+            engine_of(model, ChannelsLast())
+
+
+def test_plan():
+    """It runs once, after all other surgery."""
+    entries = explain(ChannelsLast()).entries
+
+    assert {event: [one.stage for one in entries[event]] for event in entries} == {Event.INIT: [Stage.LAYOUT]}

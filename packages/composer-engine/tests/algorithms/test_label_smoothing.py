@@ -1,0 +1,110 @@
+"""LabelSmoothing: smoothed labels for the loss alone."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+
+from composer.algorithms import LabelSmoothing
+from composer.core import Event, Stage, explain
+
+Pair = namedtuple("Pair", ["images", "labels"])
+
+
+class TestTargets:
+    def test_class_ids_for_the_loss(self, watch, engine_of, step, batch, one_hot):
+        """The loss sees nine tenths of each label, and the last tenth spread over all three classes."""
+        model = watch()
+
+        step(engine_of(model, LabelSmoothing(0.1)), batch)
+
+        assert torch.allclose(model.seen.targets[0], 0.9 * one_hot(batch[1]) + 0.1 / 3)
+
+    def test_probabilities_for_the_loss(self, watch, engine_of, step, batch):
+        """Labels that are soft already are smoothed, too."""
+        model, soft = watch(), torch.rand(8, 3).softmax(1)
+
+        step(engine_of(model, LabelSmoothing(0.3)), (batch[0], soft))
+
+        assert torch.allclose(model.seen.targets[0], 0.7 * soft + 0.3 / 3)
+
+    def test_loss(self, watch, engine_of, step, batch, one_hot, soft_loss):
+        """What is trained on is the loss of the smoothed labels."""
+        model = watch()
+
+        state = step(engine_of(model, LabelSmoothing(0.2)), batch)
+
+        assert torch.allclose(state.loss, soft_loss(model.seen.outputs[0], 0.8 * one_hot(batch[1]) + 0.2 / 3))
+
+    def test_labels_come_back(self, watch, engine_of, step, batch):
+        """After the loss the batch has the very tensor that it had before, unchanged."""
+        ids = batch[1].clone()
+
+        state = step(engine_of(watch(), LabelSmoothing(0.1)), batch)
+
+        assert state.batch[1] is batch[1]
+        assert torch.equal(batch[1], ids)
+
+    def test_labels_are_let_go(self, watch, engine_of, step, batch):
+        """After the loss the algorithm holds no tensor of the batch."""
+        algorithm = LabelSmoothing(0.1)
+
+        step(engine_of(watch(), algorithm), batch)
+
+        assert algorithm._target is None
+
+    def test_two_of_them(self, watch, engine_of, step, batch, one_hot):
+        """Two smooth one after the other, and each takes back its own."""
+        model = watch()
+
+        state = step(engine_of(model, LabelSmoothing(0.1), LabelSmoothing(0.2)), batch)
+
+        once = 0.9 * one_hot(batch[1]) + 0.1 / 3
+        assert torch.allclose(model.seen.targets[0], 0.8 * once + 0.2 / 3)
+        assert state.batch[1] is batch[1]
+
+
+class TestBatchKeys:
+    @pytest.mark.parametrize(
+        ("pack", "key"),
+        [
+            (lambda x, y: (x, y), 1),
+            (lambda x, y: [x, y], -1),
+            (lambda x, y: {0: x, "y": y}, "y"),
+            (Pair, "labels"),
+            (lambda x, y: (x, {"y": y}), (lambda b: b[1]["y"], lambda b, y: (b[0], {"y": y}))),
+        ],
+        ids=["tuple", "list", "dict", "namedtuple", "functions"],
+    )
+    def test_wherever_they_lie(self, watch, engine_of, step, batch, one_hot, pack, key):
+        """Labels are found and put back by their key, and the batch stays what it is."""
+        model = watch(target=key)
+
+        state = step(engine_of(model, LabelSmoothing(0.1, key)), pack(*batch))
+
+        assert type(state.batch) is type(pack(*batch))
+        assert torch.allclose(model.seen.targets[0], 0.9 * one_hot(batch[1]) + 0.1 / 3)
+        assert model._get[1](state.batch) is batch[1]
+
+    def test_keys_that_change_the_batch_in_place(self, watch, engine_of, step, batch):
+        """A set function that writes into the batch gets the labels back, too."""
+
+        def put(batch, value):
+            batch["y"] = value
+            return batch
+
+        model = watch(input="x", target="y")
+
+        state = step(engine_of(model, LabelSmoothing(0.1, (lambda b: b["y"], put))), {"x": batch[0], "y": batch[1]})
+
+        assert state.batch["y"] is batch[1]
+
+
+def test_plan():
+    """Labels are smoothed before the loss and given back after it."""
+    entries = explain(LabelSmoothing()).entries
+
+    assert {event: [one.stage for one in entries[event]] for event in entries} == {
+        Event.BEFORE_LOSS: [Stage.LABEL],
+        Event.AFTER_LOSS: [Stage.LABEL],
+    }

@@ -1,0 +1,332 @@
+"""MixUp: what the model and the loss get, wherever the samples lie, and what is drawn."""
+
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composer.algorithms import LabelSmoothing, MixUp
+from composer.core import Algorithm, Engine, Event, Stage, State, explain
+
+Pair = namedtuple("Pair", ["images", "labels"])
+Losses = namedtuple("Losses", ["whole", "half"])
+
+
+def mixing_of(mixed):
+    """Return how much of its partner each sample got, and which it was, from a mixed identity matrix."""
+    own = mixed.diagonal()
+    partners = torch.where(own == 1, torch.arange(len(mixed)), (mixed - torch.diag(own)).argmax(1))
+    return 1 - own.min(), partners
+
+
+class TestSamples:
+    def test_each_gets_a_partner(self, watch, engine_of, step, batch):
+        """The model sees every sample blended with the one at another's place, all by the same weight."""
+        model = watch()
+
+        step(engine_of(model, MixUp(alpha=5.0)), batch)
+
+        mixing, partners = mixing_of(model.seen.inputs[0])
+        expected = (1 - mixing) * batch[0] + mixing * batch[0][partners]
+        assert 0 < mixing <= 0.5
+        assert sorted(partners.tolist()) == list(range(8))
+        assert torch.allclose(model.seen.inputs[0], expected)
+
+    def test_loader_keeps_its_own(self, watch, engine_of, step, batch):
+        """Neither the tensors nor the batch that the loader gave are changed."""
+        inputs, targets = batch[0].clone(), batch[1].clone()
+
+        step(engine_of(watch(), MixUp(alpha=5.0)), batch)
+
+        assert torch.equal(batch[0], inputs)
+        assert torch.equal(batch[1], targets)
+
+    def test_alpha_zero_mixes_nothing(self, watch, engine_of, step, batch, one_hot):
+        """With alpha 0 samples and labels pass through bit for bit."""
+        model = watch()
+
+        step(engine_of(model, MixUp(alpha=0)), batch)
+
+        assert torch.equal(model.seen.inputs[0], batch[0])
+        assert torch.equal(model.seen.targets[0], one_hot(batch[1]))
+
+    def test_whole_numbers_are_refused(self, watch, engine_of, step, batch):
+        """Images that are still bytes cannot be blended, and the error says so."""
+        with pytest.raises(TypeError, match="floating point"):
+            step(engine_of(watch(), MixUp()), (batch[0].byte(), batch[1]))
+
+
+class TestTargets:
+    def test_class_ids(self, watch, engine_of, step, batch, one_hot):
+        """The loss sees class ids blended as the samples are, as probabilities."""
+        model = watch()
+
+        step(engine_of(model, MixUp(alpha=5.0)), batch)
+
+        assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ one_hot(batch[1]))
+
+    def test_probabilities(self, watch, engine_of, step, batch):
+        """Soft targets are blended as the samples are."""
+        model, soft = watch(), torch.rand(8, 3).softmax(1)
+
+        step(engine_of(model, MixUp(alpha=5.0)), (batch[0], soft))
+
+        assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ soft)
+
+    def test_targets_as_others_left_them(self, watch, engine_of, step, batch, one_hot):
+        """What another algorithm does to the targets before the loss is in the partners' share, too."""
+
+        class NextClass(Algorithm):
+            runs_at = {Event.BEFORE_LOSS: Stage.RESHAPE}
+
+            def apply(self, event, state, logger):
+                state.batch = (state.batch[0], (state.batch[1] + 1) % 3)
+
+        model = watch()
+
+        step(engine_of(model, MixUp(alpha=5.0), NextClass()), batch)
+
+        assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ one_hot((batch[1] + 1) % 3))
+
+
+class TestInterpolateLoss:
+    def test_blends_the_losses(self, watch, engine_of, step, batch):
+        """The loss is that of the labels and that of the partners' labels, weighed as the samples are."""
+        model = watch()
+
+        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+
+        mixing, partners = mixing_of(model.seen.inputs[0])
+        outputs, ids = model.seen.outputs[0], batch[1]
+        expected = (1 - mixing) * cross_entropy(outputs, ids) + mixing * cross_entropy(outputs, ids[partners])
+        assert torch.allclose(state.loss, expected)
+
+    def test_class_ids_stay_class_ids(self, watch, engine_of, step, batch):
+        """The loss gets the batch's ids first and the partners' then; afterwards the batch has its own again."""
+        model = watch()
+
+        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+
+        _, partners = mixing_of(model.seen.inputs[0])
+        assert torch.equal(model.seen.targets[0], batch[1])
+        assert torch.equal(model.seen.targets[1], batch[1][partners])
+        assert torch.equal(state.batch[1], batch[1])
+
+    def test_gradients_are_blended(self, watch, engine_of, step, batch):
+        """What is trained on is the blend: gradients are those of the blended loss."""
+        model = watch()
+        engine = engine_of(model, MixUp(alpha=5.0, interpolate_loss=True))
+        before = {name: weight.detach().clone().requires_grad_() for name, weight in model.layers.named_parameters()}
+
+        step(engine, batch)
+
+        mixing, partners = mixing_of(model.seen.inputs[0])
+        outputs = model.seen.inputs[0] @ before["weight"].T + before["bias"]
+        first, second = cross_entropy(outputs, batch[1]), cross_entropy(outputs, batch[1][partners])
+        ((1 - mixing) * first + mixing * second).backward()
+        assert torch.allclose(model.layers.weight.grad, before["weight"].grad, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "pack",
+        [lambda a, b: {"whole": a, "half": b}, lambda a, b: [a, b], lambda a, b: (a, b), Losses],
+        ids=["dict", "list", "tuple", "namedtuple"],
+    )
+    def test_several_losses(self, watch, engine_of, step, batch, pack):
+        """Of a model with several losses, each is blended by itself, and they stay what they are packed in."""
+
+        def losses(outputs, targets):
+            loss = cross_entropy(outputs, targets)
+            return pack(loss, loss / 2)
+
+        model = watch(loss=losses)
+
+        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+
+        mixing, partners = mixing_of(model.seen.inputs[0])
+        own, theirs = (losses(model.seen.outputs[0], ids) for ids in (batch[1], batch[1][partners]))
+        names = own if isinstance(own, dict) else range(2)
+        assert type(state.loss) is type(own)
+        for name in names:
+            assert torch.allclose(state.loss[name], (1 - mixing) * own[name] + mixing * theirs[name])
+
+    def test_in_the_runs_precision(self, watch, engine_of, step, batch):
+        """The partner's loss is computed in the precision of the run."""
+        formats = []
+
+        def loss(outputs, targets):
+            formats.append((outputs @ outputs.T).dtype)
+            return cross_entropy(outputs, targets)
+
+        step(engine_of(watch(loss=loss), MixUp(interpolate_loss=True), precision="amp_bf16"), batch)
+
+        assert formats == [torch.float32, torch.bfloat16]  # the loop above calls its own loss without autocast
+
+    def test_keys_that_change_the_batch_in_place(self, watch, engine_of, step, batch):
+        """A set function that writes into the batch gets the labels back, too."""
+
+        def put(batch, value):
+            batch["labels"] = value
+            return batch
+
+        data = {"images": batch[0], "labels": batch[1]}
+        key = (lambda batch: batch["labels"], put)
+        model = watch(input="images", target="labels")
+        algorithm = MixUp(alpha=5.0, interpolate_loss=True, input_key="images", target_key=key)
+
+        state = step(engine_of(model, algorithm), data)
+
+        assert torch.equal(state.batch["labels"], batch[1])
+
+
+class TestBatchKeys:
+    @pytest.mark.parametrize("interpolate", [False, True])
+    @pytest.mark.parametrize(
+        ("pack", "keys"),
+        [
+            (lambda x, y: (x, y), (0, 1)),
+            (lambda x, y: [x, y], (0, 1)),
+            (lambda x, y: (y, x), (1, 0)),
+            (lambda x, y: {"x": x, "y": y}, ("x", "y")),
+            (Pair, ("images", "labels")),
+            (Pair, (0, 1)),
+            (
+                lambda x, y: {"data": (x, y)},
+                (
+                    (lambda b: b["data"][0], lambda b, x: {"data": (x, b["data"][1])}),
+                    (lambda b: b["data"][1], lambda b, y: {"data": (b["data"][0], y)}),
+                ),
+            ),
+        ],
+        ids=["tuple", "list", "swapped", "dict", "namedtuple", "namedtuple by index", "functions"],
+    )
+    def test_wherever_they_lie(self, watch, engine_of, step, batch, one_hot, soft_loss, pack, keys, interpolate):
+        """Samples and labels are found and put back by their keys, and the batch stays what it is."""
+        model = watch(input=keys[0], target=keys[1])
+        algorithm = MixUp(alpha=5.0, interpolate_loss=interpolate, input_key=keys[0], target_key=keys[1])
+
+        state = step(engine_of(model, algorithm), pack(*batch))
+
+        mixed = model.seen.inputs[0]
+        assert type(state.batch) is type(pack(*batch))
+        assert mixing_of(mixed)[0] > 0
+        assert torch.allclose(state.loss, soft_loss(model.seen.outputs[0], mixed @ one_hot(batch[1])))
+
+    def test_missing_items_are_named(self, watch, engine_of, step, batch):
+        """A key that the batch does not have is an error that says what it has."""
+        with pytest.raises(KeyError, match=r"no item 'y'.*keys \['x'\]"):
+            step(engine_of(watch(), MixUp(input_key="x", target_key="y")), {"x": batch[0]})
+
+
+class TestPlan:
+    def test_blended_labels(self):
+        """Labels are blended before the loss."""
+        entries = explain(MixUp()).entries
+
+        assert {event: [one.stage for one in entries[event]] for event in entries} == {
+            Event.BEFORE_FORWARD: [Stage.MIX],
+            Event.BEFORE_LOSS: [Stage.MIX],
+        }
+
+    def test_blended_losses(self):
+        """Losses are blended after the loss, before others take back what they did to the labels."""
+        entries = explain([LabelSmoothing(), MixUp(interpolate_loss=True)]).entries
+
+        assert [one.key for one in entries[Event.AFTER_LOSS]] == ["MixUp", "LabelSmoothing"]
+        assert [one.key for one in entries[Event.BEFORE_LOSS]] == ["LabelSmoothing"]
+
+    def test_two_that_blend_losses_are_warned_about(self):
+        """Each would blend a loss that the other has blended."""
+        with pytest.warns(UserWarning, match="MixUp and MixUp all interpolate the loss"):
+            Engine(State(model=None), algorithms=[MixUp(interpolate_loss=True), MixUp(interpolate_loss=True)])
+
+
+class TestDraws:
+    @pytest.fixture
+    def seen_with(self, watch, engine_of, step, batch):
+        """Return the samples that the model sees with some algorithms, over three steps."""
+
+        def run(*algorithms, **options):
+            model = watch()
+            engine = engine_of(model, *algorithms, **options)
+            for _ in range(3):
+                step(engine, batch)
+            return model.seen.inputs
+
+        return run
+
+    def test_every_batch_anew(self, seen_with):
+        """No two batches are mixed alike."""
+        first, second, third = seen_with(MixUp(alpha=5.0))
+
+        assert not torch.equal(first, second)
+        assert not torch.equal(second, third)
+
+    def test_by_seed(self, seen_with):
+        """One seed gives one run, another seed another one."""
+        first, again = seen_with(MixUp(alpha=5.0), rank_zero_seed=3), seen_with(MixUp(alpha=5.0), rank_zero_seed=3)
+        other = seen_with(MixUp(alpha=5.0), rank_zero_seed=4)
+
+        assert all(map(torch.equal, first, again))
+        assert not any(map(torch.equal, first, other))
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_others_change_nothing(self, seen_with, place):
+        """Another algorithm that draws, before or after it in the list, leaves its draws alone."""
+
+        class Drawer(Algorithm):
+            runs_at = {Event.BEFORE_FORWARD: Stage.SELECT, Event.AFTER_DATALOADER: Stage.MIX}
+
+            def apply(self, event, state, logger):
+                torch.rand(5, generator=state.generator(self))
+
+        algorithms = [MixUp(alpha=5.0)]
+        algorithms.insert(place, Drawer())
+
+        assert all(map(torch.equal, seen_with(MixUp(alpha=5.0)), seen_with(*algorithms)))
+
+    def test_two_draw_differently(self, seen_with):
+        """A second MixUp draws its own: the two together are not one of them applied twice."""
+        one, both = seen_with(MixUp(alpha=5.0)), seen_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
+
+        assert not any(torch.allclose(mixed @ mixed, twice) for mixed, twice in zip(one, both, strict=True))
+
+    def test_second_does_not_depend_on_the_first(self, seen_with):
+        """What the first of two draws, much or little, changes no draw of the second."""
+        first, second = seen_with(MixUp(alpha=5.0)), seen_with(MixUp(alpha=0), MixUp(alpha=5.0))
+        both = seen_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
+
+        assert all(torch.allclose(b @ a, ab) for a, b, ab in zip(first, second, both, strict=True))
+
+    def test_global_numbers_stay(self, watch, engine_of, step, batch):
+        """Torch's own random numbers are neither used nor moved."""
+        engine = engine_of(watch(), MixUp(alpha=5.0))
+        before = torch.get_rng_state()
+
+        step(engine, batch)
+
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_same_batch_in_another_process(self, watch, engine_of, step, batch):
+        """A new process that stands at the same batch draws the same, with nothing saved but the clock and the seed."""
+        program = """
+import torch
+from composer.algorithms import MixUp
+from composer.core import Engine, State, Timestamp
+state = State(model=None, rank_zero_seed=3)
+engine = Engine(state, algorithms=MixUp(alpha=5.0))
+state.timestamp, state.microbatch = Timestamp(batch=2), 0
+state.batch = (torch.eye(8), torch.arange(8))
+engine.run_event("before_forward")
+print(state.batch[0].tolist())
+"""
+        model = watch()
+        engine = engine_of(model, MixUp(alpha=5.0), rank_zero_seed=3)
+        for _ in range(3):
+            step(engine, batch)
+
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+        assert done.stdout.strip() == str(model.seen.inputs[2].tolist())
