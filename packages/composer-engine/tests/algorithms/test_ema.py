@@ -407,3 +407,11 @@ class TestPlan:
     def test_names_events_of_the_loop(self):
         """The events are members, so that they print as such."""
         assert all(isinstance(event, Event) for event in EMA().places())
+
+
+def test_one_for_two_models_is_an_error(begun, norm_net, engine_of, step, batch):
+    """An EMA that has averaged a model does not pass its weights off as those of another."""
+    used = begun.state.algorithms[-1]
+
+    with pytest.raises(RuntimeError, match="EMA of its own"):
+        step(engine_of(norm_net(), used), batch)

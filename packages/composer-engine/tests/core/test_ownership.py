@@ -57,6 +57,9 @@ def test_parameters_moved_over_are_fine(state, make):
     """Surgery that takes the optimizer along passes."""
     run(state, make, move_over)
 
+    held = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
+    assert held == {id(one) for one in state.model.parameters()}
+
 
 def test_missing_parameters_are_an_error(state, make):
     """The optimizer held everything, and a layer was added without it."""
@@ -87,7 +90,11 @@ def test_what_no_optimizer_held_is_the_user_s_choice(state, make, model):
     """With an optimizer for the last layer alone, the first may be replaced as one likes."""
     state.optimizers = torch.optim.SGD(model[1].parameters(), lr=0.1)
 
+    former = model[0]
+
     run(state, make, replace_layer)
+
+    assert state.model[0] is not former
 
 
 def test_new_parameters_may_be_frozen(state, make):
@@ -98,23 +105,36 @@ def test_new_parameters_may_be_frozen(state, make):
 
     run(state, make, add_frozen)
 
+    assert not state.model[-1].weight.requires_grad
+
 
 def test_strangers_in_the_optimizer_are_the_user_s_choice(state, make, model):
     """An optimizer may hold what has never been in the model, as a loss's own parameters."""
-    state.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    stranger = nn.Parameter(torch.zeros(1))
+    state.optimizers[0].add_param_group({"params": [stranger]})
 
     run(state, make, move_over)
+
+    assert state.optimizers[0].param_groups[1]["params"] == [stranger]
 
 
 def test_without_optimizers_there_is_nothing_to_check(make, model):
     """The optimizer may be made later."""
+    former = model[0]
+
     run(State(model=model), make, replace_layer)
+
+    assert model[0] is not former
 
 
 @pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
 def test_models_may_be_anything(make, thing):
     """What is no module has no parameters."""
-    run(State(model=thing), make, lambda state: None)
+    seen = []
+
+    run(State(model=thing), make, lambda state: seen.append(state.model))
+
+    assert seen == [thing]
 
 
 def test_many_names_are_cut_short(make):
@@ -146,4 +166,8 @@ def test_other_events_are_not_checked(state, make, event, monkeypatch):
     """During training nobody walks over the parameters."""
     monkeypatch.setattr(nn.Module, "named_parameters", None)
 
-    run(state, make, lambda state: None, event=event)
+    seen = []
+
+    run(state, make, seen.append, event=event)
+
+    assert seen == [state]

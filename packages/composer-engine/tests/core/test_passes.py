@@ -140,4 +140,4 @@ class TestSinglePasses:
 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            warn_if_multiple_loss_interpolation(algorithms, Event.BEFORE_BACKWARD)
+            assert warn_if_multiple_loss_interpolation(algorithms, Event.BEFORE_BACKWARD) == algorithms

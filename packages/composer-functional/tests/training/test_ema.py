@@ -157,4 +157,8 @@ class TestUpdateAverages:
 
     def test_nothing_to_average(self):
         """Empty lists are fine."""
-        cf.update_averages([], [])
+        averages = []
+
+        cf.update_averages(averages, [])
+
+        assert averages == []

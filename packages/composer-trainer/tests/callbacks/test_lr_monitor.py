@@ -53,7 +53,12 @@ class TestLRMonitor:
         state = State(model=None, optimizers=torch.optim.SGD([parameter()], lr=0.1))
         state.optimizers[0].param_groups = None
 
-        LRMonitor().batch_start(state, Logger(state))
+        monitor = LRMonitor()
+        before = dict(vars(monitor))
+
+        monitor.batch_start(state, Logger(state))
+
+        assert vars(monitor) == before
 
     @pytest.mark.parametrize("duration", ["4ba", "2ep"])
     def test_in_a_real_training_every_batch_has_its_own(self, duration):

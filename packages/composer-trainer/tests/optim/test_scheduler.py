@@ -318,6 +318,8 @@ class TestCompile:
         scheduler.step()
         scheduler.step()
 
+        assert scheduler.get_last_lr() == [0.1]
+
     @pytest.mark.parametrize("optimizers", [[], [sgd(0.1), sgd(0.1)]])
     def test_which_optimizer(self, optimizers):
         """Only where there is one, it need not be said which."""

@@ -68,6 +68,7 @@ class EMA(Algorithm):
     ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_ema_start)
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
+    _model: nn.Module | None = attrs.field(default=None, init=False, repr=False)
     _averages: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     # Not the weights but where modules hold them: these may put in a new tensor, `self.mean = 0.9 * self.mean`.
     _places: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False, repr=False)
@@ -107,6 +108,11 @@ class EMA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
+        if self._model is not None and self._model is not state.model:
+            raise RuntimeError(
+                f"This EMA has averaged another model, a {type(self._model).__name__}. Give each training an EMA of "
+                "its own: algorithms=[EMA(...)]."
+            )
         if event in _SWAP_IN:
             self._used_by.add(event)
             self._exchange(into_model=True)
@@ -161,7 +167,7 @@ class EMA(Algorithm):
 
     @torch.no_grad()
     def _begin(self, state: State) -> None:
-        places = _places(state.model)
+        self._model, places = state.model, _places(state.model)
         self._places = list(places.values())
         self._averages = {name: weight.clone() for name, weight in zip(places, self._weights(), strict=True)}
         self._updated_at = state.timestamp
