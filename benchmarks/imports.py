@@ -9,13 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODULES = ("torch", "composer.functional", "composer.core", "composer")
-PROGRAM = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
+STATEMENTS = (
+    "import torch",
+    "import composer.functional",
+    "import composer.core",
+    "import composer",
+    "from composer import Trainer",
+)
+PROGRAM = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
 
 
-def seconds(module: str) -> float:
-    """Return how long a fresh process takes to import a module."""
-    command = [sys.executable, "-c", PROGRAM.format(module)]
+def seconds(statement: str) -> float:
+    """Return how long a fresh process takes to import something."""
+    command = [sys.executable, "-c", PROGRAM.format(statement)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -26,17 +32,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
 
-    for module in MODULES:
-        seconds(module)  # the first one also reads the files from the disk
-    times: dict[str, list[float]] = {module: [] for module in MODULES}
+    for statement in STATEMENTS:
+        seconds(statement)  # the first one also reads the files from the disk
+    times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
     for _ in range(arguments.rounds):
-        for module in MODULES:
-            times[module].append(seconds(module))
+        for statement in STATEMENTS:
+            times[statement].append(seconds(statement))
     figures = {}
-    for module, measured in times.items():
-        ratio = statistics.median(one / base for one, base in zip(measured, times["torch"], strict=True))
-        figures[module] = {"seconds": statistics.median(measured), "ratio": ratio}
-        print(f"{module:<20} {figures[module]['seconds']:>6.2f} s  {ratio:>5.2f} x torch")
+    for statement, measured in times.items():
+        ratio = statistics.median(one / base for one, base in zip(measured, times["import torch"], strict=True))
+        figures[statement] = {"seconds": statistics.median(measured), "ratio": ratio}
+        print(f"{statement:<28} {figures[statement]['seconds']:>6.2f} s  {ratio:>5.2f} x")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=2))
