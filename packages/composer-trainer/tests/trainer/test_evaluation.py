@@ -88,6 +88,19 @@ class TestResult:
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
 
+    def test_each_evaluation_begins_anew(self, make_trainer):
+        """What an earlier evaluation counted is not in a later one."""
+        trainer = make_trainer(eval_dataloader=make_trainer.loader(), max_duration="3ep")
+        trainer.eval()
+        trainer.fit()
+        inputs, targets = make_trainer.loader().dataset.tensors
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(trainer.state.model.module(inputs), targets)
+
+        results = trainer.eval()
+
+        torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
+
     def test_metric_names_choose(self, make_trainer):
         """An evaluator computes the metrics that it names."""
         trainer = make_trainer()

@@ -193,6 +193,18 @@ class TestStep:
         torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(split_loss, whole_loss, rtol=1e-12, atol=1e-14)
 
+    def test_the_batch_is_whole_again_after_its_microbatches(self, make_trainer):
+        """Who looks at the batch when it is done sees all of it."""
+        sizes = []
+
+        class Look(Callback):
+            def after_train_batch(self, state, logger):
+                sizes.append(len(state.batch[0]))
+
+        make_trainer(device_train_microbatch_size=1, callbacks=Look(), max_duration="2ba").fit()
+
+        assert sizes == [4, 4]
+
     def test_several_optimizers_all_step(self, make_trainer):
         """Every optimizer changes its own parameters."""
         model = make_trainer.model()
