@@ -122,7 +122,7 @@ def bench(session: nox.Session) -> None:
     name, *options = session.posargs or ["all"]
     if name not in [*known, "all"]:
         session.error(f"There is no benchmark {name!r}. Choose one of {', '.join(known)}, or none for all.")
-    install(session, *wheels(session, *PACKAGES))
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     for chosen in known if name == "all" else [name]:
         session.run("python", f"benchmarks/{chosen}.py", *options)
 

@@ -1,0 +1,288 @@
+"""The cases of ``kernels.py``: the reference first, then ours, then what else is worth seeing beside them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from composer import functional as cf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import PIL.Image
+
+    Variant = tuple[str, Callable[[], object]]
+
+__all__ = ["CASES", "Case"]
+
+SHAPES = {"128 of 32": (128, 3, 32, 32), "32 of 224": (32, 3, 224, 224)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A comparison: ``variants`` makes the reference, ours and others; ``limit`` is for ours, as a ratio."""
+
+    name: str
+    variants: Callable[[], list[Variant]]
+    limit: float
+
+
+CASES: list[Case] = []
+
+
+def case(name: str, limit: float, *, shapes: bool = False) -> Callable[[Callable[..., list[Variant]]], None]:
+    """Add a case, or one for each shape of a batch."""
+
+    def add(make: Callable[..., list[Variant]]) -> None:
+        if shapes:
+            for label, shape in SHAPES.items():
+                CASES.append(Case(f"{name}, {label}", functools.partial(make, shape), limit))
+        else:
+            CASES.append(Case(name, make, limit))
+
+    return add
+
+
+def middle(side: int) -> slice:
+    """Return the middle half of a side."""
+    return slice(side // 4, side // 4 + side // 2)
+
+
+@case("mixup_batch", 1.1, shapes=True)
+def _mixup(shape: tuple[int, ...]) -> list[Variant]:
+    from torchvision.transforms import v2
+
+    images, labels, partners = torch.rand(shape), torch.randint(10, shape[:1]), torch.randperm(shape[0])
+    theirs = v2.MixUp(alpha=0.2, num_classes=10)
+    return [
+        ("index, then lerp_", lambda: (images[partners].lerp_(images, 0.7), labels[partners])),
+        ("ours", lambda: cf.mixup_batch(images, labels, mixing=0.3, indices=partners)),
+        ("ours with its draws", lambda: cf.mixup_batch(images, labels)),
+        ("torchvision, one partner by rolling", lambda: theirs(images, labels)),
+    ]
+
+
+@case("cutmix_batch", 1.05, shapes=True)
+def _cutmix(shape: tuple[int, ...]) -> list[Variant]:
+    from torchvision.transforms import v2
+
+    images, labels, partners = torch.rand(shape), torch.randint(10, shape[:1]), torch.randperm(shape[0])
+    rows, columns = middle(shape[2]), middle(shape[3])
+    box = (rows.start, columns.start, rows.stop, columns.stop)
+    theirs = v2.CutMix(num_classes=10)
+
+    def reference() -> tuple[Tensor, Tensor]:
+        mixed = images.clone()
+        mixed[:, :, rows, columns] = images[partners, :, rows, columns]
+        return mixed, labels[partners]
+
+    return [
+        ("one clone, one box written", reference),
+        ("ours", lambda: cf.cutmix_batch(images, labels, bbox=box, indices=partners)),
+        ("ours with its draws, half the side", lambda: cf.cutmix_batch(images, labels, length=0.5)),
+        ("torchvision, one partner by rolling", lambda: theirs(images, labels)),
+    ]
+
+
+@case("cutout_batch", 1.2, shapes=True)
+def _cutout(shape: tuple[int, ...]) -> list[Variant]:
+    images = torch.rand(shape)
+    rows, columns = middle(shape[2]), middle(shape[3])
+
+    def reference() -> Tensor:
+        holed = images.clone()
+        holed[:, :, rows, columns] = 0
+        return holed
+
+    return [("one clone, one box filled", reference), ("ours with its draws", lambda: cf.cutout_batch(images))]
+
+
+@case("colout_batch", 1.5, shapes=True)
+def _colout(shape: tuple[int, ...]) -> list[Variant]:
+    images = torch.rand(shape)
+    rows, columns = (torch.randperm(side)[: int(side * 0.85)].sort().values for side in shape[2:])
+    return [
+        ("index_select on rows, then on columns", lambda: images.index_select(2, rows).index_select(3, columns)),
+        ("ours with its draws", lambda: cf.colout_batch(images)),
+    ]
+
+
+@case("smooth_labels with loss, forward and backward", 1.3)
+def _smooth_labels() -> list[Variant]:
+    logits, labels = torch.randn(128, 1000, requires_grad=True), torch.randint(1000, (128,))
+    return [
+        ("cross_entropy(label_smoothing=)", lambda: cross_entropy(logits, labels, label_smoothing=0.1).backward()),
+        ("ours", lambda: cf.soft_cross_entropy(logits, cf.smooth_labels(logits, labels, 0.1)).backward()),
+    ]
+
+
+def resnet(name: str = "resnet50") -> nn.Module:
+    """Return a ResNet with gradients."""
+    import torchvision
+
+    model: nn.Module = getattr(torchvision.models, name)()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    return model
+
+
+@case("compute_ema, ResNet-50", 1.1)
+def _ema() -> list[Variant]:
+    model = resnet()
+    average = copy.deepcopy(model)
+    ours, theirs = (
+        [tensor for tensor in (*each.parameters(), *each.buffers()) if tensor.is_floating_point()]
+        for each in (average, model)
+    )
+
+    @torch.no_grad()
+    def reference() -> None:
+        torch._foreach_lerp_(ours, theirs, 0.01)
+
+    return [("torch._foreach_lerp_", reference), ("ours", lambda: cf.compute_ema(model, average, 0.99))]
+
+
+@case("clipping by norm, ResNet-50", 1.05)
+def _clip_norm() -> list[Variant]:
+    model = resnet()
+    parameters = list(model.parameters())
+    return [
+        ("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)),
+        ("ours", lambda: cf.apply_gradient_clipping(model, "norm", 1.0)),
+    ]
+
+
+@case("clipping by value, ResNet-50", 1.05)
+def _clip_value() -> list[Variant]:
+    model = resnet()
+    parameters = list(model.parameters())
+    return [
+        ("clip_grad_value_", lambda: nn.utils.clip_grad_value_(parameters, 1.0, foreach=True)),
+        ("ours", lambda: cf.apply_gradient_clipping(model, "value", 1.0)),
+    ]
+
+
+@case("adaptive clipping, ResNet-50", 1.2)
+def _clip_adaptive() -> list[Variant]:
+    import timm.utils
+
+    model = resnet()
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+
+    def reference() -> None:
+        torch._foreach_norm(gradients)
+        torch._foreach_norm(gradients)
+        torch._foreach_mul_(gradients, 1.0)
+
+    return [
+        ("two reads and one write of all gradients", reference),
+        ("ours", lambda: cf.apply_gradient_clipping(model, "adaptive", 0.01)),
+        ("timm", lambda: timm.utils.adaptive_clip_grad(parameters, 0.01)),
+    ]
+
+
+@case("select_using_loss, ResNet-18", 1.1)
+def _select() -> list[Variant]:
+    model = resnet("resnet18")
+    images, labels = torch.rand(64, 3, 64, 64), torch.randint(1000, (64,))
+
+    @torch.no_grad()
+    def reference() -> Tensor:
+        return cross_entropy(model(images), labels, reduction="none")
+
+    return [
+        ("the extra forward pass alone", reference),
+        ("ours", lambda: cf.select_using_loss(images, labels, model, cross_entropy, keep=0.5)),
+    ]
+
+
+@case("randaugment_batch", 3.0, shapes=True)
+def _randaugment_batch(shape: tuple[int, ...]) -> list[Variant]:
+    from torchvision.transforms import v2
+
+    images = torch.rand(shape)
+    theirs = v2.RandAugment(num_ops=2, magnitude=9)
+    rounds = range(10 if shape[2] > 100 else 50)  # what is drawn decides what a call costs
+    return [
+        ("torchvision, one draw for the batch", lambda: [theirs(images) for _ in rounds]),
+        ("ours, each sample its own draw", lambda: [cf.randaugment_batch(images) for _ in rounds]),
+    ]
+
+
+def pictures(count: int, side: int = 224) -> list[PIL.Image.Image]:
+    """Return images as a data loader decodes them: smooth shapes with some noise."""
+    from torchvision.transforms.v2.functional import to_pil_image
+
+    coarse = nn.functional.interpolate(torch.rand(count, 3, 7, 7), size=(side, side), mode="bicubic")
+    fine = (coarse + 0.05 * torch.randn_like(coarse)).clamp(0, 1)
+    return [to_pil_image(image) for image in fine]
+
+
+@case("augmix_batch", 0.5, shapes=True)
+def _augmix_batch(shape: tuple[int, ...]) -> list[Variant]:
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    images = pictures(shape[0], shape[2])
+    batch = torch.stack([pil_to_tensor(image) for image in images]).float() / 255
+    return [
+        ("augmix_image on PIL images, one by one", lambda: [cf.augmix_image(image) for image in images]),
+        ("ours", lambda: cf.augmix_batch(batch)),
+    ]
+
+
+@case("randaugment_image, PIL 224", 1.0)
+def _randaugment_image() -> list[Variant]:
+    from torchvision.transforms import RandAugment, v2
+
+    images = pictures(100)
+    theirs, newer = RandAugment(num_ops=2, magnitude=9), v2.RandAugment(num_ops=2, magnitude=9)
+    return [
+        ("torchvision", lambda: [theirs(image) for image in images]),
+        ("ours", lambda: [cf.randaugment_image(image) for image in images]),
+        ("torchvision v2", lambda: [newer(image) for image in images]),
+    ]
+
+
+@case("augmix_image, PIL 224", 1.0)
+def _augmix_image() -> list[Variant]:
+    from timm.data.auto_augment import augment_and_mix_transform
+    from torchvision.transforms import AugMix
+
+    images = pictures(40)
+    theirs, other = augment_and_mix_transform("augmix-m3-w3-d-1", {}), AugMix(severity=3)
+    return [
+        ("timm", lambda: [theirs(image) for image in images]),
+        ("ours", lambda: [cf.augmix_image(image) for image in images]),
+        ("torchvision", lambda: [other(image) for image in images]),
+    ]
+
+
+def surgery(name: str, limit: float, apply: Callable[[nn.Module], object]) -> None:
+    """Add cases for a ResNet-18 that was changed, forward and backward."""
+
+    def make(shape: tuple[int, ...]) -> list[Variant]:
+        plain = resnet("resnet18")
+        changed = copy.deepcopy(plain)
+        apply(changed)
+        images, labels = torch.rand(shape), torch.randint(1000, shape[:1])
+
+        def step(model: nn.Module) -> None:
+            model.zero_grad()
+            cross_entropy(model(images), labels).backward()
+
+        return [("the plain model", lambda: step(plain)), ("ours", lambda: step(changed))]
+
+    case(f"{name} on ResNet-18", limit, shapes=True)(make)
+
+
+surgery("BlurPool", 1.12, lambda model: cf.apply_blurpool(model))  # noqa: PLW0108  (looked up when it is run)
+surgery("SqueezeExcite", 1.07, lambda model: cf.apply_squeeze_excite(model))  # noqa: PLW0108
+surgery("GhostBatchNorm", 1.03, lambda model: cf.apply_ghost_batchnorm(model))  # noqa: PLW0108
