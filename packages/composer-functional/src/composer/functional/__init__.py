@@ -8,8 +8,37 @@ returns a report of what it did. Import what is listed here, nothing below it::
     report = cf.apply_blurpool(model, optimizers=optimizer)
 """
 
+from composer.functional.augmentations.augmix import (
+    AugmentAndMixTransform,
+    AugMixDraws,
+    augmix,
+    augmix_batch,
+    augmix_image,
+    draw_augmix,
+)
+from composer.functional.augmentations.colout import ColOutTransform, colout, colout_batch, draw_kept
+from composer.functional.augmentations.cutmix import cutmix, cutmix_batch, draw_cutmix_box
+from composer.functional.augmentations.cutout import cutout_batch, draw_box, draw_holes
 from composer.functional.augmentations.mixup import draw_mixing, mixup, mixup_batch
+from composer.functional.augmentations.randaugment import (
+    RandAugmentDraws,
+    RandAugmentTransform,
+    draw_randaugment,
+    randaugment,
+    randaugment_batch,
+    randaugment_image,
+)
+from composer.functional.augmentations.resize import draw_corner, resize_batch
+from composer.functional.layers.alibi import AlibiBias, alibi_slopes
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d
+from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, factorize_conv2d, factorize_matrix
+from composer.functional.layers.gated_linear_units import GatedLinearUnit
+from composer.functional.layers.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
+from composer.functional.layers.gyro_dropout import GyroDropout
+from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
+from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
+from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
+from composer.functional.layers.weight_standardization import WeightStandardizer, standardize_weight
 from composer.functional.losses import (
     check_for_index_targets,
     ensure_targets_one_hot,
@@ -17,8 +46,15 @@ from composer.functional.losses import (
     soft_cross_entropy,
 )
 from composer.functional.random import draw_beta, draw_permutation
+from composer.functional.surgery.alibi import apply_alibi
 from composer.functional.surgery.blurpool import apply_blurpool
 from composer.functional.surgery.channels_last import apply_channels_last
+from composer.functional.surgery.factorize import apply_factorization
+from composer.functional.surgery.fused_layernorm import apply_fused_layernorm
+from composer.functional.surgery.gated_linear_units import apply_gated_linear_units
+from composer.functional.surgery.ghost_batchnorm import apply_ghost_batchnorm
+from composer.functional.surgery.gyro_dropout import apply_gyro_dropout
+from composer.functional.surgery.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
 from composer.functional.surgery.optimizers import update_params_in_optimizer
 from composer.functional.surgery.replace import (
     Replacement,
@@ -27,31 +63,104 @@ from composer.functional.surgery.replace import (
     count_module_instances,
     replace_module_classes,
 )
+from composer.functional.surgery.squeeze_excite import apply_squeeze_excite
+from composer.functional.surgery.stochastic_depth import apply_stochastic_depth, set_drop_rates
+from composer.functional.surgery.weight_standardization import apply_weight_standardization
 from composer.functional.training.ema import compute_ema, update_averages
+from composer.functional.training.gradient_clipping import apply_gradient_clipping
 from composer.functional.training.label_smoothing import smooth_labels
+from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
+from composer.functional.training.sam import SAMOptimizer
+from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop
+from composer.functional.training.sequence_length import set_batch_sequence_length
+from composer.functional.training.swa import compute_swa
 
 __all__ = [
+    "AlibiBias",
+    "AugMixDraws",
+    "AugmentAndMixTransform",
     "BlurConv2d",
     "BlurMaxPool2d",
     "BlurPool2d",
+    "ColOutTransform",
+    "FactorizedConv2d",
+    "FactorizedLinear",
+    "GatedLinearUnit",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
+    "GyroDropout",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "RandAugmentDraws",
+    "RandAugmentTransform",
     "Replacement",
     "ReplacementFunction",
+    "ResidualRule",
+    "SAMOptimizer",
+    "SqueezeExcite2d",
+    "SqueezeExciteConv2d",
+    "StochasticDepthBlock",
     "SurgeryReport",
+    "WeightStandardizer",
+    "alibi_slopes",
+    "apply_alibi",
     "apply_blurpool",
     "apply_channels_last",
+    "apply_factorization",
+    "apply_fused_layernorm",
+    "apply_gated_linear_units",
+    "apply_ghost_batchnorm",
+    "apply_gradient_clipping",
+    "apply_gyro_dropout",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
+    "apply_squeeze_excite",
+    "apply_stochastic_depth",
+    "apply_weight_standardization",
+    "augmix",
+    "augmix_batch",
+    "augmix_image",
     "check_for_index_targets",
+    "colout",
+    "colout_batch",
     "compute_ema",
+    "compute_swa",
+    "count_layers_to_freeze",
     "count_module_instances",
+    "cutmix",
+    "cutmix_batch",
+    "cutout_batch",
+    "draw_augmix",
     "draw_beta",
+    "draw_box",
+    "draw_corner",
+    "draw_cutmix_box",
+    "draw_holes",
+    "draw_kept",
     "draw_mixing",
     "draw_permutation",
+    "draw_randaugment",
     "ensure_targets_one_hot",
+    "factorize_conv2d",
+    "factorize_matrix",
+    "freeze_layers",
     "infer_target_type",
     "mixup",
     "mixup_batch",
+    "randaugment",
+    "randaugment_batch",
+    "randaugment_image",
     "replace_module_classes",
+    "resize_batch",
+    "select_using_loss",
+    "set_batch_sequence_length",
+    "set_drop_rates",
+    "should_selective_backprop",
     "smooth_labels",
     "soft_cross_entropy",
+    "standardize_weight",
+    "unfreeze_layers",
     "update_averages",
     "update_params_in_optimizer",
 ]

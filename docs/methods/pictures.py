@@ -1,0 +1,174 @@
+"""Make the pictures of the method cards from two photographs that scikit-learn ships.
+
+python docs/methods/pictures.py           # all of them
+python docs/methods/pictures.py cutmix    # one
+
+A picture is a function that returns panels, each a caption and an image; its name is the picture's. Another one is
+written like these and added to PICTURES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from composer import functional as cf
+
+Panel = tuple[str, Tensor]
+"""A caption and an image, shape (3, H, W), from 0 to 1, drawn pixel by pixel."""
+
+SIDE = 160
+MARGIN = 6
+CAPTION = 18
+COLORS = 256
+FOLDER = Path(__file__).parent / "pictures"
+
+
+def blurpool() -> list[Panel]:
+    """Show what is left of roof tiles when only every fourth pixel is looked at."""
+    border = 8
+    detail = photographs(427)[:1, :, 40 - border : 360 + border, 60 - border : 380 + border]
+    blur = cf.BlurPool2d(stride=2)
+    inside = slice(border, -border)
+    quarter = slice(border // 4, -border // 4)
+    return [
+        ("the photograph", resize(detail[..., inside, inside], SIDE)[0]),
+        ("every fourth pixel", enlarge(detail[0, :, ::4, ::4][:, quarter, quarter], 2)),
+        ("blurred before", enlarge(blur(blur(detail))[0, :, quarter, quarter], 2)),
+    ]
+
+
+def colout() -> list[Panel]:
+    """Show a photograph and what two draws leave of it."""
+    temple = photographs()[0]
+    return [
+        ("before", temple),
+        ("p_row = p_col = 0.15", cf.colout_batch(temple, generator=seeded(1))),
+        ("p_row = p_col = 0.4", cf.colout_batch(temple, 0.4, 0.4, generator=seeded(2))),
+    ]
+
+
+def cutmix() -> list[Panel]:
+    """Show two photographs, and each with a box of the other."""
+    batch = photographs()
+    mixed, _, weight, _ = cf.cutmix_batch(batch, torch.arange(2), indices=swap(), bbox=(20, 50, 110, 140))
+    return [
+        ("temple", batch[0]),
+        ("flower", batch[1]),
+        (f"{weight:.2f} temple", mixed[0]),
+        (f"{weight:.2f} flower", mixed[1]),
+    ]
+
+
+def cutout() -> list[Panel]:
+    """Show one large hole, a hole at the edge, and several small ones."""
+    flower = photographs()[1]
+    large = ((50, 40, 130, 120),)
+    clipped = ((0, 100, 60, 160),)
+    return [
+        ("before", flower),
+        ("length=0.5", cf.cutout_batch(flower, boxes=large)),
+        ("cut off by the edge", cf.cutout_batch(flower, boxes=clipped)),
+        ("num_holes=6, length=0.2", cf.cutout_batch(flower, 6, 0.2, generator=seeded(4))),
+    ]
+
+
+def mixup() -> list[Panel]:
+    """Show two photographs and two blends of them."""
+    batch = photographs()
+    blends = [cf.mixup_batch(batch, torch.arange(2), mixing, indices=swap())[0][0] for mixing in (0.25, 0.5)]
+    return [
+        ("temple", batch[0]),
+        ("flower", batch[1]),
+        ("mixing=0.25", blends[0]),
+        ("mixing=0.5", blends[1]),
+    ]
+
+
+def progressive_resizing() -> list[Panel]:
+    """Show the sizes at the beginning, in the middle and at the end, and a crop of the first size."""
+    batch = photographs()[:1]
+    sizes = [(f"scale_factor={scale}", cf.resize_batch(batch, None, scale)[0][0]) for scale in (0.5, 0.75, 1.0)]
+    crop, _ = cf.resize_batch(batch, None, 0.5, mode="crop", corner=(60, 30))
+    return [*sizes, ('mode="crop", 0.5', crop[0])]
+
+
+PICTURES = [blurpool, colout, cutmix, cutout, mixup, progressive_resizing]
+
+
+def photographs(side: int = SIDE) -> Tensor:
+    """Return the two photographs, a temple and a flower, as a batch ``(2, 3, side, side)`` from 0 to 1."""
+    pixels = torch.stack([torch.tensor(photograph) for photograph in load_sample_images().images])
+    batch = pixels.permute(0, 3, 1, 2) / 255
+    left = (batch.shape[3] - batch.shape[2]) // 2
+    square = batch[..., left : left + batch.shape[2]]
+    return square if side == square.shape[2] else resize(square, side)
+
+
+def resize(batch: Tensor, side: int) -> Tensor:
+    """Make images smaller without aliasing."""
+    return interpolate(batch, size=(side, side), mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def enlarge(image: Tensor, factor: int) -> Tensor:
+    """Show each pixel as a square of pixels."""
+    return image.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a source of randomness with which a picture looks the same each time."""
+    return torch.Generator().manual_seed(seed)
+
+
+def swap() -> Tensor:
+    """Return the partners that give each of two samples the other."""
+    return torch.tensor([1, 0])
+
+
+def draw(panels: list[Panel], file: Path) -> None:
+    """Draw panels side by side with their captions above, one pixel of an image as one pixel of the file."""
+    tallest = max(image.shape[1] for _, image in panels)
+    columns = [max(image.shape[2], SIDE) for _, image in panels]
+    width, height = sum(columns) + MARGIN * (len(panels) + 1), tallest + CAPTION + MARGIN
+    figure = plt.figure(figsize=(width / 100, height / 100), dpi=100)
+    left = MARGIN
+    for (caption, image), column in zip(panels, columns, strict=True):
+        rows, cols = image.shape[1:]
+        x, y = left + (column - cols) // 2, MARGIN + (tallest - rows) // 2
+        figure.figimage(image.permute(1, 2, 0).numpy(), x, y)
+        figure.text((left + column / 2) / width, 1 - CAPTION / 2 / height, caption, ha="center", va="center", size=7.5)
+        left += column + MARGIN
+    write(figure, file)
+
+
+def write(figure: plt.Figure, file: Path) -> None:
+    """Write a figure with few colours, to keep the file small."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=100)
+    plt.close(figure)
+    file.parent.mkdir(exist_ok=True)
+    Image.open(buffer).convert("RGB").quantize(COLORS).save(file, optimize=True)
+
+
+def main() -> None:
+    """Make the pictures whose names are given, or all."""
+    known = {picture.__name__: picture for picture in PICTURES}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(known)}; all without one")
+    names = parser.parse_args().names or list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f"There is no picture {name!r}. Choose from {', '.join(known)}.")
+        draw(known[name](), FOLDER / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""AugMix: blend an image with chains of operations on it (Hendrycks et al. 2019, arXiv:1912.02781)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from composer.functional.augmentations.batch_operations import (
+    apply_steps,
+    check_draws,
+    check_images,
+    map_samples,
+    send,
+)
+from composer.functional.augmentations.image_operations import apply_functions, check_image, mix_tensors
+from composer.functional.augmentations.operations import (
+    AugmentationSet,
+    check_augmentation_set,
+    check_severity,
+    draw_operations,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "AugMixDraws",
+    "AugmentAndMixTransform",
+    "augmix",
+    "augmix_batch",
+    "augmix_image",
+    "draw_augmix",
+]
+
+_Image = TypeVar("_Image", bound="Image | Tensor")
+
+
+@dataclass(frozen=True)
+class AugMixDraws:
+    """Which operations AugMix applies in each chain of each sample, and how it blends; see :func:`draw_augmix`.
+
+    Attributes:
+        operations: Numbers as in :class:`RandAugmentDraws`, 0 after a chain's end, shape ``(depth, width, N)``, int64,
+            on the CPU.
+        magnitudes: As in :class:`RandAugmentDraws`, shape ``(depth, width, N)``, float32, on the CPU.
+        weights: The weights of the chains, which add up to 1, shape ``(width, N)``, float32, on the CPU.
+        mixing: The weight of the chains together against the image itself, shape ``(N,)``, float32, on the CPU.
+
+    Example:
+        >>> one_chain = torch.ones(1, 1, 1)
+        >>> half_moved = AugMixDraws(12 * one_chain.long(), 0.5 * one_chain, torch.ones(1, 1), torch.tensor([0.5]))
+        >>> augmix_batch(torch.tensor([[[[0.2, 0.8]]]]), draws=half_moved)
+        tensor([[[[0.1000, 0.5000]]]])
+    """
+
+    operations: Tensor
+    magnitudes: Tensor
+    weights: Tensor
+    mixing: Tensor
+
+
+def draw_augmix(
+    count: int,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: str = "all",
+    *,
+    generator: torch.Generator | None = None,
+) -> AugMixDraws:
+    """Draw chains of operations for each of a number of samples, and the weights with which they are blended.
+
+    Operations and levels are drawn as by :func:`draw_randaugment`, the chains' weights from a Dirichlet distribution,
+    and the weight of the chains together from a Beta distribution.
+
+    Args:
+        count: How many samples, at least 1.
+        severity: The largest level, in ``[0, 10]``.
+        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
+        width: How many chains, at least 1.
+        alpha: All parameters of both distributions, positive; the larger, the more even the weights.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        The draws, on the CPU.
+
+    Raises:
+        TypeError: ``augmentation_set`` is not a name; functions are for single images.
+        ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` or ``count`` is less than 1, ``alpha`` is not
+            positive and finite, ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> draws = draw_augmix(4, generator=torch.Generator().manual_seed(17))
+        >>> draws.operations.shape, draws.weights.sum(0)
+        (torch.Size([3, 3, 4]), tensor([1., 1., 1., 1.]))
+    """
+    if not isinstance(augmentation_set, str):
+        raise TypeError(
+            'augmentation_set must be "all", "safe" or "original" for a batch, '
+            f"got {type(augmentation_set).__name__}. Functions are for augmix_image."
+        )
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}. It is the number of samples.")
+    return _draw(count, severity, depth, width, alpha, augmentation_set, generator)
+
+
+def augmix_batch(
+    input: Tensor,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: str = "all",
+    *,
+    draws: AugMixDraws | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Blend every image of a batch with chains of operations of its own (arXiv:1912.02781).
+
+    ``output[n] = (1 - mixing[n]) * input[n] + mixing[n] * (weights[0, n] * chain[0](input[n]) + …)``
+
+    Geometric operations, with bilinear interpolation and black where there was nothing, move pixels. Targets that
+    belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
+
+    Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
+    is computed for every sample, so that one graph serves all draws.
+
+    Args:
+        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
+            not refused, as looking would mean to wait for the device, but cut off by some operations: normalise later.
+        severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
+        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
+        width: How many chains, at least 1.
+        alpha: All parameters of the distributions that weights are drawn from, positive.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
+        draws: What :func:`draw_augmix` gives; drawn if ``None``. With it the arguments before do not matter.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. Bytes are rounded after
+        each operation and once after blending.
+
+    Raises:
+        TypeError: ``input`` is neither uint8 nor floating point, or ``augmentation_set`` is not a name.
+        ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
+            CPU, or as :func:`draw_augmix`.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> augmix_batch(images).shape
+        torch.Size([4, 3, 8, 8])
+        >>> torch.equal(augmix_batch(images, depth=0), images)
+        True
+    """
+    check_images(input)
+    if draws is None:
+        draws = draw_augmix(input.shape[0], severity, depth, width, alpha, augmentation_set, generator=generator)
+    _check_draws(draws, input.shape[0])
+    return map_samples(_mix, input, draws.operations, draws.magnitudes, draws.weights, draws.mixing)
+
+
+def augmix_image(
+    img: _Image,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: AugmentationSet = "all",
+    *,
+    draws: AugMixDraws | None = None,
+    generator: torch.Generator | None = None,
+) -> _Image:
+    """Blend one image with chains of operations on it, for a data loader (arXiv:1912.02781).
+
+    Geometric operations move pixels. Targets that belong to places, as segmentation masks, boxes and keypoints do, are
+    not moved along: this is for classification.
+
+    Args:
+        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`augmix_batch`.
+        severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
+        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
+        width: How many chains, at least 1.
+        alpha: All parameters of the distributions that weights are drawn from, positive.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, see :func:`draw_randaugment`; or functions that take
+            the image and a level, drawn from 0 to ``severity``, and return an image of the same size.
+        draws: What :func:`draw_augmix` gives for one sample; drawn if ``None``. With functions: their indices, -1 after
+            a chain's end, and levels.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``,
+            which a data loader seeds for each worker.
+
+    Returns:
+        An image of the same kind, size, and mode or dtype. PIL images are worked on by Pillow, and differ from tensors
+        by its way of rounding and by its pixels at the border of what was rotated.
+
+    Raises:
+        TypeError: ``img`` is neither a PIL image nor a tensor, or ``augmentation_set`` neither a name nor functions.
+        ValueError: ``img`` has another mode or shape, or as :func:`augmix_batch`.
+
+    Example:
+        >>> augmix_image(torch.zeros(3, 8, 8, dtype=torch.uint8)).shape
+        torch.Size([3, 8, 8])
+    """
+    check_image(img)
+    if draws is None:
+        draws = _draw(1, severity, depth, width, alpha, augmentation_set, generator)
+    _check_draws(draws, 1)
+    mixed: _Image = _apply_draws(img, draws, augmentation_set)
+    return mixed
+
+
+class AugmentAndMixTransform(nn.Module):
+    """:func:`augmix_image` as a transform, to put into ``torchvision.transforms.Compose`` before normalising.
+
+    It can be pickled, and draws from torch's default generator, which a data loader seeds for each worker.
+
+    Args:
+        severity: The largest level, in ``[0, 10]``.
+        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain.
+        width: How many chains, at least 1.
+        alpha: All parameters of the distributions that weights are drawn from, positive.
+        augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
+
+    Raises:
+        TypeError: ``augmentation_set`` is neither a name nor functions.
+        ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` is less than 1, ``alpha`` is not positive and
+            finite, or ``augmentation_set`` is unknown.
+
+    Example:
+        >>> AugmentAndMixTransform(severity=5)(torch.rand(3, 8, 8)).shape
+        torch.Size([3, 8, 8])
+    """
+
+    def __init__(
+        self,
+        severity: float = 3,
+        depth: int = -1,
+        width: int = 3,
+        alpha: float = 1.0,
+        augmentation_set: AugmentationSet = "all",
+    ) -> None:
+        super().__init__()
+        check_severity(severity)
+        check_augmentation_set(augmentation_set)
+        _check_mixture(width, alpha)
+        self.severity = severity
+        self.depth = depth
+        self.width = width
+        self.alpha = alpha
+        self.augmentation_set = augmentation_set
+
+    def forward(self, img: _Image) -> _Image:
+        """Blend one image with chains of operations on it."""
+        return augmix_image(img, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
+
+    def extra_repr(self) -> str:
+        """Name the settings."""
+        return (
+            f"severity={self.severity}, depth={self.depth}, width={self.width}, alpha={self.alpha}, "
+            f"augmentation_set={self.augmentation_set!r}"
+        )
+
+
+def augmix(
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: AugmentationSet = "all",
+) -> AugmentAndMixTransform:
+    """Make a transform for a data set: :class:`AugmentAndMixTransform`, with the same arguments.
+
+    Args:
+        severity: The largest level, in ``[0, 10]``.
+        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain.
+        width: How many chains, at least 1.
+        alpha: All parameters of the distributions that weights are drawn from, positive.
+        augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
+
+    Returns:
+        The transform.
+
+    Raises:
+        TypeError: As :class:`AugmentAndMixTransform`.
+        ValueError: As :class:`AugmentAndMixTransform`.
+
+    Example:
+        >>> augmix()
+        AugmentAndMixTransform(severity=3, depth=-1, width=3, alpha=1.0, augmentation_set='all')
+    """
+    return AugmentAndMixTransform(severity, depth, width, alpha, augmentation_set)
+
+
+def _apply_draws(img: Any, draws: AugMixDraws, augmentation_set: AugmentationSet) -> Any:
+    steps = zip(draws.operations[..., 0].T.tolist(), draws.magnitudes[..., 0].T.tolist(), strict=True)
+    weights, mixing = draws.weights[:, 0].tolist(), draws.mixing.item()
+    if isinstance(img, Tensor):
+        if isinstance(augmentation_set, str):
+            return augmix_batch(img[None], draws=draws)[0]
+        mixed = mix_tensors(img, [apply_functions(img, augmentation_set, *step) for step in steps], weights, mixing)
+        return mixed if img.is_floating_point() else mixed.round_().to(img.dtype)
+    from composer.functional.augmentations.pil_operations import apply_to_pil, mix_pil  # noqa: PLC0415 (imports Pillow)
+
+    if isinstance(augmentation_set, str):
+        chains = [apply_to_pil(img, *step, "bilinear") for step in steps]
+    else:
+        chains = [apply_functions(img, augmentation_set, *step) for step in steps]
+    return mix_pil(img, chains, weights, mixing)
+
+
+def _mix(
+    images: Tensor, bound: float, operations: Tensor, magnitudes: Tensor, weights: Tensor, mixing: Tensor
+) -> Tensor:
+    if not operations.shape[0]:
+        return images
+    shares = torch.cat((weights * mixing, 1 - mixing[None])).to(images.dtype)
+    shares = send(shares, images.device)[..., None, None, None]
+    mixed = images * shares[-1]
+    for chain in range(weights.shape[0]):
+        changed = apply_steps(images, bound, operations[:, chain], magnitudes[:, chain], interpolation="bilinear")
+        mixed.addcmul_(changed, shares[chain])
+    return mixed.round_() if bound != 1 else mixed
+
+
+def _draw(
+    count: int,
+    severity: float,
+    depth: int,
+    width: int,
+    alpha: float,
+    augmentation_set: AugmentationSet,
+    generator: torch.Generator | None,
+) -> AugMixDraws:
+    _check_mixture(width, alpha)
+    steps = depth if depth >= 0 else 3
+    operations, magnitudes = draw_operations((steps, width, count), severity, augmentation_set, generator)
+    if depth < 0:
+        lengths = torch.randint(1, 4, (width, count), generator=generator, device="cpu")
+        is_over = torch.arange(steps, device="cpu")[:, None, None] >= lengths
+        operations = operations.masked_fill(is_over, 0 if isinstance(augmentation_set, str) else -1)
+    weights = _draw_dirichlet(width, count, alpha, generator)
+    mixing = _draw_dirichlet(2, count, alpha, generator)[0]
+    return AugMixDraws(operations, magnitudes, weights, mixing)
+
+
+def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Generator | None) -> Tensor:
+    parameters = torch.full((count, parts), alpha, dtype=torch.float64, device="cpu")
+    return torch._sample_dirichlet(parameters, generator).T.float()  # noqa: SLF001 (Dirichlet takes no generator)
+
+
+def _check_mixture(width: int, alpha: float) -> None:
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}. It is the number of chains.")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}. It is the parameter of both distributions.")
+
+
+def _check_draws(draws: AugMixDraws, count: int) -> None:
+    check_draws(draws.operations, draws.magnitudes, (draws.weights.shape[0], count))
+    if draws.weights.shape[1:] != (count,) or draws.mixing.shape != (count,):
+        raise ValueError(
+            f"draws must hold weights of shape (width, {count}) and mixing of shape ({count},), "
+            f"got {tuple(draws.weights.shape)} and {tuple(draws.mixing.shape)}."
+        )

@@ -1,0 +1,198 @@
+"""CutOut: blank squares of the images (DeVries and Taylor 2017, arXiv:1708.04552)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from composer.functional.random import _check_on_cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["cutout_batch", "draw_box", "draw_holes"]
+
+Box = tuple[int, int, int, int]
+"""``(x1, y1, x2, y2)``: rows from x1 to before x2, columns from y1 to before y2."""
+
+
+def draw_box(
+    size: tuple[int, int],
+    sides: tuple[int, int],
+    uniform_sampling: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> Box:
+    """Draw the place of a box, and cut off what of it lies outside the image.
+
+    By default the box's centre is any pixel of the image, each as likely as the others; pixels at the border are then
+    covered less often than those inside. With ``uniform_sampling`` the box may also lie outside but for one row and
+    one column, every such place as likely as the others: each pixel is covered with the same probability,
+    ``side / (size + side - 1)`` along each dimension.
+
+    Args:
+        size: The image's height and width in pixels.
+        sides: The box's height and width in pixels.
+        uniform_sampling: Whether each pixel is equally likely to be covered.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        ``(x1, y1, x2, y2)``, x along the height and y along the width: rows ``x1`` to ``x2 - 1``, columns ``y1`` to
+        ``y2 - 1``.
+
+    Raises:
+        ValueError: A number of ``size`` is less than 1, one of ``sides`` is negative, or ``generator`` is not on the
+            CPU.
+
+    Example:
+        >>> x1, y1, x2, y2 = draw_box((32, 32), (16, 16), generator=torch.Generator().manual_seed(17))
+        >>> 8 <= x2 - x1 <= 16, 8 <= y2 - y1 <= 16
+        (True, True)
+    """
+    if min(size) < 1 or min(sides) < 0:
+        raise ValueError(
+            f"size must be at least 1 and sides at least 0, got {tuple(size)} and {tuple(sides)}. "
+            "They are height and width of the image and of the box, in pixels."
+        )
+    _check_on_cpu(generator)
+    (x1, x2), (y1, y2) = (
+        _draw_interval(total, side, uniform_sampling, generator) for total, side in zip(size, sides, strict=True)
+    )
+    return x1, y1, x2, y2
+
+
+def draw_holes(
+    size: tuple[int, int],
+    num_holes: int = 1,
+    length: float = 0.5,
+    uniform_sampling: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> list[Box]:
+    """Draw the places of square holes, each by :func:`draw_box`.
+
+    Args:
+        size: The image's height and width in pixels.
+        num_holes: Their number; they may overlap.
+        length: A hole's side as a share of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
+        uniform_sampling: Whether each pixel is equally likely to be covered.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        ``num_holes`` boxes ``(x1, y1, x2, y2)``, x along the height and y along the width.
+
+    Raises:
+        TypeError: ``num_holes`` is not an int, or ``length`` is a tensor.
+        ValueError: ``num_holes`` is negative, ``length`` lies outside ``[0, 1]``, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> len(draw_holes((32, 32), num_holes=3, length=0.25))
+        3
+    """
+    if not isinstance(num_holes, int):
+        raise TypeError(f"num_holes must be an int, got {type(num_holes).__name__}. It is the number of squares.")
+    if num_holes < 0:
+        raise ValueError(f"num_holes must be at least 0, got {num_holes}. It is the number of squares.")
+    check_length(length)
+    side = round(length * min(size))
+    return [draw_box(size, (side, side), uniform_sampling, generator=generator) for _ in range(num_holes)]
+
+
+def cutout_batch(
+    input: Tensor,
+    num_holes: int = 1,
+    length: float = 0.5,
+    uniform_sampling: bool = False,
+    *,
+    boxes: Sequence[Box] | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Fill square holes with zeros, the same ones in every image of the batch (arXiv:1708.04552).
+
+    ``output[..., x1:x2, y1:y2] = 0`` for each box ``(x1, y1, x2, y2)``
+
+    Zero is the mean colour only of images that were normalised. Labels, masks and bounding boxes stay as they are, and
+    so still tell of what a hole covers. To leave holes out of a mask, draw them by :func:`draw_holes`, hand them in as
+    ``boxes``, and fill them in the mask with the class id that the loss ignores.
+
+    Args:
+        input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, any dtype.
+        num_holes: How many holes; 0 is the identity. They may overlap.
+        length: A hole's side as a share of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
+        uniform_sampling: Whether each pixel is equally likely to be covered; otherwise each is equally likely to be a
+            hole's centre, as in the paper. Either way, what lies outside is cut off.
+        boxes: The holes, each ``(x1, y1, x2, y2)`` in pixels, x along the height and y along the width, instead of what
+            the three settings say. Drawn by :func:`draw_holes` if ``None``.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A new tensor with the shape, dtype and memory format of ``input``.
+
+    Raises:
+        TypeError: ``input`` is not a tensor, ``num_holes`` or an edge of a box is not an int, or ``length`` is a
+            tensor.
+        ValueError: ``input`` has another shape or no pixels, a box does not lie within it, ``num_holes`` is negative,
+            or ``length`` lies outside ``[0, 1]``.
+
+    Example:
+        >>> cutout_batch(torch.ones(1, 1, 4, 4), boxes=[(0, 1, 2, 4)])[0, 0]
+        tensor([[1., 0., 0., 0.],
+                [1., 0., 0., 0.],
+                [1., 1., 1., 1.],
+                [1., 1., 1., 1.]])
+    """
+    check_images(input, "(N, C, H, W) or (C, H, W)", (3, 4))
+    size = (input.shape[-2], input.shape[-1])
+    if boxes is None:
+        boxes = draw_holes(size, num_holes, length, uniform_sampling, generator=generator)
+    for box in boxes:
+        check_box("each of boxes", box, size)
+    output = input.clone()
+    for x1, y1, x2, y2 in boxes:
+        output[..., x1:x2, y1:y2] = 0
+    return output
+
+
+def check_images(input: Tensor, shape: str, dims: tuple[int, ...], name: str = "input") -> None:
+    """Refuse what is not a tensor of images."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name} must be a tensor of shape {shape}, got {type(input).__name__}.")
+    if input.ndim not in dims or 0 in input.shape:
+        raise ValueError(f"{name} must have shape {shape} with at least one pixel, got shape {tuple(input.shape)}.")
+
+
+def check_length(length: float | Tensor) -> None:
+    """Refuse a relative length that is none, or that a device would have to be asked for."""
+    if isinstance(length, Tensor):
+        raise TypeError(
+            "length must be a number, got a tensor. Read it once, outside the training step: float(length)."
+        )
+    if not 0 <= length <= 1:
+        raise ValueError(f"length must lie in [0, 1], got {length}. It is the box's side as a share of the image's.")
+
+
+def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
+    """Refuse a box that does not lie within an image."""
+    if len(box) != 4 or not all(isinstance(edge, int) for edge in box):
+        raise TypeError(f"{name} must be four ints (x1, y1, x2, y2), got {box}.")
+    x1, y1, x2, y2 = box
+    if not (0 <= x1 <= x2 <= size[0] and 0 <= y1 <= y2 <= size[1]):
+        raise ValueError(
+            f"{name} must be (x1, y1, x2, y2) with 0 <= x1 <= x2 <= {size[0]} (the height) and "
+            f"0 <= y1 <= y2 <= {size[1]} (the width), got {tuple(box)}."
+        )
+
+
+def _draw_interval(total: int, side: int, uniform_sampling: bool, generator: torch.Generator | None) -> tuple[int, int]:
+    if uniform_sampling:
+        start = draw_integer(min(1 - side, 0), total, generator)
+    else:
+        start = draw_integer(0, total, generator) - side // 2
+    return max(start, 0), min(start + side, total)
+
+
+def draw_integer(low: int, high: int, generator: torch.Generator | None) -> int:
+    """Draw one of low, …, high - 1."""
+    return int(torch.randint(low, high, (), generator=generator, device="cpu").item())

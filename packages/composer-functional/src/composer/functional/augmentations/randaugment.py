@@ -1,0 +1,292 @@
+"""RandAugment: a few operations at random, with one number for their strength (Cubuk et al. 2019, arXiv:1909.13719)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from composer.functional.augmentations.batch_operations import (
+    apply_steps,
+    check_draws,
+    check_images,
+    map_samples,
+)
+from composer.functional.augmentations.image_operations import apply_functions, check_image
+from composer.functional.augmentations.operations import (
+    AugmentationSet,
+    check_augmentation_set,
+    check_severity,
+    draw_operations,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "RandAugmentDraws",
+    "RandAugmentTransform",
+    "draw_randaugment",
+    "randaugment",
+    "randaugment_batch",
+    "randaugment_image",
+]
+
+_Image = TypeVar("_Image", bound="Image | Tensor")
+
+
+@dataclass(frozen=True)
+class RandAugmentDraws:
+    """Which operations RandAugment applies to each sample, and how strongly; see :func:`draw_randaugment`.
+
+    The operations are numbered: 0 identity, 1 autocontrast, 2 equalize, 3 posterize, 4 solarize, 5 color, 6 contrast,
+    7 brightness, 8 sharpness, 9 rotate, 10 shear_x, 11 shear_y, 12 translate_x, 13 translate_y.
+
+    Attributes:
+        operations: Their numbers, shape ``(depth, N)``, int64, on the CPU.
+        magnitudes: Bits that posterize keeps, rounded up; the threshold of solarize as a share of 256; the factor of 5
+            to 8, where 1 changes nothing; degrees counterclockwise; the slope of a shear; the share of the side by
+            which an image is moved to the right or down. Shape ``(depth, N)``, float32, on the CPU.
+
+    Example:
+        >>> quarter_turn = RandAugmentDraws(torch.tensor([[9]]), torch.tensor([[90.0]]))
+        >>> randaugment_batch(torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]]), draws=quarter_turn)
+        tensor([[[[1.0000, 0.0000],
+                  [0.0000, 0.5000]]]])
+    """
+
+    operations: Tensor
+    magnitudes: Tensor
+
+
+def draw_randaugment(
+    count: int,
+    severity: float = 9,
+    depth: int = 2,
+    augmentation_set: str = "all",
+    *,
+    generator: torch.Generator | None = None,
+) -> RandAugmentDraws:
+    """Draw the operations for each of a number of samples, and for each operation a level from 0 to the severity.
+
+    Every operation of the set is as likely. What a level ``l`` means:
+
+    - autocontrast, equalize: nothing, they have no strength;
+    - posterize: ``4 - floor(0.4 l)`` bits are kept; solarize: bytes from ``256 - 25.6 l`` on are inverted;
+    - rotate: ``± 3 l`` degrees; shear: ``± 0.03 l``; translate: ``± l / 30`` of the side, in whole pixels;
+    - color, contrast, brightness, sharpness: the factor is ``1 ± 0.09 l``; in the set ``"original"``, as the authors
+      have it, ``0.1 + 0.18 l``, which is far from 1 at level 0 as well.
+
+    Args:
+        count: How many samples, at least 1.
+        severity: The largest level, in ``[0, 10]``. At 0 all but autocontrast, equalize and posterize, and in
+            ``"original"`` the last four, are the identity.
+        depth: How many operations one after the other; 0 changes nothing.
+        augmentation_set: ``"all"``; ``"safe"``, without color, contrast, brightness and sharpness, which overlap with
+            the corruptions of ImageNet-C; or ``"original"``, all with other ranges.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        The draws, on the CPU.
+
+    Raises:
+        TypeError: ``augmentation_set`` is not a name; functions are for single images.
+        ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, ``count`` is less than 1,
+            ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> draw_randaugment(4, generator=torch.Generator().manual_seed(17)).operations.shape
+        torch.Size([2, 4])
+    """
+    if not isinstance(augmentation_set, str):
+        raise TypeError(
+            'augmentation_set must be "all", "safe" or "original" for a batch, '
+            f"got {type(augmentation_set).__name__}. Functions are for randaugment_image."
+        )
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}. It is the number of samples.")
+    return _draw(count, severity, depth, augmentation_set, generator)
+
+
+def randaugment_batch(
+    input: Tensor,
+    severity: float = 9,
+    depth: int = 2,
+    augmentation_set: str = "all",
+    *,
+    draws: RandAugmentDraws | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Apply to every image of a batch its own random operations (arXiv:1909.13719).
+
+    ``output[n] = operation[depth - 1, n](… operation[0, n](input[n]))``
+
+    Geometric operations, without interpolation and with black where there was nothing, move pixels. Targets that
+    belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
+
+    Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
+    is computed for every sample, so that one graph serves all draws.
+
+    Args:
+        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
+            not refused, as looking would mean to wait for the device, but cut off by some operations: normalise later.
+        severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
+        depth: How many operations one after the other; 0 changes nothing.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
+        draws: What :func:`draw_randaugment` gives; drawn if ``None``. With it the arguments before do not matter.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. Bytes are rounded after
+        each operation, as by torchvision.
+
+    Raises:
+        TypeError: ``input`` is neither uint8 nor floating point, or ``augmentation_set`` is not a name.
+        ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
+            CPU, or as :func:`draw_randaugment`.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> randaugment_batch(images, severity=5).shape
+        torch.Size([4, 3, 8, 8])
+        >>> torch.equal(randaugment_batch(images, depth=0), images)
+        True
+    """
+    check_images(input)
+    if draws is None:
+        draws = draw_randaugment(input.shape[0], severity, depth, augmentation_set, generator=generator)
+    check_draws(draws.operations, draws.magnitudes, input.shape[:1])
+    return map_samples(partial(apply_steps, interpolation="nearest"), input, draws.operations, draws.magnitudes)
+
+
+def randaugment_image(
+    img: _Image,
+    severity: float = 9,
+    depth: int = 2,
+    augmentation_set: AugmentationSet = "all",
+    *,
+    draws: RandAugmentDraws | None = None,
+    generator: torch.Generator | None = None,
+) -> _Image:
+    """Apply random operations to one image, for a data loader (arXiv:1909.13719).
+
+    Geometric operations move pixels. Targets that belong to places, as segmentation masks, boxes and keypoints do, are
+    not moved along: this is for classification.
+
+    Args:
+        img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`randaugment_batch`.
+        severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
+        depth: How many operations one after the other; 0 changes nothing.
+        augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, see :func:`draw_randaugment`; or functions that take
+            the image and a level, drawn from 0 to ``severity``, and return an image.
+        draws: What :func:`draw_randaugment` gives for one sample; drawn if ``None``. With functions: their indices, and
+            levels.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``,
+            which a data loader seeds for each worker.
+
+    Returns:
+        An image of the same kind, size, and mode or dtype. PIL images are worked on by Pillow, and differ from tensors
+        by its way of rounding.
+
+    Raises:
+        TypeError: ``img`` is neither a PIL image nor a tensor, or ``augmentation_set`` neither a name nor functions.
+        ValueError: ``img`` has another mode or shape, or as :func:`randaugment_batch`.
+
+    Example:
+        >>> randaugment_image(torch.zeros(3, 8, 8, dtype=torch.uint8), severity=5).shape
+        torch.Size([3, 8, 8])
+        >>> darken = lambda img, level: img * (1 - level / 10)
+        >>> bool((randaugment_image(torch.ones(1, 2, 2), severity=5, augmentation_set=[darken]) >= 0.25).all())
+        True
+    """
+    check_image(img)
+    if draws is None:
+        draws = _draw(1, severity, depth, augmentation_set, generator)
+    check_draws(draws.operations, draws.magnitudes, (1,))
+    augmented: _Image = _apply_draws(img, draws, augmentation_set)
+    return augmented
+
+
+class RandAugmentTransform(nn.Module):
+    """:func:`randaugment_image` as a transform, to put into ``torchvision.transforms.Compose`` before normalising.
+
+    It can be pickled, and draws from torch's default generator, which a data loader seeds for each worker.
+
+    Args:
+        severity: The largest level, in ``[0, 10]``.
+        depth: How many operations one after the other.
+        augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
+
+    Raises:
+        TypeError: ``augmentation_set`` is neither a name nor functions.
+        ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, or ``augmentation_set`` is unknown.
+
+    Example:
+        >>> RandAugmentTransform(severity=5)(torch.rand(3, 8, 8)).shape
+        torch.Size([3, 8, 8])
+    """
+
+    def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: AugmentationSet = "all") -> None:
+        super().__init__()
+        check_severity(severity)
+        check_augmentation_set(augmentation_set)
+        _check_depth(depth)
+        self.severity = severity
+        self.depth = depth
+        self.augmentation_set = augmentation_set
+
+    def forward(self, img: _Image) -> _Image:
+        """Apply random operations to one image."""
+        return randaugment_image(img, self.severity, self.depth, self.augmentation_set)
+
+    def extra_repr(self) -> str:
+        """Name the settings."""
+        return f"severity={self.severity}, depth={self.depth}, augmentation_set={self.augmentation_set!r}"
+
+
+def randaugment(severity: float = 9, depth: int = 2, augmentation_set: AugmentationSet = "all") -> RandAugmentTransform:
+    """Make a transform for a data set: :class:`RandAugmentTransform`, with the same arguments.
+
+    Args:
+        severity: The largest level, in ``[0, 10]``.
+        depth: How many operations one after the other.
+        augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
+
+    Returns:
+        The transform.
+
+    Raises:
+        TypeError: As :class:`RandAugmentTransform`.
+        ValueError: As :class:`RandAugmentTransform`.
+
+    Example:
+        >>> randaugment()
+        RandAugmentTransform(severity=9, depth=2, augmentation_set='all')
+    """
+    return RandAugmentTransform(severity, depth, augmentation_set)
+
+
+def _apply_draws(img: Any, draws: RandAugmentDraws, augmentation_set: AugmentationSet) -> Any:
+    if isinstance(img, Tensor) and isinstance(augmentation_set, str):
+        return randaugment_batch(img[None], draws=draws)[0]
+    operations, magnitudes = draws.operations[:, 0].tolist(), draws.magnitudes[:, 0].tolist()
+    if not isinstance(augmentation_set, str):
+        return apply_functions(img, augmentation_set, operations, magnitudes)
+    from composer.functional.augmentations.pil_operations import apply_to_pil  # noqa: PLC0415 (imports Pillow)
+
+    return apply_to_pil(img, operations, magnitudes, "nearest")
+
+
+def _draw(
+    count: int, severity: float, depth: int, augmentation_set: AugmentationSet, generator: torch.Generator | None
+) -> RandAugmentDraws:
+    _check_depth(depth)
+    return RandAugmentDraws(*draw_operations((depth, count), severity, augmentation_set, generator))
+
+
+def _check_depth(depth: int) -> None:
+    if depth < 0:
+        raise ValueError(f"depth must be at least 0, got {depth}. It is the number of operations one after the other.")

@@ -1,0 +1,163 @@
+"""Progressive resizing: train on small images first, as fast.ai does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from composer.functional.augmentations.colout import select_rows_and_columns
+from composer.functional.augmentations.cutout import check_images, draw_integer
+from composer.functional.random import _check_on_cpu
+
+__all__ = ["draw_corner", "resize_batch"]
+
+
+def draw_corner(
+    size: tuple[int, int], crop_size: tuple[int, int], *, generator: torch.Generator | None = None
+) -> tuple[int, int]:
+    """Draw the place of a crop within an image, each place as likely as the others.
+
+    Args:
+        size: The image's height and width in pixels.
+        crop_size: The crop's height and width in pixels, at most the image's.
+        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        The crop's first row and first column.
+
+    Raises:
+        ValueError: The crop is larger than the image, or ``generator`` is not on the CPU.
+
+    Example:
+        >>> row, column = draw_corner((32, 32), (24, 32), generator=torch.Generator().manual_seed(17))
+        >>> 0 <= row <= 8, column
+        (True, 0)
+    """
+    if not (1 <= crop_size[0] <= size[0] and 1 <= crop_size[1] <= size[1]):
+        raise ValueError(
+            f"crop_size must be at least 1 and at most the image's height and width {tuple(size)}, "
+            f"got {tuple(crop_size)}."
+        )
+    _check_on_cpu(generator)
+    row, column = (draw_integer(0, whole - part + 1, generator) for whole, part in zip(size, crop_size, strict=True))
+    return row, column
+
+
+def resize_batch(
+    input: Tensor,
+    target: Any,
+    scale_factor: float,
+    mode: str = "resize",
+    resize_targets: bool = False,
+    *,
+    corner: tuple[int, int] | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Any]:
+    """Make the images of a batch smaller, and masks with them.
+
+    The new height and width are ``scale_factor`` times the old, rounded as by ``round``, at least 1.
+
+    ``"resize"`` interpolates images, and masks of floating point, bilinearly between pixels' centres; masks of integers
+    and booleans take the value of the nearest pixel. ``"crop"`` cuts out one piece, at the same place in all images
+    and masks. Coordinates, as of bounding boxes and key points, are not recomputed: to change them is refused.
+
+    Args:
+        input: Images, shape ``(N, C, H, W)``; floating point for ``"resize"``, any dtype for ``"crop"``.
+        target: Masks, shape ``(N, H, W)`` or ``(N, K, H, W)``, if ``resize_targets``; otherwise anything.
+        scale_factor: The new height and width as a share of the old, in ``(0, 1]``; 1 is the identity.
+        mode: ``"resize"`` or ``"crop"``.
+        resize_targets: Whether the target becomes smaller, too; otherwise it is passed on.
+        corner: The crop's first row and column. Drawn by :func:`draw_corner` if ``None``; not used by ``"resize"``.
+        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+
+    Returns:
+        ``(input, target)``: new tensors, dtype and memory format kept; or what was given, where the size stays.
+
+    Raises:
+        TypeError: ``input`` is not a tensor, or not floating point and to be interpolated; the target to be resized is
+            not a tensor; ``scale_factor`` is a tensor; or ``corner`` is not two ints.
+        ValueError: ``input`` has another shape or no pixels; ``scale_factor`` lies outside ``(0, 1]``; ``mode`` is
+            neither of the two; the target to be resized is not a mask of the input's size; or the crop at ``corner``
+            does not lie within the image.
+
+    Example:
+        >>> images, masks = torch.rand(8, 3, 32, 32), torch.zeros(8, 32, 32, dtype=torch.int64)
+        >>> smaller, smaller_masks = resize_batch(images, masks, 0.75, resize_targets=True)
+        >>> smaller.shape, smaller_masks.shape
+        (torch.Size([8, 3, 24, 24]), torch.Size([8, 24, 24]))
+        >>> resize_batch(images, None, 0.5, mode="crop", corner=(0, 16))[0].equal(images[..., :16, 16:])
+        True
+    """
+    _check_settings(input, scale_factor, mode)
+    height, width = input.shape[2:]
+    if resize_targets:
+        _check_target(target, input)
+    size = (max(1, round(scale_factor * height)), max(1, round(scale_factor * width)))
+    if size == (height, width):
+        return input, target
+    if mode == "resize":
+        return _interpolate(input, size), _resize_mask(target, size) if resize_targets else target
+    if corner is None:
+        corner = draw_corner((height, width), size, generator=generator)
+    _check_corner(corner, size, (height, width))
+    return _crop(input, corner, size), _crop(target, corner, size) if resize_targets else target
+
+
+def _interpolate(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+def _resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
+    if mask.is_floating_point():
+        return _interpolate(mask, size) if mask.ndim == 4 else _interpolate(mask.unsqueeze(1), size).squeeze(1)
+    rows, columns = (_nearest(old, new, mask.device) for old, new in zip(mask.shape[-2:], size, strict=True))
+    return select_rows_and_columns(mask, rows, columns)
+
+
+def _nearest(old: int, new: int, device: torch.device) -> Tensor:
+    """Return the pixel that holds the centre of each new one: floor((i + 1/2) * old / new)."""
+    return (2 * torch.arange(new, device=device) + 1) * old // (2 * new)
+
+
+def _crop(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    (row, column), (height, width) = corner, size
+    return images[..., row : row + height, column : column + width].clone()
+
+
+def _check_settings(input: Tensor, scale_factor: float | Tensor, mode: str) -> None:
+    check_images(input, "(N, C, H, W)", (4,))
+    if isinstance(scale_factor, Tensor):
+        raise TypeError("scale_factor must be a number, got a tensor. Read it once, outside: float(scale_factor).")
+    if not 0 < scale_factor <= 1:
+        raise ValueError(f"scale_factor must lie in (0, 1], got {scale_factor}. It is the new size's share of the old.")
+    if mode not in {"resize", "crop"}:
+        raise ValueError(f'mode must be "resize" or "crop", got {mode!r}.')
+    if mode == "resize" and not input.is_floating_point():
+        raise TypeError(
+            f"input must be floating point to be interpolated, got {input.dtype}. "
+            'Convert it first, as by input.float(), or use mode="crop".'
+        )
+
+
+def _check_target(target: Any, input: Tensor) -> None:
+    shape = f"({input.shape[0]}, {input.shape[2]}, {input.shape[3]})"
+    remedy = "Pass resize_targets=False to leave it alone."
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor of masks to be resized, got {type(target).__name__}. {remedy}")
+    same = target.shape[:1] == input.shape[:1] and target.shape[-2:] == input.shape[-2:]
+    if target.ndim not in {3, 4} or not same:
+        raise ValueError(
+            f"target must be masks of shape {shape}, or with channels after the first dimension, to be resized, got "
+            f"shape {tuple(target.shape)}. {remedy}"
+        )
+
+
+def _check_corner(corner: tuple[int, int], crop_size: tuple[int, int], size: tuple[int, int]) -> None:
+    if len(corner) != 2 or not all(isinstance(edge, int) for edge in corner):
+        raise TypeError(f"corner must be two ints, the crop's first row and column, got {corner}.")
+    last = (size[0] - crop_size[0], size[1] - crop_size[1])
+    if not (0 <= corner[0] <= last[0] and 0 <= corner[1] <= last[1]):
+        raise ValueError(f"corner must lie between (0, 0) and {last} for the crop to lie within, got {tuple(corner)}.")

@@ -1,0 +1,188 @@
+"""Attention with linear biases (Press et al. 2021, arXiv:2108.12409), and nothing where positions were embedded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AlibiBias", "alibi_slopes"]
+
+
+def alibi_slopes(
+    num_heads: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> Tensor:
+    """Give each head its slope, a geometric sequence (arXiv:2108.12409).
+
+    ``slope[i] = 2 ** (-8 * (i + 1) / num_heads)`` if ``num_heads`` is a power of two. Otherwise the slopes are those of
+    the next lower power of two, followed by every other one, from the first on, of the power above.
+
+    Args:
+        num_heads: The number of attention heads, at least 1.
+        dtype: The slopes' dtype, floating point.
+        device: Where they lie; torch's default device if ``None``.
+
+    Returns:
+        The slopes, shape ``(num_heads,)``.
+
+    Raises:
+        TypeError: ``num_heads`` is not an integer.
+        ValueError: ``num_heads`` is less than 1.
+
+    Example:
+        >>> alibi_slopes(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
+        >>> alibi_slopes(3)
+        tensor([0.0625, 0.0039, 0.2500])
+    """
+    _check_heads(num_heads)
+    power = 1 << (num_heads.bit_length() - 1)
+    steps = torch.arange(1, power + 1, dtype=dtype, device=device) * (8 / power)
+    between = (torch.arange(num_heads - power, dtype=dtype, device=device) + 1.0) * (8 / power)
+    return torch.exp2(-torch.cat([steps, between]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last bias that was computed, and for what."""
+
+    key: tuple[Any, ...]
+    mask: Tensor | None
+    bias: Tensor
+
+
+class AlibiBias(nn.Module):
+    """What ALiBi adds to the logits of attention: the farther a key, the less (arXiv:2108.12409).
+
+    ``bias[h, i, j] = -slope[h] * |offset + i - j|`` for query ``i`` and key ``j``, plus what masks out. There are no
+    parameters and nothing in the state dict, and no length is too long.
+
+    One instance serves all layers of a model: outside of ``torch.compile`` it keeps the last bias, and gives it out
+    again when asked for the same, until :meth:`forget`. Do not change it in place.
+
+    Args:
+        num_heads: The number of attention heads.
+        causal: Whether keys after the query are masked out when no mask is handed in.
+
+    Raises:
+        TypeError: ``num_heads`` is not an integer.
+        ValueError: ``num_heads`` is less than 1.
+
+    Example:
+        >>> AlibiBias(num_heads=1, causal=False)(query_length=2, key_length=3) * -256  # the slope is 1/256
+        tensor([[[[1., 0., 1.],
+                  [2., 1., 0.]]]])
+    """
+
+    def __init__(self, num_heads: int, causal: bool = True) -> None:
+        super().__init__()
+        _check_heads(num_heads)
+        self.num_heads = num_heads
+        self.causal = causal
+        self._last: _Last | None = None
+
+    def forward(
+        self,
+        query_length: int,
+        key_length: int,
+        mask: Tensor | None = None,
+        offset: int | Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """Compute the bias, with the mask in it.
+
+        Args:
+            query_length: The number of queries.
+            key_length: The number of keys.
+            mask: What broadcasts to ``(N, num_heads, query_length, key_length)``: booleans, true where a key may be
+                seen, or numbers to be added to the logits.
+            offset: The first query's place among the keys, a number or an int tensor of one element. If ``None``, the
+                last query belongs to the last key.
+            dtype: The dtype of the queries.
+            device: The device of the queries.
+
+        Returns:
+            The bias, ``(N, num_heads, query_length, key_length)``, with ``N`` of the mask, else 1; the lowest
+            number of the dtype, or of float32, where a key is masked out.
+        """
+        start = key_length - query_length if offset is None else offset
+        if isinstance(start, Tensor) or torch.compiler.is_compiling():
+            return self._compute(query_length, key_length, mask, start, dtype, device)
+        version = None if mask is None or mask.is_inference() else mask._version  # noqa: SLF001
+        # What was made in inference mode cannot be used to train.
+        key = (query_length, key_length, start, dtype, device, version, torch.is_inference_mode_enabled())
+        if self._last is None or self._last.key != key or self._last.mask is not mask:
+            bias = self._compute(query_length, key_length, mask, start, dtype, device)
+            self._last = _Last(key, mask, bias)
+        return self._last.bias
+
+    def forget(self) -> None:
+        """Let go of the last bias."""
+        self._last = None
+
+    def _compute(
+        self,
+        query_length: int,
+        key_length: int,
+        mask: Tensor | None,
+        start: int | Tensor,
+        dtype: torch.dtype,
+        device: torch.device | None,
+    ) -> Tensor:
+        exact = torch.promote_types(dtype, torch.float32)
+        queries = torch.arange(query_length, dtype=exact, device=device)[:, None] + start
+        distances = queries - torch.arange(key_length, dtype=exact, device=device)
+        slopes = alibi_slopes(self.num_heads, dtype=exact, device=device)
+        bias = (-slopes[:, None, None] * distances.abs()).to(dtype)[None]
+        # Not minus infinity, not even in float32, the softmax's dtype: a query that sees no key, as padding does, would
+        # give NaN.
+        lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+        if mask is None:
+            return bias.masked_fill(distances < 0, lowest) if self.causal and query_length > 1 else bias
+        if mask.dtype == torch.bool:
+            return torch.where(mask, bias, lowest)
+        return (bias + mask.to(dtype)).clamp_(min=lowest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
+
+    def extra_repr(self) -> str:
+        """Name the settings."""
+        return f"num_heads={self.num_heads}, causal={self.causal}"
+
+
+class NoPositionEmbedding(nn.Module):
+    """Stands where positions were embedded, and gives zeros for any of them."""
+
+    zero: Tensor
+
+    def __init__(self, embedding_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros(embedding_dim), persistent=False)
+
+    def forward(self, position_ids: Tensor) -> Tensor:  # noqa: ARG002 (the signature is the embedding's)
+        """Return zeros of shape ``(embedding_dim,)``, which add to sequences of any length."""
+        return self.zero
+
+
+class NoRotaryEmbedding(nn.Module):
+    """Stands where a rotary embedding's angles were computed, and turns nothing."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines, ones, and sines, zeros, of shape ``(N, length, head_dim)``."""
+        cosines = x.new_ones((*position_ids.shape, self.head_dim))
+        return cosines, torch.zeros_like(cosines)
+
+
+def _check_heads(num_heads: int) -> None:
+    if not isinstance(num_heads, int) or isinstance(num_heads, bool):
+        raise TypeError(f"num_heads must be an integer, got {type(num_heads).__name__}.")
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}. It is the number of attention heads.")

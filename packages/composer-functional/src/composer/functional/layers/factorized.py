@@ -1,0 +1,338 @@
+"""Layers as products of two smaller ones, and the best factors (Jaderberg et al. 2014, arXiv:1405.3866)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import unfold
+
+__all__ = ["FactorizedConv2d", "FactorizedLinear", "factorize_conv2d", "factorize_matrix"]
+
+
+@torch.no_grad()
+def factorize_matrix(
+    weight: Tensor, rank: int, *, inputs: Tensor | None = None, targets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Approximate a linear layer's weight by a product of two, ``second @ first``, of a given rank.
+
+    By what is handed in, the best approximation is the one that
+
+    - for ``weight`` alone is nearest to it, ``min |second @ first - weight|``: the truncated SVD (Eckart and Young);
+    - for ``inputs`` gives the outputs nearest to those of the weight, ``min |inputs @ (second @ first - weight).T|``;
+    - for ``inputs`` and ``targets`` predicts the targets best, ``min |inputs @ (second @ first).T - targets|``:
+      least squares, then the truncated SVD of what these predict (reduced-rank regression).
+
+    All in the Frobenius norm. What the inputs say nothing about stays as near to ``weight`` as the rank allows. The
+    singular values are shared: ``first`` and ``second`` have the same ones, the square roots of the product's.
+
+    Args:
+        weight: As of ``torch.nn.Linear``: shape ``(out, in)``, floating point. Half precision is computed in float32.
+        rank: The rank of the product, from 1 to ``min(out, in)``.
+        inputs: What the layer sees, shape ``(..., in)``; a few times more rows than ``in`` say which inputs matter.
+        targets: What it should give for them, without its bias, shape ``(..., out)``.
+
+    Returns:
+        ``(first, second)``, shapes ``(rank, in)`` and ``(out, rank)``; dtype and device are those of ``weight``, and
+        gradients do not flow through.
+
+    Raises:
+        ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
+        TypeError: ``weight`` is not floating point.
+        RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
+
+    Example:
+        >>> weight = torch.outer(torch.arange(4.0), torch.ones(6))
+        >>> first, second = factorize_matrix(weight, rank=1)
+        >>> torch.allclose(second @ first, weight, atol=1e-5)
+        True
+    """
+    _check_weight(weight, 2, "(out, in)")
+    _check_rank(rank, weight)
+    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if inputs is not None:
+        exact = _fit_to_data(exact, rank, inputs, targets)
+    elif targets is not None:
+        raise ValueError("targets must come with the inputs that they belong to, got inputs=None.")
+    left, values, right = torch.linalg.svd(exact, full_matrices=False)
+    roots = values[:rank].sqrt()
+    first, second = roots[:, None] * right[:rank], left[:, :rank] * roots
+    # Some of LAPACK's matrices are laid out by columns.
+    return first.to(weight.dtype).contiguous(), second.to(weight.dtype).contiguous()
+
+
+@torch.no_grad()
+def factorize_conv2d(
+    weight: Tensor,
+    rank: int,
+    *,
+    inputs: Tensor | None = None,
+    targets: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+) -> tuple[Tensor, Tensor]:
+    """Approximate a convolution's weight by a convolution to ``rank`` channels and a 1x1 convolution (arXiv:1405.3866).
+
+    It is :func:`factorize_matrix` of the weight as a matrix ``(out, in * rows * columns)``, and of patches of the
+    images as its inputs: in memory these take ``rows * columns`` times as much as the images.
+
+    Args:
+        weight: As of ``torch.nn.Conv2d`` with one group: shape ``(out, in, rows, columns)``, floating point.
+        rank: The number of channels between, from 1 to ``min(out, in * rows * columns)``.
+        inputs: Images that the convolution sees, shape ``(N, in, H, W)``.
+        targets: What it should give for them, without its bias, shape ``(N, out, H', W')``.
+        stride: The convolution's stride, for ``inputs``.
+        padding: The convolution's zero padding, for ``inputs``; for any other kind, pad the images before.
+        dilation: The convolution's dilation, for ``inputs``.
+
+    Returns:
+        ``(first, second)``, shapes ``(rank, in, rows, columns)`` and ``(out, rank, 1, 1)``. The first takes the
+        convolution's stride, padding and dilation; the second takes its bias. Memory format is kept.
+
+    Raises:
+        ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
+        TypeError: ``weight`` is not floating point.
+        RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
+
+    Example:
+        >>> first, second = factorize_conv2d(torch.rand(16, 8, 3, 3), rank=4)
+        >>> first.shape, second.shape
+        (torch.Size([4, 8, 3, 3]), torch.Size([16, 4, 1, 1]))
+    """
+    _check_weight(weight, 4, "(out, in, rows, columns)")
+    patches = None
+    if inputs is not None:
+        if inputs.ndim != 4 or inputs.shape[1] != weight.shape[1]:
+            raise ValueError(f"inputs must have shape (N, {weight.shape[1]}, H, W), got {tuple(inputs.shape)}.")
+        kernel_size = (weight.shape[2], weight.shape[3])
+        patches = unfold(inputs, kernel_size, dilation, padding, stride).mT
+    if targets is not None:
+        if targets.ndim != 4:
+            raise ValueError(f"targets must have shape (N, {weight.shape[0]}, H', W'), got {tuple(targets.shape)}.")
+        targets = targets.flatten(2).mT
+    first, second = factorize_matrix(weight.flatten(1), rank, inputs=patches, targets=targets)
+    first = first.view(rank, *weight.shape[1:])
+    if weight.is_contiguous(memory_format=torch.channels_last):
+        first = first.contiguous(memory_format=torch.channels_last)
+    return first, second[:, :, None, None]
+
+
+class FactorizedLinear(nn.Module):
+    """Two linear layers in the place of one: to few latent features, and on from there (arXiv:1405.3866).
+
+    ``second(first(input))``; the bias is the second's. ``weight`` and ``bias`` can be read as those of the one layer
+    that gives the same outputs, for code that looks at them.
+
+    Shape: ``(..., in_features)`` to ``(..., out_features)``.
+
+    Args:
+        in_features: Size of a sample.
+        out_features: Size of an output.
+        bias: Whether there is one.
+        latent_features: The width between: a whole number, or a fraction of the smaller of the other two (rounded
+            down, but at least 1).
+
+    Raises:
+        ValueError: ``latent_features`` is neither a whole number of at least 1 nor a fraction between 0 and 1.
+
+    Example:
+        >>> layer = FactorizedLinear(64, 32, latent_features=0.25)
+        >>> layer.latent_features, layer(torch.rand(5, 64)).shape
+        (8, torch.Size([5, 32]))
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, latent_features: float = 0.25) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        smaller = min(in_features, out_features)
+        self.latent_features = resolve_latent_size(latent_features, smaller, "latent_features")
+        self.first = nn.Linear(in_features, self.latent_features, bias=False)
+        self.second = nn.Linear(self.latent_features, out_features, bias=bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The product of the two weights, shape ``(out_features, in_features)``."""
+        return self.second.weight @ self.first.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The second layer's bias."""
+        return self.second.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Go to the latent features and on."""
+        output: Tensor = self.second(self.first(input))
+        return output
+
+    @classmethod
+    def from_linear(cls, module: nn.Linear, module_index: int, latent_features: float) -> Self:  # noqa: ARG003
+        """Approximate a linear layer as well as the rank allows: a policy for :func:`replace_module_classes`.
+
+        Args:
+            module: The layer.
+            module_index: Its place among the linear layers; not used.
+            latent_features: As for the class.
+
+        Returns:
+            The two layers, with factors of the weight, see :func:`factorize_matrix`; the bias is taken over itself.
+        """
+        with torch.device("meta"):  # draws no numbers for weights that are given
+            new = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
+        first, second = factorize_matrix(module.weight, new.latent_features)
+        new.first.weight, new.second.weight = nn.Parameter(first), nn.Parameter(second)
+        new.second.bias = module.bias
+        return new
+
+
+class FactorizedConv2d(nn.Module):
+    """A convolution to few latent channels and a 1x1 convolution in the place of one (arXiv:1405.3866).
+
+    ``second(first(input))``; the first takes the kernel's size, stride, padding and dilation, the second takes the
+    bias. ``weight`` and ``bias`` can be read as those of the one convolution that gives the same outputs.
+
+    Shape: that of the one convolution.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Size of the first convolution's kernel, one number or (rows, columns).
+        stride: Its stride.
+        padding: Its padding.
+        dilation: Its dilation.
+        bias: Whether the second has a bias.
+        padding_mode: What the first pads with.
+        latent_channels: The channels between: a whole number, or a fraction of the smaller of the other two (rounded
+            down, but at least 1).
+
+    Raises:
+        ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction between 0 and 1.
+
+    Example:
+        >>> layer = FactorizedConv2d(32, 16, kernel_size=3, padding=1, latent_channels=0.5)
+        >>> layer.latent_channels, layer(torch.rand(2, 32, 8, 8)).shape
+        (8, torch.Size([2, 16, 8, 8]))
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        latent_channels: float = 0.25,
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.latent_channels = resolve_latent_size(latent_channels, min(in_channels, out_channels), "latent_channels")
+        where: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+        where |= {"dilation": dilation, "padding_mode": padding_mode}
+        self.first = nn.Conv2d(in_channels, self.latent_channels, bias=False, **where)
+        self.second = nn.Conv2d(self.latent_channels, out_channels, kernel_size=1, bias=bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The product of the two weights, shape ``(out_channels, in_channels, rows, columns)``."""
+        product = self.second.weight.flatten(1) @ self.first.weight.flatten(1)
+        return product.view(self.out_channels, *self.first.weight.shape[1:])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The second convolution's bias."""
+        return self.second.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Go to the latent channels and on."""
+        output: Tensor = self.second(self.first(input))
+        return output
+
+    @classmethod
+    def from_conv2d(cls, module: nn.Conv2d, module_index: int, latent_channels: float) -> Self:  # noqa: ARG003
+        """Approximate a convolution as well as the rank allows: a policy for :func:`replace_module_classes`.
+
+        Args:
+            module: The convolution, with one group.
+            module_index: Its place among the convolutions; not used.
+            latent_channels: As for the class.
+
+        Returns:
+            The two convolutions, with factors of the weight, see :func:`factorize_conv2d`; the bias is taken over
+            itself.
+
+        Raises:
+            ValueError: The convolution has groups.
+        """
+        if module.groups != 1:
+            raise ValueError(
+                f"module must have one group, got {module.groups}. Grouped convolutions are small already."
+            )
+        with torch.device("meta"):  # draws no numbers for weights that are given
+            new = cls(
+                module.in_channels,
+                module.out_channels,
+                module.kernel_size,
+                module.stride,
+                module.padding,
+                module.dilation,
+                module.bias is not None,
+                module.padding_mode,
+                latent_channels,
+            )
+        first, second = factorize_conv2d(module.weight, new.latent_channels)
+        new.first.weight, new.second.weight = nn.Parameter(first), nn.Parameter(second)
+        new.second.bias = module.bias
+        return new
+
+
+def resolve_latent_size(latent: float, size: int, name: str) -> int:
+    """Return a width that is given as a whole number, or as a fraction of another one."""
+    if isinstance(latent, int) and latent >= 1:
+        return latent
+    if isinstance(latent, float) and 0 < latent < 1:
+        return max(1, int(latent * size))
+    raise ValueError(
+        f"{name} must be a whole number of at least 1, or a fraction between 0 and 1, got {latent!r}. "
+        "It is the width inside the layer."
+    )
+
+
+def _fit_to_data(weight: Tensor, rank: int, inputs: Tensor, targets: Tensor | None) -> Tensor:
+    """Return the matrix of the given rank whose outputs are nearest to the targets, or else to those of the weight."""
+    out_features, in_features = weight.shape
+    if inputs.ndim == 0 or inputs.shape[-1] != in_features or inputs.numel() == 0:
+        raise ValueError(f"inputs must have shape (..., {in_features}) and a row at least, got {tuple(inputs.shape)}.")
+    if targets is not None and targets.shape != (*inputs.shape[:-1], out_features):
+        expected = (*inputs.shape[:-1], out_features)
+        raise ValueError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}.")
+    rows = inputs.reshape(-1, in_features).to(weight.dtype)
+    outputs = rows @ weight.mT
+    if targets is not None:
+        # The least change of the weight that makes it a solution: where the inputs leave it open, it stays.
+        rest = targets.reshape(-1, out_features).to(weight.dtype) - outputs
+        change = torch.linalg.pinv(rows) @ rest
+        weight, outputs = weight + change.mT, outputs + rows @ change
+    # The outputs' right singular vectors, all of them, from the small factor of a QR decomposition.
+    directions: Tensor = torch.linalg.svd(torch.linalg.qr(outputs, mode="r").R).Vh[:rank]
+    return directions.mT @ (directions @ weight)
+
+
+def _check_weight(weight: Tensor, ndim: int, shape: str) -> None:
+    if not weight.is_floating_point():
+        raise TypeError(f"weight must be floating point, got {weight.dtype}.")
+    if weight.ndim != ndim or weight.numel() == 0:
+        raise ValueError(f"weight must have shape {shape} and an element at least, got {tuple(weight.shape)}.")
+
+
+def _check_rank(rank: int, weight: Tensor) -> None:
+    if not 1 <= rank <= min(weight.shape):
+        raise ValueError(
+            f"rank must lie between 1 and {min(weight.shape)}, the highest that a matrix of shape "
+            f"{tuple(weight.shape)} can have, got {rank}."
+        )

@@ -1,0 +1,195 @@
+"""Stochastic depth: train a network that is shallower at random (Huang et al. 2016, arXiv:1603.09382)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
+from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from composer.functional.surgery.replace import ReplacementFunction
+
+__all__ = ["apply_stochastic_depth", "set_drop_rates"]
+
+TargetLayers = str | type[nn.Module] | Mapping[type[nn.Module], ResidualRule | None]
+
+
+def apply_stochastic_depth(
+    model: nn.Module,
+    target_layer_name: TargetLayers,
+    stochastic_method: str = "block",
+    drop_rate: float = 0.2,
+    drop_distribution: str = "linear",
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+) -> SurgeryReport:
+    """Let residual blocks be dropped at random in training, in place (arXiv:1603.09382).
+
+    Block ``l`` of ``L``, counted from 1, is dropped with probability ``l / L * drop_rate`` (linear) or ``drop_rate``
+    (uniform). It becomes a :class:`StochasticDepthBlock`, which says what is computed, with the same parameters under
+    the same names: checkpoints of the plain model fit, and the other way round. Weights trained by ``"block"`` expect
+    in evaluation the scale that only the stochastic block has. What is stochastic already is left as it is; change it
+    by :func:`set_drop_rates`. The last block's probability may be a drop warm-up's, set before each batch.
+
+    Distributed, each rank drops other blocks, whose parameters then have no gradient there: ``DistributedDataParallel``
+    needs ``find_unused_parameters=True`` with ``"block"``. ``torch.export`` works in evaluation, and with ``"sample"``
+    in training; a block that may or may not run cannot be exported.
+
+    Args:
+        model: The model; **changed in place**.
+        target_layer_name: The blocks: ``"ResNetBottleneck"`` or ``"ResNetBasicBlock"`` of torchvision; or a class whose
+            blocks compute ``x + f(x)`` of their first argument, as transformer blocks do; or a mapping of classes to
+            a :class:`ResidualRule` for blocks with an activation or a shortcut of another kind, or to ``None``. A
+            subclass with another ``forward`` than the one that a rule describes is left alone.
+        stochastic_method: ``"block"`` drops a block for the whole batch, which saves its time; ``"sample"`` drops it
+            for each sample by itself.
+        drop_rate: Probability for the last block, in ``[0, 1]``.
+        drop_distribution: ``"linear"`` or ``"uniform"``.
+        optimizers: Optimizers of the model; every parameter survives under its name, so they need not change.
+
+    Returns:
+        A report of what was replaced; empty if nothing matched.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``target_layer_name`` is none of the three.
+        ValueError: A name or number is not one of those above, or the model itself is such a block.
+
+    Example:
+        >>> class Block(nn.Linear):
+        ...     def forward(self, x):
+        ...         return x + super().forward(x).relu()
+        >>> model = nn.Sequential(Block(4, 4), Block(4, 4))
+        >>> print(apply_stochastic_depth(model, Block, drop_rate=0.5))
+        2 modules replaced
+          0: Block -> StochasticBlock
+          1: Block -> StochasticBlock
+        >>> [block.drop_rate for block in model]
+        [0.25, 0.5]
+    """
+    _check_rates(drop_rate, drop_distribution)
+    rules = _find_rules(target_layer_name)
+    # Also says if the method is wrong, before anything is changed.
+    StochasticDepthBlock.around(nn.Identity(), drop_rate, stochastic_method)
+    made: list[StochasticDepthBlock] = []
+
+    def policy_for(cls: type[nn.Module], rule: ResidualRule | None) -> ReplacementFunction:
+        def replace(block: nn.Module, _: int) -> nn.Module | None:
+            if rule is not None and type(block).forward is not cls.forward:
+                return None
+            made.append(StochasticDepthBlock.around(block, 0.0, stochastic_method, rule))
+            return made[-1]
+
+        return replace
+
+    is_block = isinstance(model, tuple(rules)) and not isinstance(model, StochasticDepthBlock)
+    if is_block:
+        raise ValueError(
+            f"model must hold the blocks to be replaced, got a {type(model).__name__} that is one itself. "
+            "Wrap it: torch.nn.Sequential(model)."
+        )
+    policies: dict[type[nn.Module], ReplacementFunction] = {
+        StochasticDepthBlock: lambda block, _: block,
+        **{cls: policy_for(cls, rule) for cls, rule in rules.items()},
+    }
+    report = replace_module_classes(model, policies, optimizers)
+    _distribute(made, drop_rate, drop_distribution)
+    return report
+
+
+def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = "linear") -> None:
+    """Set the drop rates of all stochastic blocks of a model, in place.
+
+    For a drop warm-up: ``set_drop_rates(model, drop_rate * min(1, batch / warmup_batches))`` before each batch.
+
+    Args:
+        model: A model with stochastic blocks; **their drop rates are changed**.
+        drop_rate: Probability for the last block, in ``[0, 1]``.
+        drop_distribution: ``"linear"``: block ``l`` of ``L`` gets ``l / L * drop_rate``; ``"uniform"``: each the same.
+
+    Raises:
+        ValueError: ``drop_rate`` or ``drop_distribution`` is not one of those above, or there are no such blocks.
+
+    Example:
+        >>> model = nn.Sequential(nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity()))
+        >>> report = apply_stochastic_depth(model, nn.Identity)
+        >>> set_drop_rates(model, 0.1)
+        >>> [block.drop_rate for block in model.modules() if isinstance(block, StochasticDepthBlock)]
+        [0.05, 0.1]
+    """
+    _check_rates(drop_rate, drop_distribution)
+    blocks = [module for module in model.modules() if isinstance(module, StochasticDepthBlock)]
+    if not blocks:
+        raise ValueError("model must hold stochastic blocks, got one without. Call apply_stochastic_depth first.")
+    _distribute(blocks, drop_rate, drop_distribution)
+
+
+def _distribute(blocks: Sequence[StochasticDepthBlock], drop_rate: float, distribution: str) -> None:
+    for number, block in enumerate(blocks, start=1):
+        block.drop_rate = drop_rate * number / len(blocks) if distribution == "linear" else drop_rate
+
+
+def _check_rates(drop_rate: float, distribution: str) -> None:
+    if not 0 <= drop_rate <= 1:
+        raise ValueError(f"drop_rate must be between 0 and 1, got {drop_rate}. It is a probability.")
+    if distribution not in {"linear", "uniform"}:
+        raise ValueError(
+            f"drop_distribution must be 'linear' or 'uniform', got {distribution!r}. "
+            "It says how the probability grows from the first block to the last."
+        )
+
+
+def _find_rules(target: TargetLayers) -> Mapping[type[nn.Module], ResidualRule | None]:
+    if isinstance(target, str):
+        if target not in _NAMED_BLOCKS:
+            raise ValueError(
+                f"target_layer_name must be one of {', '.join(map(repr, _NAMED_BLOCKS))}, got {target!r}. "
+                "For other blocks give their class, or a mapping {class: ResidualRule(...)}."
+            )
+        class_name, rule = _NAMED_BLOCKS[target]
+        # A model that holds such blocks has loaded them.
+        torchvision_resnet = sys.modules.get("torchvision.models.resnet")
+        return {} if torchvision_resnet is None else {getattr(torchvision_resnet, class_name): rule}
+    if isinstance(target, type) and issubclass(target, nn.Module):
+        return {target: None}
+    if isinstance(target, Mapping) and all(
+        isinstance(cls, type) and issubclass(cls, nn.Module) and isinstance(rule, ResidualRule | None)
+        for cls, rule in target.items()
+    ):
+        return target
+    raise TypeError(
+        "target_layer_name must be a name, a class of modules, or a mapping of such classes to a ResidualRule or None, "
+        f"got {target!r}."
+    )
+
+
+def _bottleneck_branch(block: Any, input: Tensor) -> Tensor:
+    hidden = block.relu(block.bn1(block.conv1(input)))
+    hidden = block.relu(block.bn2(block.conv2(hidden)))
+    output: Tensor = block.bn3(block.conv3(hidden))
+    return output
+
+
+def _basic_branch(block: Any, input: Tensor) -> Tensor:
+    output: Tensor = block.bn2(block.conv2(block.relu(block.bn1(block.conv1(input)))))
+    return output
+
+
+def _resnet_shortcut(block: Any, input: Tensor) -> Tensor:
+    return input if block.downsample is None else block.downsample(input)
+
+
+def _resnet_activation(block: Any, input: Tensor) -> Tensor:
+    output: Tensor = block.relu(input)
+    return output
+
+
+_NAMED_BLOCKS = {
+    "ResNetBottleneck": ("Bottleneck", ResidualRule(_bottleneck_branch, _resnet_shortcut, _resnet_activation)),
+    "ResNetBasicBlock": ("BasicBlock", ResidualRule(_basic_branch, _resnet_shortcut, _resnet_activation)),
+}

@@ -1,0 +1,89 @@
+"""Weight standardisation: filters of zero mean and unit variance (Qiao et al. 2019, arXiv:1903.10520)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import cast
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized, register_parametrization
+
+from composer.functional.layers.weight_standardization import WeightStandardizer
+from composer.functional.surgery.replace import Replacement, SurgeryReport
+
+__all__ = ["apply_weight_standardization"]
+
+_Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> SurgeryReport:
+    """Standardise the weights of convolutions whenever they are used, in place (arXiv:1903.10520).
+
+    Each ``torch.nn.Conv1d``, 2d and 3d gets a :class:`WeightStandardizer` by ``torch.nn.utils.parametrize``. It stays
+    the module that it was, and so does the parameter, so optimizers need not be told: ``conv.weight`` is computed from
+    it. In a state dict ``weight`` becomes ``parametrizations.weight.original``.
+
+    Outputs grow by much, and what follows must normalise them. Running statistics of a batch normalisation fit only
+    after some training: evaluated at once, a deep model may overflow.
+
+    What holds for every parametrization: copies, ``torch.compile`` and ``torch.export`` work; to pickle the module is
+    refused, save its state dict. ``torch.nn.utils.parametrize.remove_parametrizations(conv, "weight")`` leaves the
+    standardised weight behind.
+
+    A parametrization that is there already comes first. Left alone are transposed convolutions; lazy ones that have
+    not seen an input; those whose filters have a single weight, which would become zero; and those whose weight is not
+    a parameter (by the old ``torch.nn.utils.weight_norm``).
+
+    Args:
+        module: The model, or a convolution; **changed in place**.
+        n_last_layers_ignore: How many convolutions are left alone at the end, in the model's order; such as the last
+            one of a segmentation model, whose outputs' scale matters.
+
+    Returns:
+        A report of what was changed; empty if nothing was, as the second time.
+
+    Raises:
+        TypeError: ``module`` is not a module.
+        ValueError: ``n_last_layers_ignore`` is not a whole number of at least 0.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+        >>> print(apply_weight_standardization(model, n_last_layers_ignore=1))
+        1 module replaced
+          0: Conv2d -> ParametrizedConv2d
+        >>> bool(apply_weight_standardization(model, n_last_layers_ignore=1))
+        False
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    if not isinstance(n_last_layers_ignore, int) or n_last_layers_ignore < 0:
+        raise ValueError(
+            f"n_last_layers_ignore must be a whole number of at least 0, got {n_last_layers_ignore!r}. "
+            "It is how many convolutions at the end are left alone."
+        )
+    paths: dict[_Conv, list[str]] = {}
+    for path, each in module.named_modules(remove_duplicate=False):
+        if isinstance(each, _Conv):
+            paths.setdefault(each, []).append(path)
+    convs = list(paths)[: max(0, len(paths) - n_last_layers_ignore)]
+    return SurgeryReport(tuple(_standardize(conv, paths[conv]) for conv in convs if _is_open(conv)))
+
+
+def _standardize(conv: _Conv, paths: list[str]) -> Replacement:
+    old = type(conv).__name__
+    register_parametrization(conv, "weight", WeightStandardizer())
+    _parametrizations(conv).train(conv.training)
+    return Replacement(tuple(paths), old, type(conv).__name__)
+
+
+def _is_open(conv: _Conv) -> bool:
+    """Whether there is a weight to standardise that is not standardised yet."""
+    if conv.in_channels // conv.groups * prod(conv.kernel_size) <= 1:
+        return False
+    if is_parametrized(conv, "weight"):
+        return not any(isinstance(each, WeightStandardizer) for each in _parametrizations(conv)["weight"].children())
+    return "weight" in dict(conv.named_parameters(recurse=False))
+
+
+def _parametrizations(conv: _Conv) -> nn.ModuleDict:
+    return cast("nn.ModuleDict", conv.parametrizations)

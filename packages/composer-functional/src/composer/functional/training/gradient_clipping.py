@@ -1,0 +1,227 @@
+"""Gradient clipping: by norm, by value (Pascanu et al. 2012, arXiv:1211.5063), adaptive (arXiv:2102.06171)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["apply_gradient_clipping"]
+
+_TYPES = ("norm", "value", "adaptive")
+_PLAIN = {Tensor, nn.Parameter}
+_EPSILON = 1e-3
+"""The least norm that a unit's weights count as, so that those that begin at zero can leave it (arXiv:2102.06171)."""
+
+
+@torch.no_grad()
+def apply_gradient_clipping(
+    model: nn.Module | Iterable[Tensor] | Tensor,
+    clipping_type: str,
+    clipping_threshold: float,
+    fsdp_enabled: bool = False,
+) -> Tensor | None:
+    """Limit the gradients of parameters, in place.
+
+    - ``"norm"``: all gradients shrink alike until their common norm is at most the threshold (arXiv:1211.5063);
+    - ``"value"``: each number is clamped to ``[-threshold, threshold]``;
+    - ``"adaptive"``: ``gradient *= min(1, threshold * max(norm(weights), 0.001) / norm(gradient))`` for each unit
+      (arXiv:2102.06171). A unit is what makes one output: a row of a linear layer's weights, a filter of a
+      convolution's, in general each entry of the first dimension. A parameter with one dimension or none, as a bias, is
+      one unit. The paper leaves the last linear layer alone: hand in the parameters of the others.
+
+    Gradients may differ in dtype and device; norms are computed in float32 or better. Parameters without a gradient are
+    left alone. Sharded parameters (DTensors, as ``fully_shard`` makes them) are clipped as if they were whole; all
+    processes that share them have to call this.
+
+    Args:
+        model: A model, several parameters or one; **their gradients are changed in place**.
+        clipping_type: ``"norm"``, ``"value"`` or ``"adaptive"``.
+        clipping_threshold: The limit, above 0. Infinity only measures the norm.
+        fsdp_enabled: Not needed; there for those who used to say it.
+
+    Returns:
+        For ``"norm"``, the norm of all gradients before clipping, a tensor without dimensions; else ``None``.
+
+    Raises:
+        TypeError: ``model`` is none of the three, or ``clipping_threshold`` is a tensor.
+        ValueError: ``clipping_type`` does not exist, or ``clipping_threshold`` is not above 0.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> apply_gradient_clipping([weight], "norm", 1.0)
+        tensor(5.)
+        >>> weight.grad
+        tensor([0.6000, 0.8000])
+    """
+    del fsdp_enabled
+    if clipping_type not in _TYPES:
+        raise ValueError(f"clipping_type must be one of {', '.join(map(repr, _TYPES))}, got {clipping_type!r}.")
+    _check_threshold(clipping_threshold)
+    parameters = [parameter for parameter in _list_parameters(model) if parameter.grad is not None]
+    gradients = list_gradients(parameters)
+    if clipping_type == "norm":
+        norm = measure_norm(gradients)
+        scale(gradients, (clipping_threshold / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+    if clipping_type == "value":
+        for group in _group(gradients):
+            shards = local_parts([gradients[place] for place in group])
+            torch._foreach_clamp_min_(shards, -clipping_threshold)
+            torch._foreach_clamp_max_(shards, clipping_threshold)
+        return None
+    _clip_units(parameters, gradients, clipping_threshold)
+    return None
+
+
+def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of parameters that have one; of sharded ones, add up what is spread over processes."""
+    gradients: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]
+    if _are_plain(gradients):
+        return gradients
+    for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if _is_sharded(gradient) and any(placement.is_partial() for placement in gradient.placements):
+            assert _is_sharded(parameter)
+            parameter.grad = gradients[place] = gradient.redistribute(placements=parameter.placements)
+    return gradients
+
+
+def local_parts(tensors: list[Tensor]) -> list[Tensor]:
+    """Return what this process holds of each, sharing its memory; to be called without gradients."""
+    if _are_plain(tensors):
+        return tensors
+    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
+
+
+def measure_norm(gradients: list[Tensor]) -> Tensor:
+    """Return the Euclidean norm of all together, sharded ones as a whole, on the device of the first."""
+    if not gradients:
+        return torch.zeros(())
+    norms = [_vector_norms([gradients[place] for place in group]) for group in _group(gradients)]
+    together: Tensor = torch.linalg.vector_norm(torch.cat([each.to(norms[0].device) for each in norms]))
+    return together
+
+
+def scale(gradients: list[Tensor], factor: Tensor) -> None:
+    """Multiply all by one factor, in place."""
+    for group in _group(gradients):
+        shards = local_parts([gradients[place] for place in group])
+        torch._foreach_mul_(shards, factor.to(shards[0].device))
+
+
+def _clip_units(parameters: list[Tensor], gradients: list[Tensor], threshold: float) -> None:
+    for group in _group(gradients):
+        for is_wanted, measure in ((_is_one_unit, _vector_norms), (_has_rows, _row_norms)):
+            places = [place for place in group if is_wanted(gradients[place])]
+            if places:
+                clipped = [gradients[place] for place in places]
+                limits = measure([parameters[place] for place in places]).clamp_min_(_EPSILON).mul_(threshold)
+                factors = limits.div_(measure(clipped)).clamp_max_(1.0)  # a norm of zero gives infinity, so 1
+                _multiply_units(local_parts(clipped), factors)
+
+
+def _multiply_units(gradients: list[Tensor], factors: Tensor) -> None:
+    """Multiply each unit by its own factor; ``factors`` has them one after the other."""
+    counts = [gradient.shape[0] if _has_rows(gradient) else 1 for gradient in gradients]
+    shapes = [
+        (count, *[1] * (gradient.ndim - 1))[: gradient.ndim] for gradient, count in zip(gradients, counts, strict=True)
+    ]
+    parts = torch.split(factors, counts)
+    torch._foreach_mul_(gradients, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+
+def _is_one_unit(tensor: Tensor) -> bool:
+    return tensor.ndim <= 1
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    return tensor.ndim > 1
+
+
+def _row_norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norms of all entries of the first dimensions, one after the other; all are of one group."""
+    shards = local_parts(tensors)
+    dtype = _norm_dtype(shards[0])
+    norms = [torch.linalg.vector_norm(shard, dim=tuple(range(1, shard.ndim)), dtype=dtype) for shard in shards]
+    return _add_up(torch.cat(norms), tensors[0], keeps_first=True)
+
+
+def _vector_norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each; all are of one group."""
+    shards = local_parts(tensors)
+    return _add_up(torch.stack(torch._foreach_norm(shards, 2, _norm_dtype(shards[0]))), tensors[0])
+
+
+def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor:
+    """Combine norms of shards over processes; with ``keeps_first`` each entry of the first dimension has its own."""
+    if not _is_sharded(like):
+        return norms
+    summed = [
+        dimension
+        for dimension, placement in enumerate(like.placements)
+        if placement.is_shard() and not (keeps_first and placement.is_shard(0))
+    ]
+    if not summed:
+        return norms
+    squares = norms.square()
+    for dimension in summed:
+        torch.distributed.all_reduce(squares, group=like.device_mesh.get_group(dimension))
+    return squares.sqrt_()
+
+
+def _group(tensors: list[Tensor]) -> list[list[int]]:
+    """Return the places of those that one operation may take together."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        plain = type(tensor) in _PLAIN
+        spread = (tensor.device_mesh, tensor.placements) if not plain and _is_sharded(tensor) else None
+        groups.setdefault((tensor.device, tensor.dtype, spread), []).append(place)
+    return list(groups.values())
+
+
+def _are_plain(tensors: list[Tensor]) -> bool:
+    return {type(tensor) for tensor in tensors} <= _PLAIN
+
+
+def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    # DTensor takes long to import; a tensor that is none says so without it.
+    if type(tensor) in _PLAIN or not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    return isinstance(tensor, DTensor)
+
+
+def _norm_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _check_threshold(threshold: float) -> None:
+    if not isinstance(threshold, int | float):
+        raise TypeError(f"clipping_threshold must be a number, got {type(threshold).__name__}. Convert it: float(...).")
+    if not threshold > 0:
+        raise ValueError(f"clipping_threshold must be above 0, got {threshold}. It is what gradients are limited to.")
+
+
+def _list_parameters(model: nn.Module | Iterable[Tensor] | Tensor) -> list[Tensor]:
+    if isinstance(model, nn.Module):
+        return list(model.parameters())
+    if isinstance(model, Tensor):
+        return [model]
+    parameters = list(model) if isinstance(model, Iterable) else [model]
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(
+                f"model must be a torch.nn.Module, parameters or one parameter, got {type(parameter).__name__} "
+                f"{'in it' if parameter is not model else ''}".rstrip()
+                + ". Hand in model or model.parameters()."
+            )
+    return parameters

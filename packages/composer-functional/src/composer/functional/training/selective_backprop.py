@@ -1,0 +1,177 @@
+"""Selective backprop: train on the samples with the highest losses (Jiang et al. 2019, arXiv:1910.00762)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+__all__ = ["select_using_loss", "should_selective_backprop"]
+
+_INTERPOLATIONS = {3: "linear", 4: "bilinear", 5: "trilinear"}
+
+
+def should_selective_backprop(
+    current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
+) -> bool:
+    """Return whether to select samples of a batch: between ``start`` and ``end``, but for every ``interrupt``-th batch.
+
+    Args:
+        current_duration: Which part of the training is over, in ``[0, 1]``.
+        batch_idx: The batch's number, from 0.
+        start: From which part of the training on, in ``[0, 1]``.
+        end: Until which part, exclusive, in ``[0, 1]``.
+        interrupt: Every how many batches one is trained on as a whole, so that easy samples are not forgotten; 0 never.
+
+    Raises:
+        ValueError: An argument is out of range, or ``end`` comes before ``start``.
+
+    Example:
+        >>> [should_selective_backprop(0.6, batch_idx) for batch_idx in range(4)]
+        [True, False, True, False]
+        >>> should_selective_backprop(0.4, batch_idx=0)
+        False
+    """
+    for name, value in (("current_duration", current_duration), ("start", start), ("end", end)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {value}. It is a part of the training.")
+    if end < start:
+        raise ValueError(f"end must not come before start, got {end} and {start}.")
+    for name, number in (("batch_idx", batch_idx), ("interrupt", interrupt)):
+        if number < 0:
+            raise ValueError(f"{name} must be at least 0, got {number}. It is a number of batches.")
+    is_whole = interrupt > 0 and (batch_idx + 1) % interrupt == 0
+    return start <= current_duration < end and not is_whole
+
+
+def select_using_loss(
+    input: Tensor | Mapping[str, Any],
+    target: Tensor | Mapping[str, Any],
+    model: nn.Module | Callable[[Any], Any],
+    loss_fun: Callable[..., Tensor],
+    keep: float = 0.5,
+    scale_factor: float = 1,
+) -> tuple[Any, Any]:
+    """Choose the samples of a batch that the model is worst at (arXiv:1910.00762).
+
+    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the batch's order; of equal
+    ones the first. The paper draws samples, the likelier the higher their loss; this takes the highest.
+
+    The losses are those of an extra forward pass without gradients and in evaluation mode, which leaves no trace: no
+    running statistics of BatchNorm move, no dropout draws random numbers, and each module gets its mode back.
+
+    Args:
+        input: Samples, shape ``(N, ...)``; or a dictionary with tensors of which each has the samples first.
+        target: What ``loss_fun`` takes, with the samples first, a tensor or a dictionary likewise.
+        model: Called as ``model(input)``.
+        loss_fun: Called as ``loss_fun(output, target, reduction="none")``; returns a loss for each sample, shape
+            ``(N,)``, or several, ``(N, ...)``, which are averaged. Most functions of ``torch.nn.functional`` will do.
+        keep: Which part of the samples to keep, in ``(0, 1]``.
+        scale_factor: By how much to shrink the input for the extra pass, in ``(0, 1]``: ``(N, C, L)``,
+            ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point, by linear interpolation. What is returned is not
+            shrunk.
+
+    Returns:
+        ``(input, target)`` of the chosen samples; new tensors. What a dictionary holds beside tensors stays as it is.
+
+    Raises:
+        TypeError: ``loss_fun`` returned no tensor, or ``input`` is to be shrunk and is not a floating-point tensor.
+        ValueError: ``keep`` or ``scale_factor`` lies outside ``(0, 1]``, the batch is empty, ``input`` and ``target``
+            differ in ``N``, ``input`` has no size that can be shrunk, or ``loss_fun`` returned no loss for each sample.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> inputs, targets = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([[1.0], [0.0], [3.5], [9.0]])
+        >>> select_using_loss(inputs, targets, model, nn.functional.mse_loss, keep=0.5)[0]
+        tensor([[2.],
+                [4.]])
+    """
+    _check_part("keep", keep, "the part of the samples that is kept")
+    _check_part("scale_factor", scale_factor, "what the input's size is multiplied by")
+    num_samples = _count_samples("input", input)
+    if _count_samples("target", target) != num_samples:
+        raise ValueError(
+            f"target must have the input's {num_samples} samples in its first dimension, "
+            f"got {_count_samples('target', target)}."
+        )
+    with torch.no_grad(), _evaluating(model):
+        losses = loss_fun(model(_shrink(input, scale_factor)), target, reduction="none")
+    # Under autocast, weights were cast without a graph; the training pass must not find these copies.
+    torch.clear_autocast_cache()
+    losses = _average(losses, num_samples)
+    # What only rounding keeps below the next whole number is that one.
+    num_kept = max(1, int(keep * num_samples + 1e-6))
+    chosen = losses.argsort(descending=True, stable=True)[:num_kept].sort().values
+    return _take(input, chosen), _take(target, chosen)
+
+
+@contextmanager
+def _evaluating(model: nn.Module | Callable[[Any], Any]) -> Iterator[None]:
+    """Put a model into evaluation mode and each module back into the one that it had.
+
+    The flags are set one by one: ``train()`` would also put modules into training mode that were kept out of it.
+    """
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _count_samples(name: str, samples: Tensor | Mapping[str, Any]) -> int:
+    tensors = [samples] if isinstance(samples, Tensor) else _tensors_of(name, samples)
+    counts = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
+    if len(counts) != 1 or counts == {0}:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
+        raise ValueError(f"{name} must have the samples, at least one, in the first dimension, got {shapes}.")
+    return counts.pop()
+
+
+def _tensors_of(name: str, samples: Mapping[str, Any]) -> list[Tensor]:
+    if not isinstance(samples, Mapping):
+        raise TypeError(f"{name} must be a tensor or a dictionary of tensors, got {type(samples).__name__}.")
+    return [value for value in samples.values() if isinstance(value, Tensor)]
+
+
+def _shrink(input: Tensor | Mapping[str, Any], scale_factor: float) -> Tensor | Mapping[str, Any]:
+    if scale_factor == 1:
+        return input
+    if not isinstance(input, Tensor) or not input.is_floating_point():
+        kind = input.dtype if isinstance(input, Tensor) else type(input).__name__
+        raise TypeError(f"input must be a floating-point tensor to be shrunk, got {kind}. Use scale_factor=1.")
+    if input.ndim not in _INTERPOLATIONS:
+        raise ValueError(
+            f"input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W) to be shrunk, got shape {tuple(input.shape)}. "
+            "Use scale_factor=1."
+        )
+    return interpolate(input, scale_factor=scale_factor, mode=_INTERPOLATIONS[input.ndim], align_corners=False)
+
+
+def _average(losses: Tensor, num_samples: int) -> Tensor:
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"loss_fun must return a tensor, got {type(losses).__name__}.")
+    if losses.ndim == 0 or losses.shape[0] != num_samples:
+        raise ValueError(
+            f"loss_fun must return a loss for each of the {num_samples} samples when called with reduction='none', "
+            f"got shape {tuple(losses.shape)}."
+        )
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def _take(samples: Tensor | Mapping[str, Any], chosen: Tensor) -> Tensor | dict[str, Any]:
+    if isinstance(samples, Tensor):
+        return samples[chosen]
+    return {key: value[chosen] if isinstance(value, Tensor) else value for key, value in samples.items()}
+
+
+def _check_part(name: str, value: float, meaning: str) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value}. It is {meaning}.")

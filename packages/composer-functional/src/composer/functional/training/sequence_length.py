@@ -1,0 +1,153 @@
+"""Sequence length warm-up: begin to train on short sequences (Li et al. 2021, arXiv:2108.06084)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["set_batch_sequence_length"]
+
+
+def set_batch_sequence_length(
+    batch: Mapping[str, Any], curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False
+) -> Any:
+    """Shorten the sequences of a batch, as tokenizers of Transformers give it (arXiv:2108.06084).
+
+    The shape ``(N, L)`` is that of ``input_ids`` (or the first two dimensions of ``inputs_embeds``). Every tensor that
+    begins with it, or with ``(1, L)``, is a sequence: masks, labels for each token, token types. Sequences that are not
+    longer than ``curr_seq_len`` stay.
+
+    - ``truncate=True``: each sequence keeps its first ``curr_seq_len`` tokens. All else stays: labels of the samples,
+      ids, lists. Pad on the right: of a sequence that is padded on the left, the padding would be kept.
+    - ``truncate=False``: each sequence is cut into ``L // curr_seq_len`` samples; what is left over is dropped. The
+      first of them take the place of the first sample, and so on. Of all else, what has ``N`` elements (a tensor's
+      first dimension, a list) is repeated for them, and the rest stays. ``position_ids`` begin at 0 in each sample.
+
+    Args:
+        batch: A dictionary, or what works like one, as ``BatchEncoding``; not changed.
+        curr_seq_len: The wanted number of tokens, at least 1.
+        truncate: Whether to throw away or to cut into more samples.
+        preserve_end_of_sequence: Whether, when truncating, the last token of a sequence that is cut takes the last
+            place that is left, with its entry in all sequences but ``position_ids``. The last token is the last one
+            that ``attention_mask`` does not leave out.
+
+    Returns:
+        A new dictionary of the same class, with contiguous tensors in the dtypes and on the devices that they had.
+
+    Raises:
+        TypeError: ``batch`` is not a dictionary, or ``curr_seq_len`` is not an integer.
+        ValueError: ``curr_seq_len`` is less than 1, the batch has no sequences or no samples, its attention mask has
+            another shape, or an end is to be preserved without an attention mask or without truncating.
+
+    Example:
+        >>> ids = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 2, 0, 0]])
+        >>> batch = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "labels": torch.tensor([0, 1])}
+        >>> set_batch_sequence_length(batch, 3)["input_ids"]
+        tensor([[1, 5, 6],
+                [1, 8, 2]])
+        >>> set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)["input_ids"]
+        tensor([[1, 5, 2],
+                [1, 8, 2]])
+        >>> shorter = set_batch_sequence_length(batch, 2, truncate=False)
+        >>> shorter["input_ids"], shorter["labels"]
+        (tensor([[1, 5],
+                [6, 7],
+                [1, 8],
+                [2, 0]]), tensor([0, 0, 1, 1]))
+    """
+    _check_length(curr_seq_len)
+    size, length = _get_shape(batch)
+    if preserve_end_of_sequence:
+        _check_end(batch, truncate)
+    # copy.copy is for BatchEncoding and its like; torch.compile does not know it.
+    of_its_own = isinstance(batch, MutableMapping) and type(batch) is not dict
+    shorter: Any = copy.copy(batch) if of_its_own else dict(batch)
+    if curr_seq_len >= length:
+        return shorter
+    places = _find_places(batch["attention_mask"], curr_seq_len) if preserve_end_of_sequence else None
+    for name, value in batch.items():
+        is_sequence = isinstance(value, Tensor) and value.shape[:2] in {(size, length), (1, length)}
+        if not truncate:
+            pieces = length // curr_seq_len
+            shorter[name] = _cut(value, name, size, curr_seq_len) if is_sequence else _repeat(value, size, pieces)
+        elif is_sequence and (places is None or name == "position_ids"):
+            shorter[name] = value[:, :curr_seq_len].contiguous()
+        elif is_sequence:
+            rows = torch.arange(size, device=value.device)[:, None]
+            shorter[name] = value.expand(size, *value.shape[1:])[rows, places]
+    return shorter
+
+
+def _find_places(attention_mask: Tensor, curr_seq_len: int) -> Tensor:
+    """Return which tokens are kept: the first ones, and in the last place the last real one if it lies beyond."""
+    length = attention_mask.shape[1]
+    last = length - 1 - attention_mask.ne(0).int().flip(1).argmax(1)
+    places = torch.arange(curr_seq_len, device=attention_mask.device).repeat(attention_mask.shape[0], 1)
+    places[:, -1] = last.clamp(min=curr_seq_len - 1)
+    return places
+
+
+def _cut(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
+    """Make every ``curr_seq_len`` tokens a sample."""
+    whole = value.shape[1] // curr_seq_len * curr_seq_len
+    pieces = value.expand(size, *value.shape[1:])[:, :whole].reshape(-1, curr_seq_len, *value.shape[2:])
+    return pieces - pieces[:, :1] if name == "position_ids" else pieces
+
+
+def _repeat(value: Any, size: int, times: int) -> Any:
+    """Repeat what there is one of for each sample."""
+    if isinstance(value, Tensor):
+        return value.repeat_interleave(times, 0) if value.ndim > 0 and value.shape[0] == size else value
+    if isinstance(value, (list, tuple)) and len(value) == size:
+        return type(value)(each for each in value for _ in range(times))
+    return value
+
+
+def _get_shape(batch: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of samples and of tokens."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"batch must be a dictionary, got {type(batch).__name__}. Name the tensors as the tokenizers of "
+            'Transformers do: {"input_ids": ids, "labels": labels}.'
+        )
+    ids = batch.get("input_ids")
+    if ids is None:
+        ids = batch.get("inputs_embeds")
+    if not isinstance(ids, Tensor) or ids.ndim < 2:
+        given = f"a tensor of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(
+            f"batch must have a tensor of shape (N, L) as input_ids, or (N, L, D) as inputs_embeds, got {given}. "
+            'Let the tokenizer give tensors: return_tensors="pt".'
+        )
+    size, length = ids.shape[:2]
+    if size == 0 or length == 0:
+        raise ValueError(f"batch must hold at least one sample with one token, got shape {(size, length)}.")
+    mask = batch.get("attention_mask")
+    if mask is not None and mask.shape != (size, length):
+        raise ValueError(
+            f"attention_mask must have shape {(size, length)}, one number for each token, got {tuple(mask.shape)}."
+        )
+    return size, length
+
+
+def _check_length(curr_seq_len: int) -> None:
+    if not isinstance(curr_seq_len, int) or isinstance(curr_seq_len, bool):
+        raise TypeError(f"curr_seq_len must be an integer, got {type(curr_seq_len).__name__}.")
+    if curr_seq_len < 1:
+        raise ValueError(f"curr_seq_len must be at least 1, got {curr_seq_len}. It is a number of tokens.")
+
+
+def _check_end(batch: Mapping[str, Any], truncate: bool) -> None:
+    if not truncate:
+        raise ValueError(
+            "preserve_end_of_sequence must be False with truncate=False, got True. "
+            "Only what is thrown away could take the end with it."
+        )
+    if batch.get("attention_mask") is None:
+        raise ValueError(
+            "batch must have an attention_mask to preserve the end of its sequences, got none. It says where they end."
+        )

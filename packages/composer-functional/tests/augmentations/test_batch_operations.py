@@ -1,0 +1,262 @@
+"""Each operation on tensors against torchvision's, kornia's, and what has to hold for all."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as tv
+
+from composer import functional as cf
+
+NAMES = [
+    "identity",
+    "autocontrast",
+    "equalize",
+    "posterize",
+    "solarize",
+    "color",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "rotate",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+]
+MAGNITUDES = {
+    "identity": (0.0, 0.0, 0.0),
+    "autocontrast": (0.0, 0.0, 0.0),
+    "equalize": (0.0, 0.0, 0.0),
+    "posterize": (1.0, 4.0, 8.0),
+    "solarize": (0.33, 0.77, 0.0),
+    "color": (0.3, 1.7, 0.0),
+    "contrast": (0.3, 1.7, 0.0),
+    "brightness": (0.3, 1.7, 0.0),
+    "sharpness": (0.3, 1.7, 0.0),
+    "rotate": (17.0, -29.0, 3.0),
+    "shear_x": (0.21, -0.3, 0.0),
+    "shear_y": (0.13, -0.29, 0.0),
+    "translate_x": (0.3, -0.11, 0.0),
+    "translate_y": (0.2, -0.33, 0.0),
+}
+
+
+def apply_theirs(img: Tensor, name: str, magnitude: float, mode: InterpolationMode) -> Tensor:
+    """Apply torchvision's operation to one image."""
+    height, width = img.shape[-2:]
+    white = 255 if img.dtype == torch.uint8 else 1
+
+    def affine(angle: float = 0, x: int = 0, y: int = 0, shear: tuple[float, float] = (0, 0), center=None) -> Tensor:
+        slopes = [math.degrees(math.atan(slope)) for slope in shear]
+        return tv.affine(img, angle, [x, y], 1.0, slopes, mode, center=center)
+
+    operations = {
+        "identity": lambda: img,
+        "autocontrast": lambda: tv.autocontrast(img),
+        "equalize": lambda: tv.equalize(img),
+        "posterize": lambda: tv.posterize(img, int(magnitude)),
+        "solarize": lambda: tv.solarize(img, 256 * magnitude * white / 255),
+        "color": lambda: tv.adjust_saturation(img, magnitude),
+        "contrast": lambda: tv.adjust_contrast(img, magnitude),
+        "brightness": lambda: tv.adjust_brightness(img, magnitude),
+        "sharpness": lambda: tv.adjust_sharpness(img, magnitude),
+        "rotate": lambda: tv.rotate(img, magnitude, mode),
+        "shear_x": lambda: affine(shear=(magnitude, 0), center=[0, 0]),
+        "shear_y": lambda: affine(shear=(0, magnitude), center=[0, 0]),
+        "translate_x": lambda: affine(x=int(magnitude * width)),
+        "translate_y": lambda: affine(y=int(magnitude * height)),
+    }
+    return operations[name]()
+
+
+def one_step(names: list[str], magnitudes: tuple[float, ...]) -> cf.RandAugmentDraws:
+    """Give each sample one operation."""
+    places = [NAMES.index(name) for name in names]
+    return cf.RandAugmentDraws(torch.tensor([places]), torch.tensor([magnitudes]))
+
+
+def one_chain(draws: cf.RandAugmentDraws) -> cf.AugMixDraws:
+    """Make the chain everything that is left of the image."""
+    ones = torch.ones(1, draws.operations.shape[1])
+    return cf.AugMixDraws(draws.operations[:, None], draws.magnitudes[:, None], ones, ones[0])
+
+
+def make_bytes(channels: int = 3, size: tuple[int, int] = (23, 34)) -> Tensor:
+    """Make three images of bytes with different ranges."""
+    images = torch.randint(256, (3, channels, *size), dtype=torch.uint8)
+    images[1] = images[1] // 3 + 40
+    images[2, :, :, :7] = 255
+    return images
+
+
+def apply_ours(images: Tensor, draws: cf.RandAugmentDraws, interpolation: str) -> Tensor:
+    """Apply one operation to each sample; AugMix is the one that interpolates."""
+    if interpolation == "nearest":
+        return cf.randaugment_batch(images, draws=draws)
+    return cf.augmix_batch(images, draws=one_chain(draws))
+
+
+def apply_each(images: Tensor, name: str, interpolation: str) -> Tensor:
+    """Apply torchvision's operation to one sample after the other."""
+    magnitudes = torch.tensor(MAGNITUDES[name]).tolist()  # as float32 has them
+    mode = InterpolationMode(interpolation)
+    pairs = zip(images, magnitudes, strict=True)
+    return torch.stack([apply_theirs(img, name, magnitude, mode) for img, magnitude in pairs])
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+@pytest.mark.parametrize("channels", [1, 3])
+class TestAgainstTorchvision:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_bytes(self, name: str, channels: int, interpolation: str, device: torch.device):
+        """Bytes are the same, but for a few that are rounded to the next.
+
+        Torchvision truncates ``x / scale`` and ``a x + b y``, where we compute ``y + a (x - y)`` as Pillow does; and an
+        interpolated value at a half is rounded either way.
+        """
+        images = make_bytes(channels).to(device)
+
+        output = apply_ours(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
+
+        differences = (output.int() - apply_each(images, name, interpolation).int()).abs()
+        is_interpolated = interpolation == "bilinear" and name in {"rotate", "shear_x", "shear_y"}
+        is_exact = name not in {"autocontrast", "color"} and not is_interpolated
+        assert differences.max() <= (0 if is_exact else 1)
+        assert (differences > 0).float().mean() < 0.04
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("name", [name for name in NAMES if name != "posterize"])
+    def test_floats(self, name: str, channels: int, interpolation: str, dtype: torch.dtype, device: torch.device):
+        """Floats are the same up to rounding errors, but for posterize, which torchvision does by powers of two."""
+        images = make_bytes(channels).to(device, dtype) / 255
+
+        output = apply_ours(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
+
+        torch.testing.assert_close(output, apply_each(images, name, interpolation), atol=2e-5, rtol=0)
+
+
+class TestAgainstKornia:
+    @pytest.mark.parametrize("name", ["equalize", "solarize", "color", "contrast", "brightness", "sharpness"])
+    def test_each_sample_its_own_magnitude(self, name: str):
+        """Kornia's operations, which take a magnitude for each sample too, give the same."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what kornia's import says is not ours
+            from kornia import enhance
+        images, magnitudes = torch.rand(3, 3, 9, 11) * 0.98, MAGNITUDES[name]
+        numbers = torch.tensor(magnitudes)
+        theirs = {
+            "equalize": lambda: enhance.equalize(images),
+            "solarize": lambda: enhance.solarize(images, numbers * 256 / 255),
+            "color": lambda: enhance.adjust_saturation_with_gray_subtraction(images, numbers),
+            "contrast": lambda: enhance.adjust_contrast_with_mean_subtraction(images, numbers),
+            "brightness": lambda: enhance.adjust_brightness_accumulative(images, numbers),
+            "sharpness": lambda: enhance.sharpness(images, numbers),
+        }
+
+        output = cf.randaugment_batch(images, draws=one_step([name] * 3, magnitudes))
+
+        # Its grey is 0.299 of red, torchvision's and ours 0.2989; its histogram has other bins at their borders.
+        torch.testing.assert_close(output, theirs[name](), atol=0.02 if name == "equalize" else 2e-4, rtol=0)
+
+
+class TestPosterize:
+    def test_floats_are_posterized_as_bytes(self):
+        """What a data loader makes of bytes is treated as the bytes are; a fraction of a bit counts as one."""
+        images = make_bytes()
+        draws = one_step(["posterize"] * 3, (2.5, 0.3, 4.0))
+
+        output = cf.randaugment_batch(images.float() / 255, draws=draws)
+
+        bits = torch.tensor([3, 1, 4])[:, None, None, None]
+        expected = images.int() // 2 ** (8 - bits) * 2 ** (8 - bits)
+        assert torch.equal((output * 255).round().int(), expected.int())
+
+    def test_zero_bits_are_black(self):
+        """Nothing kept is nothing left."""
+        output = cf.randaugment_batch(make_bytes(), draws=one_step(["posterize"] * 3, (0.0, 0.0, 0.0)))
+
+        assert not output.any()
+
+
+class TestEveryOperation:
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    def test_other_samples_do_not_matter(self, dtype: torch.dtype):
+        """All operations in one batch, two steps, give each sample what it gets alone."""
+        count = len(NAMES)
+        images = torch.randint(256, (count, 3, 13, 17), dtype=torch.uint8)
+        images = images if dtype == torch.uint8 else images.to(dtype) / 255
+        steps = torch.stack((torch.arange(count), torch.arange(count).roll(5)))
+        magnitudes = torch.tensor([MAGNITUDES[name] for name in NAMES]).T[:2].contiguous()
+        magnitudes[1] = magnitudes[1].roll(5)
+
+        together = cf.randaugment_batch(images, draws=cf.RandAugmentDraws(steps, magnitudes))
+
+        for row in range(count):
+            alone = cf.RandAugmentDraws(steps[:, row : row + 1], magnitudes[:, row : row + 1])
+            assert torch.equal(together[row : row + 1], cf.randaugment_batch(images[row : row + 1], draws=alone))
+
+    def test_large_batches_are_worked_on_in_parts(self, monkeypatch: pytest.MonkeyPatch):
+        """How many images fit in the cache does not show in the result."""
+        images = torch.rand(11, 3, 8, 8)
+        draws, mixture = cf.draw_randaugment(11), cf.draw_augmix(11)
+        whole = cf.randaugment_batch(images, draws=draws), cf.augmix_batch(images, draws=mixture)
+
+        monkeypatch.setattr("composer.functional.augmentations.batch_operations._PIXELS_AT_ONCE", 4 * 3 * 64)
+
+        assert torch.equal(cf.randaugment_batch(images, draws=draws), whole[0])
+        assert torch.equal(cf.augmix_batch(images, draws=mixture), whole[1])
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_images_without_an_inside(self, name: str):
+        """One row, one column or one pixel is enough, and one colour is as good as another."""
+        for size in [(1, 1), (1, 5), (5, 1), (2, 2)]:
+            for images in (torch.rand(3, 3, *size), torch.full((3, 3, *size), 77, dtype=torch.uint8)):
+                output = cf.randaugment_batch(images, draws=one_step([name] * 3, MAGNITUDES[name]))
+
+                assert output.shape == images.shape
+                assert not output.isnan().any()
+
+    @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
+    def test_one_colour_stays(self, name: str):
+        """There is no contrast to be had from a flat image."""
+        images = torch.rand(3, 3, 1, 1).expand(3, 3, 4, 5)
+        output = cf.randaugment_batch(images, draws=one_step([name] * 3, (0.0, 0.0, 0.0)))
+        in_bytes = cf.randaugment_batch((images * 255).byte(), draws=one_step([name] * 3, (0.0, 0.0, 0.0)))
+
+        torch.testing.assert_close(output, images, atol=1 / 255, rtol=0)
+        assert torch.equal(in_bytes, (images * 255).byte())
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_nothing_waits_for_a_device(self, name: str):
+        """A meta tensor has no values: reading one would raise."""
+        images = torch.empty(3, 3, 8, 8, device="meta")
+        draws = one_step([name] * 3, MAGNITUDES[name])
+
+        assert cf.randaugment_batch(images, draws=draws).device.type == "meta"
+        assert cf.augmix_batch(images, draws=one_chain(draws)).device.type == "meta"
+
+    def test_gradients_flow(self):
+        """Images that are computed can be changed; a factor scales the gradient."""
+        images = torch.full((1, 3, 4, 4), 0.25, requires_grad=True)
+
+        cf.randaugment_batch(images, draws=one_step(["brightness"], (1.5,))).sum().backward()
+
+        torch.testing.assert_close(images.grad, torch.full((1, 3, 4, 4), 1.5))
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_backward_runs(self, name: str):
+        """No operation changes in place what the backward pass needs."""
+        images = torch.rand(3, 3, 6, 6, requires_grad=True)
+        draws = one_step([name] * 3, MAGNITUDES[name])
+        twice = cf.RandAugmentDraws(draws.operations.repeat(2, 1), draws.magnitudes.repeat(2, 1))
+
+        cf.augmix_batch(images * 1.0, draws=one_chain(twice)).sum().backward()
+
+        assert images.grad is not None
+        assert images.grad.isfinite().all()

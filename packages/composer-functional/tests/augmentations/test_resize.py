@@ -1,0 +1,265 @@
+"""Resizing and cropping against ramps, slices and nearest pixels worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+
+from composer import functional as cf
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class TestResize:
+    @pytest.mark.parametrize(("scale", "size"), [(0.5, (6, 10)), (0.75, (9, 15)), (0.3, (4, 6)), (0.01, (1, 1))])
+    def test_size_is_rounded(self, scale: float, size: tuple[int, int]):
+        """Height and width are their share of the old ones, to the nearest pixel, and never nothing."""
+        for mode in ("resize", "crop"):
+            images, _ = cf.resize_batch(torch.rand(2, 3, 12, 20), None, scale, mode)
+
+            assert images.shape == (2, 3, *size)
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_constant_stays(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
+        """An image of one colour stays of that colour, in its dtype and memory format."""
+        colors = torch.tensor([0.25, 0.5, 1.0], device=device).to(dtype)
+        images = colors.view(1, 3, 1, 1).expand(2, 3, 9, 11).contiguous(memory_format=format)
+
+        output, _ = cf.resize_batch(images, None, 0.6)
+
+        torch.testing.assert_close(output, colors.view(1, 3, 1, 1).expand(2, 3, 5, 7).contiguous())
+        assert output.is_contiguous(memory_format=format)
+
+    def test_ramp_is_seen_at_the_centres(self):
+        """A pixel has the value of a linear ramp at its centre, (i + 1/2) * old / new - 1/2, along both dimensions."""
+        rows, columns = torch.arange(12.0)[:, None], torch.arange(20.0)
+        images = (3 * rows + columns).view(1, 1, 12, 20)
+
+        output, _ = cf.resize_batch(images, None, 0.75)
+
+        row, column = (torch.arange(9) + 0.5) * 12 / 9 - 0.5, (torch.arange(15) + 0.5) * 20 / 15 - 0.5
+        torch.testing.assert_close(output[0, 0], 3 * row[:, None] + column)
+
+    def test_half_is_the_mean_of_four(self):
+        """At half the size each pixel is the mean of the four that it replaces, as in Pillow's reduction."""
+        picture = torch.randint(0, 256, (3, 8, 12), dtype=torch.uint8)
+        theirs = pil_to_tensor(to_pil_image(picture).reduce(2))
+
+        output, _ = cf.resize_batch(picture[None].float(), None, 0.5)
+
+        assert (output[0] - theirs.float()).abs().max() <= 0.5
+
+    @given(scale=st.floats(0.05, 1), height=st.integers(1, 12), width=st.integers(1, 12))
+    def test_labels_of_masks_are_the_nearest_pixels(self, scale: float, height: int, width: int):
+        """Integer masks keep their values: that of the pixel that holds the new one's centre."""
+        masks = torch.arange(height * width, dtype=torch.int32).view(1, height, width)
+
+        images, smaller = cf.resize_batch(torch.rand(1, 1, height, width), masks, scale, resize_targets=True)
+
+        rows, columns = (
+            [int(Fraction(2 * i + 1, 2) * old / new) for i in range(new)]
+            for old, new in zip((height, width), images.shape[2:], strict=True)
+        )
+        assert smaller[0].tolist() == [[row * width + column for column in columns] for row in rows]
+
+    def test_masks_agree_with_pillow(self):
+        """Pillow takes the same pixels for its nearest neighbours."""
+        masks = torch.randint(0, 256, (1, 17, 23), dtype=torch.uint8)
+        picture = to_pil_image(masks).resize((16, 12), Image.Resampling.NEAREST)
+
+        _, smaller = cf.resize_batch(torch.rand(1, 3, 17, 23), masks, 0.7, resize_targets=True)
+
+        assert torch.equal(smaller, pil_to_tensor(picture))
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("shape", [(2, 8, 12), (2, 4, 8, 12)])
+    def test_masks_become_as_small_as_images(self, shape: tuple[int, ...], dtype: torch.dtype):
+        """Masks with and without channels, of any dtype, keep their dtype and fit the images."""
+        masks = torch.ones(shape).to(dtype)
+
+        images, smaller = cf.resize_batch(torch.rand(2, 3, 8, 12), masks, 0.75, resize_targets=True)
+
+        assert images.shape == (2, 3, 6, 9)
+        assert smaller.shape == (*shape[:-2], 6, 9)
+        assert smaller.dtype == dtype
+        torch.testing.assert_close(smaller, torch.ones_like(smaller))
+
+    @pytest.mark.parametrize("shape", [(2, 8, 12), (2, 3, 8, 12)])
+    def test_soft_masks_are_interpolated(self, shape: tuple[int, ...]):
+        """Probabilities for each pixel are blended as the images are."""
+        masks = torch.rand(shape)
+        images = masks if masks.ndim == 4 else masks[:, None]
+
+        smaller_images, smaller = cf.resize_batch(images, masks, 0.75, resize_targets=True)
+
+        assert torch.equal(smaller.view_as(smaller_images), smaller_images)
+        assert smaller.unique().numel() > masks.unique().numel() // 2
+
+    def test_gradients_flow(self):
+        """Interpolation is linear, and so is its gradient."""
+        images = torch.rand(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
+
+        assert torch.autograd.gradcheck(lambda x: cf.resize_batch(x, None, 0.5)[0], images)
+
+    def test_bytes_are_refused(self):
+        """Bytes cannot be interpolated everywhere; the message says what to do."""
+        with pytest.raises(TypeError, match=r"input must be floating point .* got torch.uint8. Convert it"):
+            cf.resize_batch(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), None, 0.5)
+
+
+class TestCrop:
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
+    def test_is_one_piece(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
+        """Images and masks are cut out at the same place, rows first, in new memory of the same layout."""
+        images = torch.randint(0, 99, (2, 3, 6, 8), device=device).to(dtype).contiguous(memory_format=format)
+        masks = torch.randint(0, 99, (2, 6, 8), device=device)
+
+        output, smaller = cf.resize_batch(images, masks, 0.5, "crop", True, corner=(1, 4))
+
+        assert torch.equal(output, images[:, :, 1:4, 4:8])
+        assert torch.equal(smaller, masks[:, 1:4, 4:8])
+        assert output.dtype == dtype
+        assert output.is_contiguous(memory_format=format)
+
+    def test_result_is_no_window(self):
+        """Writing into the crop leaves the batch alone."""
+        images, masks = torch.zeros(1, 1, 4, 4), torch.zeros(1, 4, 4)
+
+        for output in cf.resize_batch(images, masks, 0.5, "crop", True):
+            output.fill_(1)
+
+        assert images.sum() == masks.sum() == 0
+
+    @given(seed=st.integers(0, 2**40), scale=st.floats(0.05, 0.99))
+    def test_draws_what_can_be_handed_in(self, seed: int, scale: float):
+        """The same generator gives the same crop, at the place of draw_corner, and masks alike."""
+        images = torch.arange(10 * 14).view(1, 1, 10, 14)
+
+        first, mask = cf.resize_batch(images, images, scale, "crop", True, generator=_seeded(seed))
+        second, _ = cf.resize_batch(images, None, scale, "crop", generator=_seeded(seed))
+        corner = cf.draw_corner((10, 14), tuple(first.shape[2:]), generator=_seeded(seed))
+
+        assert torch.equal(first, second)
+        assert torch.equal(first, mask)
+        assert divmod(int(first[0, 0, 0, 0]), 14) == corner
+
+    def test_every_place_is_drawn(self):
+        """Each place within the image is as likely as the others."""
+        counts: dict[tuple[int, int], int] = {}
+        for seed in range(1200):
+            corner = cf.draw_corner((4, 6), (3, 4), generator=_seeded(seed))
+            counts[corner] = counts.get(corner, 0) + 1
+
+        assert set(counts) == {(row, column) for row in range(2) for column in range(3)}
+        assert min(counts.values()) > 200 - 4.5 * math.sqrt(200)
+
+    @pytest.mark.parametrize("corner", [(-1, 0), (0, -1), (3, 0), (0, 5)])
+    def test_place_outside_is_refused(self, corner: tuple[int, int]):
+        """The message names the last place that fits."""
+        with pytest.raises(ValueError, match=r"corner must lie between \(0, 0\) and \(2, 4\)"):
+            cf.resize_batch(torch.rand(1, 1, 4, 8), None, 0.5, "crop", corner=corner)
+
+    @pytest.mark.parametrize("corner", [(0,), (0, 1.5)])
+    def test_place_of_other_numbers_is_refused(self, corner: tuple[float, ...]):
+        """A place is two ints."""
+        with pytest.raises(TypeError, match="corner must be two ints"):
+            cf.resize_batch(torch.rand(1, 1, 4, 8), None, 0.5, "crop", corner=corner)
+
+    @pytest.mark.parametrize("crop_size", [(5, 4), (4, 7), (0, 4)])
+    def test_crop_larger_than_the_image_is_refused(self, crop_size: tuple[int, int]):
+        """A crop lies within the image."""
+        with pytest.raises(ValueError, match=r"crop_size must be at least 1 and at most .* \(4, 6\)"):
+            cf.draw_corner((4, 6), crop_size)
+
+
+class TestBoth:
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    @pytest.mark.parametrize("scale", [1, 1.0, 0.99])
+    def test_size_that_stays_is_the_identity(self, mode: str, scale: float):
+        """Where no pixel goes, images and targets are passed on themselves."""
+        images, masks = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8)
+
+        output, passed = cf.resize_batch(images, masks, scale, mode, resize_targets=True)
+
+        assert output is images
+        assert passed is masks
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    @pytest.mark.parametrize("target", [torch.arange(2), torch.rand(2, 8, 8), {"boxes": 1}, None], ids=str)
+    def test_targets_pass_by_default(self, mode: str, target: object):
+        """Unless asked for, no target is changed."""
+        images = torch.rand(2, 3, 8, 8)
+        before = images.clone()
+
+        output, passed = cf.resize_batch(images, target, 0.5, mode)
+
+        assert passed is target
+        assert output.shape == (2, 3, 4, 4)
+        assert torch.equal(images, before)
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    def test_compiles_without_a_break(self, mode: str):
+        """With the place handed in, it is one graph a size."""
+        compiled = torch.compile(cf.resize_batch, fullgraph=True, backend="eager")
+        images, masks = torch.rand(2, 3, 8, 8), torch.randint(0, 9, (2, 8, 8))
+
+        for scale in (0.5, 0.75, 0.6):
+            output, smaller = compiled(images, masks, scale, mode, True, corner=(1, 0))
+
+            expected, expected_masks = cf.resize_batch(images, masks, scale, mode, True, corner=(1, 0))
+            assert torch.equal(output, expected)
+            assert torch.equal(smaller, expected_masks)
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    @pytest.mark.parametrize(
+        "target", [torch.arange(2), torch.rand(2, 5, 4), torch.rand(8, 8), torch.rand(3, 8, 8), torch.rand(2, 8, 4)]
+    )
+    def test_targets_without_pixels_are_refused(self, mode: str, target: torch.Tensor):
+        """Labels and boxes cannot be resized; the message says what can, and the remedy."""
+        with pytest.raises(ValueError, match=r"target must be masks of shape \(2, 8, 8\).* resize_targets=False"):
+            cf.resize_batch(torch.rand(2, 3, 8, 8), target, 0.5, mode, resize_targets=True)
+
+    def test_targets_of_other_types_are_refused(self):
+        """Only tensors can be resized."""
+        with pytest.raises(TypeError, match=r"target must be a tensor of masks .* got dict\. .* resize_targets=False"):
+            cf.resize_batch(torch.rand(2, 3, 8, 8), {"boxes": 1}, 0.5, resize_targets=True)
+
+    @pytest.mark.parametrize("scale", [0, -0.5, 1.5, math.nan])
+    def test_scale_out_of_range_is_refused(self, scale: float):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=rf"scale_factor must lie in \(0, 1\], got {scale}"):
+            cf.resize_batch(torch.rand(2, 3, 8, 8), None, scale)
+
+    def test_scale_on_a_device_is_refused(self):
+        """A tensor would have to be waited for."""
+        with pytest.raises(TypeError, match="scale_factor must be a number, got a tensor"):
+            cf.resize_batch(torch.rand(2, 3, 8, 8), None, torch.tensor(0.5))
+
+    def test_unknown_mode_is_refused(self):
+        """The message names the two."""
+        with pytest.raises(ValueError, match='mode must be "resize" or "crop", got \'shrink\''):
+            cf.resize_batch(torch.rand(2, 3, 8, 8), None, 0.5, "shrink")
+
+    @pytest.mark.parametrize("shape", [(3, 8, 8), (0, 3, 8, 8), (2, 3, 0, 8)])
+    def test_other_shapes_are_refused(self, shape: tuple[int, ...]):
+        """Images come as (N, C, H, W), with something to see."""
+        with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) with at least one pixel"):
+            cf.resize_batch(torch.rand(shape), None, 0.5)
+
+    def test_other_types_are_refused(self):
+        """It takes tensors."""
+        with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
+            cf.resize_batch([[1.0]], None, 0.5)

@@ -1,0 +1,344 @@
+"""Factors against scipy's SVD and least squares, and the layers made of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+
+def _least_error(matrix: torch.Tensor, rank: int) -> float:
+    """The distance to the nearest matrix of a rank, by Eckart and Young: what is left of scipy's singular values."""
+    return math.sqrt((scipy.linalg.svdvals(matrix.numpy())[rank:] ** 2).sum())
+
+
+class TestFactorizeMatrix:
+    @given(rows=st.integers(1, 12), columns=st.integers(1, 12), data=st.data())
+    @settings(deadline=None)
+    def test_nearest_to_the_weight(self, rows: int, columns: int, data: st.DataObject):
+        """No matrix of the rank is nearer."""
+        rank = data.draw(st.integers(1, min(rows, columns)))
+        weight = torch.randn(rows, columns, dtype=torch.float64)
+
+        first, second = cf.factorize_matrix(weight, rank)
+
+        assert first.shape == (rank, columns)
+        assert second.shape == (rows, rank)
+        error = torch.linalg.matrix_norm(second @ first - weight).item()
+        assert error == pytest.approx(_least_error(weight, rank), abs=1e-9)
+
+    def test_equals_the_truncated_svd(self):
+        """The product is that of scipy's first singular vectors and values."""
+        weight = torch.randn(7, 9, dtype=torch.float64)
+        left, values, right = scipy.linalg.svd(weight.numpy())
+
+        first, second = cf.factorize_matrix(weight, 3)
+
+        expected = torch.from_numpy((left[:, :3] * values[:3]) @ right[:3])
+        torch.testing.assert_close(second @ first, expected)
+
+    @pytest.mark.parametrize("with_inputs", [False, True])
+    def test_singular_values_are_shared(self, with_inputs: bool):
+        """Both factors have the roots of the product's singular values."""
+        weight = torch.randn(7, 9, dtype=torch.float64)
+        inputs = torch.randn(50, 9, dtype=torch.float64) if with_inputs else None
+
+        first, second = cf.factorize_matrix(weight, 3, inputs=inputs)
+
+        roots = torch.linalg.svdvals(second @ first)[:3].sqrt()
+        torch.testing.assert_close(first @ first.T, torch.diag(roots**2))
+        torch.testing.assert_close(second.T @ second, torch.diag(roots**2))
+
+    def test_full_rank_is_exact(self):
+        """With the highest rank nothing is lost."""
+        weight = torch.randn(4, 6, dtype=torch.float64)
+
+        first, second = cf.factorize_matrix(weight, 4)
+
+        torch.testing.assert_close(second @ first, weight)
+
+    @given(rank=st.integers(1, 5), rows=st.integers(1, 40))
+    @settings(deadline=None)
+    def test_nearest_outputs_for_inputs(self, rank: int, rows: int):
+        """No weight of the rank gives outputs nearer to the layer's."""
+        weight = torch.randn(5, 6, dtype=torch.float64)
+        inputs = torch.randn(rows, 6, dtype=torch.float64) @ torch.diag(torch.logspace(-2, 1, 6, dtype=torch.float64))
+
+        first, second = cf.factorize_matrix(weight, rank, inputs=inputs)
+
+        outputs = inputs @ weight.T
+        error = torch.linalg.matrix_norm(inputs @ (second @ first).T - outputs).item()
+        assert error == pytest.approx(_least_error(outputs, rank), abs=1e-8)
+
+    def test_inputs_are_better_than_the_weight_alone(self):
+        """Where inputs differ in size, the truncated SVD of the weight is not the best."""
+        weight = torch.randn(8, 8, dtype=torch.float64)
+        inputs = torch.randn(100, 8, dtype=torch.float64) * torch.logspace(-2, 1, 8, dtype=torch.float64)
+
+        def error(factors: tuple[torch.Tensor, torch.Tensor]) -> float:
+            return (inputs @ (factors[1] @ factors[0] - weight).T).norm().item()
+
+        informed = error(cf.factorize_matrix(weight, 3, inputs=inputs))
+        assert informed < 0.5 * error(cf.factorize_matrix(weight, 3))
+
+    @given(rank=st.integers(1, 5))
+    @settings(deadline=None)
+    def test_best_prediction_of_targets(self, rank: int):
+        """With targets the error is that of scipy's least squares, and what the rank cannot hold of its predictions."""
+        weight = torch.randn(5, 6, dtype=torch.float64)
+        inputs = torch.randn(30, 6, dtype=torch.float64)
+        targets = inputs @ torch.randn(6, 5, dtype=torch.float64) + 0.5 * torch.randn(30, 5, dtype=torch.float64)
+
+        first, second = cf.factorize_matrix(weight, rank, inputs=inputs, targets=targets)
+
+        solution = torch.from_numpy(scipy.linalg.lstsq(inputs.numpy(), targets.numpy())[0])
+        predictions = inputs @ solution
+        least = math.hypot((targets - predictions).norm().item(), _least_error(predictions, rank))
+        assert (inputs @ (second @ first).T - targets).norm().item() == pytest.approx(least)
+
+    def test_full_rank_with_targets_is_least_squares(self):
+        """Without a limit of the rank the product is scipy's solution, whatever the weight was."""
+        inputs, targets = torch.randn(30, 6, dtype=torch.float64), torch.randn(30, 5, dtype=torch.float64)
+
+        first, second = cf.factorize_matrix(torch.randn(5, 6, dtype=torch.float64), 5, inputs=inputs, targets=targets)
+
+        solution = torch.from_numpy(scipy.linalg.lstsq(inputs.numpy(), targets.numpy())[0])
+        torch.testing.assert_close((second @ first).T, solution)
+
+    @pytest.mark.parametrize("with_targets", [False, True])
+    def test_what_inputs_do_not_tell_stays(self, with_targets: bool):
+        """With enough rank and few inputs, the weight stays what it was in all other directions."""
+        weight = torch.randn(5, 6, dtype=torch.float64)
+        inputs = torch.zeros(2, 6, dtype=torch.float64)
+        inputs[:, :2] = torch.randn(2, 2, dtype=torch.float64)
+        targets = torch.randn(2, 5, dtype=torch.float64) if with_targets else None
+
+        first, second = cf.factorize_matrix(weight, 5, inputs=inputs, targets=targets)
+
+        torch.testing.assert_close((second @ first)[:, 2:], weight[:, 2:])
+        torch.testing.assert_close(inputs @ (second @ first).T, targets if with_targets else inputs @ weight.T)
+
+    def test_leading_dimensions_of_inputs(self):
+        """Inputs of any shape are rows of features."""
+        weight = torch.randn(5, 6, dtype=torch.float64)
+        inputs = torch.randn(3, 4, 6, dtype=torch.float64)
+        targets = torch.randn(3, 4, 5, dtype=torch.float64)
+
+        factors = cf.factorize_matrix(weight, 2, inputs=inputs, targets=targets)
+
+        expected = cf.factorize_matrix(weight, 2, inputs=inputs.view(12, 6), targets=targets.view(12, 5))
+        assert all(map(torch.equal, factors, expected))
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+    def test_dtype_and_device_are_kept(self, dtype: torch.dtype, device: torch.device):
+        """Half precision is computed in float32; gradients do not flow; rows lie one after the other."""
+        weight = torch.randn(6, 5, device=device).to(dtype).requires_grad_()
+        inputs = torch.randn(9, 5, device=device).to(dtype)
+
+        for data in (None, inputs):
+            factors = cf.factorize_matrix(weight, 5, inputs=data)
+
+            assert {factor.dtype for factor in factors} == {dtype}
+            assert not any(factor.requires_grad for factor in factors)
+            assert all(factor.is_contiguous() for factor in factors)
+            torch.testing.assert_close(factors[1] @ factors[0], weight.detach(), atol=0.05, rtol=0.05)
+
+    def test_weight_is_not_changed(self):
+        """New tensors come out."""
+        weight = torch.randn(5, 5)
+        before = weight.clone()
+
+        first, second = cf.factorize_matrix(weight, 5)
+        first.zero_(), second.zero_()
+
+        assert torch.equal(weight, before)
+
+    @pytest.mark.parametrize("rank", [0, -1, 5, float("nan")])
+    def test_bad_rank_is_refused(self, rank: float):
+        """The message names the highest."""
+        with pytest.raises(ValueError, match=r"rank must lie between 1 and 4, .* shape \(4, 6\) can have, got"):
+            cf.factorize_matrix(torch.rand(4, 6), rank)
+
+    @pytest.mark.parametrize("shape", [(4,), (4, 6, 3, 3), (0, 4)])
+    def test_bad_weight_is_refused(self, shape: tuple[int, ...]):
+        """A matrix has two dimensions and an element."""
+        with pytest.raises(ValueError, match=r"weight must have shape \(out, in\) and an element at least"):
+            cf.factorize_matrix(torch.rand(shape), 1)
+
+    def test_integers_are_refused(self):
+        """They have no factors."""
+        with pytest.raises(TypeError, match=r"weight must be floating point, got torch\.int64"):
+            cf.factorize_matrix(torch.ones(2, 2, dtype=torch.int64), 1)
+
+    @pytest.mark.parametrize("shape", [(), (10, 4), (0, 6)])
+    def test_bad_inputs_are_refused(self, shape: tuple[int, ...]):
+        """Inputs have the features that the weight has, and there are some."""
+        with pytest.raises(ValueError, match=r"inputs must have shape \(\.\.\., 6\) and a row at least, got"):
+            cf.factorize_matrix(torch.rand(4, 6), 1, inputs=torch.rand(shape))
+
+    def test_bad_targets_are_refused(self):
+        """One target for each input."""
+        with pytest.raises(ValueError, match=r"targets must have shape \(10, 4\), got \(9, 4\)"):
+            cf.factorize_matrix(torch.rand(4, 6), 1, inputs=torch.rand(10, 6), targets=torch.rand(9, 4))
+
+    def test_targets_alone_are_refused(self):
+        """Nothing says what they should be predicted from."""
+        with pytest.raises(ValueError, match="targets must come with the inputs"):
+            cf.factorize_matrix(torch.rand(4, 6), 1, targets=torch.rand(9, 4))
+
+    def test_nan_is_refused(self):
+        """There is no SVD, and torch says so."""
+        with pytest.raises(RuntimeError, match="non-finite"):
+            cf.factorize_matrix(torch.full((3, 3), torch.nan), 1)
+
+
+class TestFactorizeConv2d:
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    def test_nearest_to_the_weight(self, format: torch.memory_format):
+        """The two kernels together are the truncated SVD of the weight as a matrix, in its memory format."""
+        weight = torch.randn(8, 5, 3, 2, dtype=torch.float64).contiguous(memory_format=format)
+        left, values, right = scipy.linalg.svd(weight.reshape(8, 30).numpy(), full_matrices=False)
+
+        first, second = cf.factorize_conv2d(weight, 4)
+
+        assert first.shape == (4, 5, 3, 2)
+        assert second.shape == (8, 4, 1, 1)
+        assert first.is_contiguous(memory_format=format)
+        expected = torch.from_numpy((left[:, :4] * values[:4]) @ right[:4])
+        torch.testing.assert_close(second.flatten(1) @ first.reshape(4, 30), expected)
+
+    @pytest.mark.parametrize("rank", [1, 3, 6])
+    def test_nearest_outputs_for_images(self, rank: int):
+        """No two convolutions of the rank give outputs nearer to the convolution's, whatever its stride and so on."""
+        where = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
+        weight = torch.randn(6, 3, 3, 2, dtype=torch.float64)
+        images = torch.randn(4, 3, 9, 8, dtype=torch.float64).cumsum(-1)
+        outputs = nn.functional.conv2d(images, weight, **where)
+
+        first, second = cf.factorize_conv2d(weight, rank, inputs=images, **where)
+
+        approximate = nn.functional.conv2d(nn.functional.conv2d(images, first, **where), second)
+        least = _least_error(outputs.transpose(0, 1).flatten(1), rank)
+        assert (approximate - outputs).norm().item() == pytest.approx(least, abs=1e-8)
+
+    def test_best_prediction_of_targets(self):
+        """With targets and the full rank it is least squares over all places of all images."""
+        weight = torch.randn(4, 3, 2, 2, dtype=torch.float64)
+        images = torch.randn(3, 3, 7, 7, dtype=torch.float64)
+        targets = nn.functional.conv2d(images, torch.randn(4, 3, 2, 2, dtype=torch.float64), padding=1)
+
+        first, second = cf.factorize_conv2d(weight, 4, inputs=images, targets=targets, padding=1)
+
+        approximate = nn.functional.conv2d(nn.functional.conv2d(images, first, padding=1), second)
+        torch.testing.assert_close(approximate, targets)
+
+    def test_bad_shapes_are_refused(self):
+        """The messages name what is expected."""
+        weight, images = torch.rand(4, 3, 2, 2), torch.rand(2, 3, 5, 5)
+
+        with pytest.raises(ValueError, match=r"weight must have shape \(out, in, rows, columns\)"):
+            cf.factorize_conv2d(torch.rand(4, 3), 1)
+        with pytest.raises(ValueError, match=r"inputs must have shape \(N, 3, H, W\), got \(2, 4, 5, 5\)"):
+            cf.factorize_conv2d(weight, 1, inputs=torch.rand(2, 4, 5, 5))
+        with pytest.raises(ValueError, match=r"targets must have shape \(N, 4, H', W'\), got \(2, 4\)"):
+            cf.factorize_conv2d(weight, 1, inputs=images, targets=torch.rand(2, 4))
+        with pytest.raises(ValueError, match="targets must have shape"):
+            cf.factorize_conv2d(weight, 1, inputs=images, targets=torch.rand(2, 4, 5, 5))
+        with pytest.raises(ValueError, match="rank must lie between 1 and 4"):
+            cf.factorize_conv2d(weight, 5)
+
+
+class TestFactorizedLinear:
+    def test_is_two_layers(self):
+        """A fraction is one of the smaller size; the second layer has the bias."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=0.5)
+        inputs = torch.rand(2, 3, 12)
+
+        assert layer.latent_features == 4
+        assert layer.first.bias is None
+        assert torch.equal(layer(inputs), layer.second(layer.first(inputs)))
+        assert cf.FactorizedLinear(12, 8, bias=False).second.bias is None
+
+    def test_reads_as_one_layer(self):
+        """Its weight and bias are those of the layer that gives the same outputs."""
+        layer = cf.FactorizedLinear(12, 8, latent_features=3).double()
+        inputs = torch.randn(5, 12, dtype=torch.float64)
+
+        torch.testing.assert_close(nn.functional.linear(inputs, layer.weight, layer.bias), layer(inputs))
+
+    def test_from_linear(self):
+        """The factors are the best ones, and the bias is the layer's own; no random numbers are drawn."""
+        linear = nn.Linear(12, 8, dtype=torch.float64)
+        state = torch.get_rng_state()
+
+        layer = cf.FactorizedLinear.from_linear(linear, 0, latent_features=3)
+
+        error = np.linalg.norm((layer.weight - linear.weight).detach().numpy())
+        assert error == pytest.approx(_least_error(linear.weight.detach(), 3))
+        assert layer.bias is linear.bias
+        assert torch.equal(torch.get_rng_state(), state)
+
+    @pytest.mark.parametrize("latent", [0, -2, 1.0, 1.5, float("nan")])
+    def test_bad_width_is_refused(self, latent: float):
+        """Neither a number of features nor a fraction."""
+        with pytest.raises(ValueError, match="latent_features must be a whole number of at least 1, or a fraction"):
+            cf.FactorizedLinear(8, 8, latent_features=latent)
+
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3},
+    "stride": {"kernel_size": 3, "stride": (2, 1), "padding": 1},
+    "same": {"kernel_size": 3, "padding": "same", "dilation": 2},
+    "reflection": {"kernel_size": (3, 1), "padding": (1, 0), "padding_mode": "reflect", "bias": False},
+    "pointwise": {"kernel_size": 1},
+}
+
+
+class TestFactorizedConv2d:
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
+    def test_full_rank_is_the_convolution(self, name: str):
+        """With as many latent channels as the weight has ranks, outputs are the convolution's."""
+        conv = nn.Conv2d(4, 4, **CONVOLUTIONS[name], dtype=torch.float64)
+        images = torch.randn(2, 4, 7, 6, dtype=torch.float64)
+
+        layer = cf.FactorizedConv2d.from_conv2d(conv, 0, latent_channels=4)
+
+        torch.testing.assert_close(layer(images), conv(images))
+        torch.testing.assert_close(layer.weight, conv.weight)
+        assert layer.bias is conv.bias
+
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
+    def test_reads_as_one_convolution(self, name: str):
+        """Its weight and bias are those of the convolution that gives the same outputs."""
+        layer = cf.FactorizedConv2d(6, 4, **CONVOLUTIONS[name], latent_channels=2).double()
+        conv = nn.Conv2d(6, 4, **CONVOLUTIONS[name]).double()
+        images = torch.randn(2, 6, 7, 6, dtype=torch.float64)
+
+        conv.weight.data = layer.weight.data
+        if conv.bias is not None:
+            conv.bias.data = layer.bias.data
+
+        torch.testing.assert_close(conv(images), layer(images))
+
+    def test_a_fraction_is_one_of_the_smaller_size(self):
+        """Rounded down, and at least 1."""
+        assert cf.FactorizedConv2d(9, 20, 3, latent_channels=0.5).first.weight.shape == (4, 9, 3, 3)
+        assert cf.FactorizedConv2d(20, 9, 3, latent_channels=0.01).second.weight.shape == (9, 1, 1, 1)
+
+    def test_groups_are_refused(self):
+        """A grouped convolution is no matrix."""
+        with pytest.raises(ValueError, match="module must have one group, got 2"):
+            cf.FactorizedConv2d.from_conv2d(nn.Conv2d(4, 4, 3, groups=2), 0, latent_channels=1)
+
+    def test_bad_width_is_refused(self):
+        """Neither a number of channels nor a fraction."""
+        with pytest.raises(ValueError, match="latent_channels must be a whole number of at least 1, or a fraction"):
+            cf.FactorizedConv2d(8, 8, 3, latent_channels=1.5)

@@ -1,0 +1,254 @@
+"""Ghost batch normalisation against torch's layer on chunks of the batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+LAYERS = {
+    "features": (cf.GhostBatchNorm1d, nn.BatchNorm1d, ()),
+    "sequences": (cf.GhostBatchNorm1d, nn.BatchNorm1d, (5,)),
+    "images": (cf.GhostBatchNorm2d, nn.BatchNorm2d, (4, 3)),
+    "volumes": (cf.GhostBatchNorm3d, nn.BatchNorm3d, (2, 3, 2)),
+}
+
+
+def _normalize_chunks(plain: nn.Module, chunks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalise each chunk by torch's layer alone; return outputs, and the chunks' statistics averaged by samples."""
+    samples = sum(len(chunk) for chunk in chunks)
+    outputs, mean, variance = [], 0.0, 0.0
+    for chunk in chunks:
+        layer = copy.deepcopy(plain)
+        layer.momentum = 1.0
+        outputs.append(layer(chunk))
+        mean = mean + layer.running_mean * len(chunk) / samples
+        variance = variance + layer.running_var * len(chunk) / samples
+    return torch.cat(outputs), mean, variance
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("samples", "sizes"), [(8, [4, 4]), (10, [4, 3, 3]), (12, [4, 4, 4]), (5, [3, 2])])
+def test_equals_torch_on_chunks(name: str, samples: int, sizes: list[int]):
+    """Outputs are those of torch's layer on each chunk; running statistics move once, towards their average."""
+    ghost_class, plain_class, shape = LAYERS[name]
+    plain = plain_class(6, momentum=0.3, eps=0.01).double()
+    nn.init.normal_(plain.weight)
+    nn.init.normal_(plain.bias)
+    layer = ghost_class.from_batchnorm(copy.deepcopy(plain), 0, ghost_batch_size=4)
+    batch = torch.randn(samples, 6, *shape, dtype=torch.float64) * 3 + 1
+    expected, mean, variance = _normalize_chunks(plain, list(batch.split(sizes)))
+
+    output = layer(batch)
+
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(layer.running_mean, 0.3 * mean)
+    torch.testing.assert_close(layer.running_var, 0.7 + 0.3 * variance)
+    assert layer.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_equal_torch_on_chunks(name: str):
+    """Gradients of input, weight and bias are those of torch's layer on each chunk."""
+    ghost_class, plain_class, shape = LAYERS[name]
+    layer, plain = ghost_class(6, 4).double(), plain_class(6).double()
+    batch = torch.randn(10, 6, *shape, dtype=torch.float64, requires_grad=True)
+    factors = torch.randn_like(batch)
+
+    def gradients(module: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((output * factors).sum(), [batch, module.weight, module.bias])
+
+    chunked = torch.cat([plain(chunk) for chunk in batch.split([4, 3, 3])])
+    for ours, theirs in zip(gradients(layer, layer(batch)), gradients(plain, chunked), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class TestGhostBatchNorm:
+    @given(samples=st.integers(2, 40), ghost_batch_size=st.integers(2, 50))
+    @settings(deadline=None)
+    def test_ghosts_are_as_few_and_as_equal_as_they_can_be(self, samples: int, ghost_batch_size: int):
+        """Whatever the sizes, each ghost batch has the mean 0; their sizes differ by one at most."""
+        count = -(-samples // ghost_batch_size)
+        sizes = [len(part) for part in torch.arange(samples).tensor_split(count)]
+        batch = torch.randn(samples, 2, 3)
+
+        output = cf.GhostBatchNorm1d(2, ghost_batch_size)(batch)
+
+        assert max(sizes) <= ghost_batch_size
+        for part in output.split(sizes):
+            assert part.mean((0, 2)).abs().max() < 1e-5
+
+    @pytest.mark.parametrize("samples", [1, 3, 4])
+    def test_a_small_batch_is_one_ghost(self, samples: int):
+        """It is normalised as torch's layer does, to the bit, running statistics included."""
+        layer, plain = cf.GhostBatchNorm2d(3, ghost_batch_size=4), nn.BatchNorm2d(3)
+        images = torch.randn(samples, 3, 4, 4)
+
+        output, expected = layer(images), plain(images)
+
+        assert torch.equal(output, expected)
+        assert torch.equal(layer.running_var, plain.running_var)
+        assert layer.num_batches_tracked == 1
+
+    def test_evaluation_is_that_of_torch(self):
+        """In evaluation the batch is not cut, and the outputs are equal to the bit."""
+        layer, plain = cf.GhostBatchNorm2d(3, ghost_batch_size=2), nn.BatchNorm2d(3)
+        layer(torch.randn(6, 3, 4, 4))
+        plain.load_state_dict(layer.state_dict())
+        images = torch.randn(6, 3, 4, 4)
+
+        assert torch.equal(layer.eval()(images), plain.eval()(images))
+
+    def test_cumulative_average(self):
+        """With momentum None, running statistics are the averages over all batches, ghosts or not."""
+        layer = cf.GhostBatchNorm1d(3, ghost_batch_size=4, momentum=None).double()
+        batches = [torch.randn(samples, 3, dtype=torch.float64) for samples in (8, 4, 8)]
+        plain = nn.BatchNorm1d(3).double()
+
+        for batch in batches:
+            layer(batch)
+
+        averages = [_normalize_chunks(plain, list(batch.split(4)))[1:] for batch in batches]
+        means, variances = zip(*averages, strict=True)
+        torch.testing.assert_close(layer.running_mean, sum(means) / 3)
+        torch.testing.assert_close(layer.running_var, sum(variances) / 3)
+        assert layer.num_batches_tracked == 3
+
+    def test_without_running_statistics(self):
+        """Training cuts the batch; evaluation takes the batch's own statistics, whole, as torch's layer does."""
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2, track_running_stats=False)
+        plain = nn.BatchNorm2d(3, track_running_stats=False)
+        images = torch.randn(4, 3, 4, 4)
+
+        assert torch.equal(layer(images), torch.cat([plain(images[:2]), plain(images[2:])]))
+        assert torch.equal(layer.eval()(images), plain(images))
+
+    def test_tracking_can_be_switched_off(self):
+        """As in torch's layer, statistics that are there stay as they are."""
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
+        layer.track_running_stats = False
+
+        layer(torch.randn(4, 3, 4, 4))
+
+        assert layer.running_mean.tolist() == [0, 0, 0]
+        assert layer.num_batches_tracked == 0
+
+    def test_without_weight_and_bias(self):
+        """Without affine there is nothing to train."""
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2, affine=False)
+        images = torch.randn(4, 3, 4, 4)
+        plain = nn.BatchNorm2d(3, affine=False)
+
+        assert list(layer.parameters()) == []
+        assert torch.equal(layer(images), torch.cat([plain(images[:2]), plain(images[2:])]))
+
+    def test_nan_stays_in_its_ghost(self):
+        """A sample that is not finite spoils its ghost batch, not the others; the running statistics are spoilt."""
+        images = torch.randn(4, 3, 4, 4)
+        images[0, 0, 0, 0] = torch.nan
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
+
+        output = layer(images)
+
+        assert output[:2, 0].isnan().all()
+        assert output[2:].isfinite().all()
+        assert layer.running_mean.isnan().tolist() == [True, False, False]
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_dtype_and_memory_format_are_kept(
+        self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
+    ):
+        """What comes in leaves as it came."""
+        layer = cf.GhostBatchNorm2d(3, 2, device=device, dtype=dtype)
+        images = torch.rand(4, 3, 5, 5, device=device, dtype=dtype).contiguous(memory_format=format)
+
+        output = layer(images)
+
+        assert output.dtype == layer.running_mean.dtype == dtype
+        assert output.is_contiguous(memory_format=format)
+
+    def test_half_precision_inputs(self):
+        """As torch's layer, it keeps float32 weights and statistics for inputs in half precision."""
+        layer = cf.GhostBatchNorm2d(3, 2)
+        images = torch.randn(4, 3, 5, 5, dtype=torch.bfloat16)
+        expected = torch.cat([nn.BatchNorm2d(3)(images[:2]), nn.BatchNorm2d(3)(images[2:])])
+
+        output = layer(images)
+
+        assert torch.equal(output, expected)
+        assert layer.running_mean.dtype == torch.float32
+
+    def test_state_dict_is_that_of_torch(self):
+        """A checkpoint fits before and after."""
+        layer, plain = cf.GhostBatchNorm2d(3), nn.BatchNorm2d(3)
+
+        assert list(layer.state_dict()) == list(plain.state_dict())
+        assert isinstance(layer, nn.BatchNorm2d)
+
+    def test_swa_renews_its_statistics(self):
+        """The update_bn of torch finds the layer, and averages over the batches."""
+        layer = cf.GhostBatchNorm1d(3, ghost_batch_size=2)
+        layer.running_mean.fill_(7)
+        batches = [torch.randn(4, 3), torch.randn(4, 3)]
+
+        torch.optim.swa_utils.update_bn(batches, layer)
+
+        torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0))
+
+    def test_shows_its_size(self):
+        """The size of the ghost batches is printed with the rest."""
+        assert "ghost_batch_size=16" in repr(cf.GhostBatchNorm2d(3, 16))
+
+    def test_compiles_without_a_break(self):
+        """The layer is one graph, which moves the running statistics too."""
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
+        other = copy.deepcopy(layer)
+        images = torch.randn(5, 3, 4, 4)
+
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+
+        torch.testing.assert_close(compiled(images), other(images))
+        torch.testing.assert_close(layer.running_var, other.running_var)
+
+    def test_an_empty_batch_stays_empty(self):
+        """No sample in, no sample out, and nothing learnt, as with torch's layer."""
+        layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
+
+        assert layer(torch.rand(0, 3, 4, 4)).shape == (0, 3, 4, 4)
+        assert layer.running_mean.tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize("size", [0, -1, 2.0, float("nan"), "32", None])
+    def test_bad_size_is_refused(self, size: object):
+        """Samples are counted."""
+        with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
+            cf.GhostBatchNorm2d(3, size)
+
+    @pytest.mark.parametrize(("samples", "size"), [(3, 2), (4, 1)])
+    def test_ghosts_of_a_single_value_are_refused(self, samples: int, size: int):
+        """One value has no variance; nothing is learnt from the batch, and the message says what to do."""
+        layer = cf.GhostBatchNorm1d(3, size)
+
+        with pytest.raises(ValueError, match=rf"got {samples} samples of shape \(3,\) and {size}\. Take a larger one"):
+            layer(torch.rand(samples, 3))
+
+        assert layer.num_batches_tracked == 0
+
+    @pytest.mark.parametrize(
+        ("layer", "shape"),
+        [
+            (cf.GhostBatchNorm1d(3, 2), (4, 3, 2, 2)),
+            (cf.GhostBatchNorm2d(3, 2), (4, 3, 2)),
+            (cf.GhostBatchNorm3d(3, 2), (4, 3, 2, 2)),
+        ],
+    )
+    def test_bad_shape_is_refused(self, layer: nn.Module, shape: tuple[int, ...]):
+        """As torch's layer says it."""
+        with pytest.raises(ValueError, match=r"expected .*D input \(got .D input\)"):
+            layer(torch.rand(shape))

@@ -1,0 +1,214 @@
+"""Dropout with masks that are chosen once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+
+def _layer(iters: int = 12, epochs: int = 2, p: float = 0.5, sigma: int = 8, tau: int = 2) -> cf.GyroDropout:
+    return cf.GyroDropout(iters, epochs, p, sigma, tau)
+
+
+def _hash_by_hand(word: int) -> int:
+    """The hash in Python's own integers."""
+    word = ((word ^ word >> 16) * 0x21F0AAAD) % 2**32
+    word = ((word ^ word >> 15) * 0x735A2D97) % 2**32
+    return word ^ word >> 15
+
+
+def _mask_by_hand(seed: int, number: int, neurons: int, p: float) -> list[bool]:
+    key = _hash_by_hand(seed ^ number * 0x9E3779B1 % 2**32)
+    return [_hash_by_hand(key ^ neuron * 0x9E3779B1 % 2**32) >= p * 2**32 for neuron in range(neurons)]
+
+
+class TestGyroDropout:
+    def test_masks_and_their_order_by_hand(self):
+        """Pass by pass, sample by sample, the masks are those that the definition says."""
+        layer = _layer(p=0.3, sigma=7, tau=3)
+        seed = layer.seed.item()
+        x = torch.randn(5, 16).double()
+
+        for step in range(25):
+            output = layer(x)
+
+            numbers = [(step // 11 * 3 + sample * 3 // 5) % 7 for sample in range(5)]
+            kept = torch.tensor([_mask_by_hand(seed, number, 16, 0.3) for number in numbers])
+            torch.testing.assert_close(output, torch.where(kept, x / 0.7, 0))
+
+    def test_each_mask_has_one_period_in_the_planned_training(self):
+        """In iters_per_epoch * max_epoch passes every one of sigma masks is used equally long."""
+        layer = _layer(iters=10, epochs=4, sigma=8, tau=2)
+        x = torch.ones(2, 64)
+
+        passes = [tuple(map(tuple, layer(x).tolist())) for _ in range(40)]
+
+        counts = {mask: sum(mask in each for each in passes) for each in passes for mask in each}
+        assert layer.period == 10
+        assert list(counts.values()) == [10] * 8
+        assert layer(x).tolist() == [list(mask) for mask in passes[0]]
+
+    def test_a_period_is_at_least_one_pass(self):
+        """More masks than there is training leave each one pass."""
+        assert _layer(iters=1, epochs=1, sigma=1024, tau=1).period == 1
+
+    def test_masks_look_random(self):
+        """The share dropped is p, for each mask and each neuron, and masks and neurons are uncorrelated."""
+        masks = (cf.GyroDropout(1, 1, 0.3, 512, 512)(torch.ones(512, 1000)) > 0).float()
+
+        assert abs(masks.mean() - 0.7) < 0.003
+        assert masks.mean(1).std() == pytest.approx((0.21 / 1000) ** 0.5, rel=0.15)
+        assert masks.mean(0).std() == pytest.approx((0.21 / 512) ** 0.5, rel=0.15)
+        for rows in (masks[:300], masks.T[:300]):
+            correlation = torch.corrcoef(rows).fill_diagonal_(0)
+            assert correlation.std() == pytest.approx(rows.shape[1] ** -0.5, rel=0.1)
+            assert correlation.abs().max() < 6 * rows.shape[1] ** -0.5
+
+    def test_two_layers_have_other_masks(self):
+        """Layers draw their seeds, and the global seed decides them."""
+        x = torch.ones(2, 64)
+        outputs = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            outputs.append((_layer()(x), _layer()(x)))
+
+        assert torch.equal(outputs[0][0], outputs[1][0])
+        assert torch.equal(outputs[0][1], outputs[1][1])
+        assert not torch.equal(*outputs[0])
+
+    def test_evaluation_changes_and_counts_nothing(self):
+        """In evaluation the input itself comes out."""
+        layer = _layer().eval()
+        x = torch.randn(4, 6)
+
+        assert layer(x) is x
+        assert layer.position == 0
+
+    def test_nothing_dropped_is_the_identity(self):
+        """With p=0 all are kept, bit for bit."""
+        x = torch.randn(4, 6)
+
+        assert torch.equal(_layer(p=0.0)(x), x)
+
+    def test_resuming_goes_on_with_the_same_masks(self):
+        """A state dict taken in the middle lets another layer go on as the first would have."""
+        layer, again = _layer(), _layer()
+        x = torch.ones(4, 32)
+        for _ in range(7):
+            layer(x)
+
+        again.load_state_dict(copy.deepcopy(layer.state_dict()))
+
+        assert all(torch.equal(again(x), layer(x)) for _ in range(30))
+
+    def test_weights_of_a_model_without_it_can_be_loaded(self):
+        """A state dict that says nothing of it leaves masks and position, and is complete all the same."""
+        plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+        model = nn.Sequential(nn.Linear(4, 4), _layer())
+        model(torch.rand(2, 4))
+        seed = model[1].seed.clone()
+
+        model.load_state_dict(plain.state_dict())
+
+        assert torch.equal(model[0].weight, plain[0].weight)
+        assert (model[1].seed, model[1].position) == (seed, 1)
+
+    def test_positions_of_a_sequence_share_the_mask(self):
+        """A neuron is dropped at all positions."""
+        output = _layer()(torch.ones(4, 10, 32))
+
+        assert torch.equal(output, output[:, :1].expand(4, 10, 32))
+        assert output[0, 0].unique().tolist() == [0, 2]
+
+    def test_channels_are_dropped_as_a_whole(self):
+        """With four dimensions the neurons are those of dimension 1."""
+        output = _layer()(torch.ones(4, 32, 3, 5))
+
+        assert torch.equal(output, output[:, :, :1, :1].expand(4, 32, 3, 5))
+        assert output[0, :, 0, 0].unique().tolist() == [0, 2]
+
+    def test_gradient_is_the_mask(self):
+        """What was dropped gets no gradient, the rest gets it scaled."""
+        x = torch.ones(4, 32, requires_grad=True)
+        output = _layer()(x)
+
+        output.sum().backward()
+
+        assert torch.equal(x.grad, output.detach())
+
+    @given(samples=st.integers(0, 9), sigma=st.integers(1, 9), data=st.data())
+    def test_shape_dtype_and_range(self, samples: int, sigma: int, data):
+        """Any number of samples and masks: each entry is dropped or scaled, and the input stays as it was."""
+        tau = data.draw(st.integers(1, sigma))
+        for dtype in (torch.float64, torch.bfloat16):
+            x = torch.ones(samples, 7, dtype=dtype)
+
+            output = _layer(sigma=sigma, tau=tau)(x)
+
+            assert (output.shape, output.dtype) == (x.shape, dtype)
+            assert set(output.flatten().tolist()) <= {0.0, 2.0}
+            assert x.eq(1).all()
+
+    def test_works_on_a_device_without_values(self):
+        """Nothing reads a number back from the device; after to_empty the masks are chosen anew."""
+        with torch.device("meta"):
+            layer = _layer()
+        output = layer(torch.ones(4, 6, device="meta"))
+
+        layer.to_empty(device="cpu").reset_parameters()
+
+        assert output.shape == (4, 6)
+        assert layer.position == 0
+        assert 0 <= layer.seed < 2**32
+        assert layer(torch.ones(4, 6)).unique().tolist() == [0, 2]
+
+    def test_compiles_to_one_graph(self, device: torch.device):
+        """One graph serves all passes, from the first one on, with the same masks."""
+        graphs: list[torch.fx.GraphModule] = []
+
+        def count(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        layer = _layer().to(device)
+        twin = copy.deepcopy(layer)
+        x = torch.randn(4, 6, device=device)
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend=count)
+
+        assert all(torch.equal(compiled(x), twin(x)) for _ in range(20))
+        assert len(graphs) == 1
+
+    def test_settings_are_printed(self):
+        """The numbers that matter are in the layer's text."""
+        assert str(_layer()) == "GyroDropout(p=0.5, sigma=8, tau=2, period=6)"
+
+    @pytest.mark.parametrize("shape", [(), (4,)])
+    def test_input_without_samples_is_refused(self, shape: tuple[int, ...]):
+        """There are samples to give masks to."""
+        with pytest.raises(ValueError, match=r"input must have shape \(N, ..., F\), got"):
+            _layer()(torch.ones(shape))
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"iters": 0}, "iters_per_epoch must be at least 1, got 0"),
+            ({"epochs": 0}, "max_epoch must be at least 1, got 0"),
+            ({"tau": 0}, "tau must be at least 1, got 0"),
+            ({"sigma": 2, "tau": 3}, "sigma must be at least tau, got sigma=2 and tau=3"),
+            ({"p": 1.0}, "p must be at least 0 and below 1, got 1.0"),
+            ({"p": -0.1}, "p must be at least 0 and below 1, got -0.1"),
+            ({"p": float("nan")}, "p must be at least 0 and below 1, got nan"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, settings: dict[str, float], message: str):
+        """Each wrong setting is named."""
+        with pytest.raises(ValueError, match=message):
+            _layer(**settings)

@@ -1,0 +1,144 @@
+"""Norms that compute in 16 bits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import group_norm, layer_norm
+
+from composer import functional as cf
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+def _make(kind: str, precision: torch.dtype | None) -> nn.Module:
+    norm = (
+        cf.LowPrecisionLayerNorm(8, 1e-3, precision=precision)
+        if kind == "layer"
+        else cf.LowPrecisionGroupNorm(2, 8, 1e-3, precision=precision)
+    )
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def _reference(norm: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    weight, bias = norm.weight.to(dtype), norm.bias.to(dtype)
+    if isinstance(norm, nn.LayerNorm):
+        return layer_norm(x.to(dtype), (8,), weight, bias, 1e-3)
+    return group_norm(x.to(dtype), 2, weight, bias, 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["layer", "group"])
+class TestLowPrecisionNorms:
+    @pytest.mark.parametrize("dtype", LOW)
+    def test_computes_in_low_precision_without_autocast(self, kind: str, dtype: torch.dtype, device: torch.device):
+        """Input and parameters are rounded, bit for bit as by hand; the output has the input's dtype again."""
+        norm = _make(kind, dtype).to(device)
+        x = torch.randn(4, 8, device=device)
+
+        output = norm(x)
+
+        assert output.dtype == torch.float32
+        assert torch.equal(output, _reference(norm, x, dtype).float())
+        assert not torch.equal(output, _reference(norm, x, torch.float32))
+
+    @pytest.mark.parametrize("dtype", LOW)
+    @pytest.mark.parametrize("given", [True, False])
+    def test_computes_in_low_precision_under_autocast(
+        self, kind: str, dtype: torch.dtype, given: bool, device: torch.device
+    ):
+        """The precision that was given, or else autocast's, is that of the output too, whatever comes in."""
+        norm = _make(kind, dtype if given else None).to(device)
+        for x in (torch.randn(4, 8, device=device), torch.randn(4, 8, device=device).to(dtype)):
+            with torch.autocast(device.type, dtype=dtype):
+                output = norm(x)
+
+            assert output.dtype == dtype
+            assert torch.equal(output, _reference(norm, x, dtype))
+
+    def test_the_given_precision_comes_before_that_of_autocast(self, kind: str):
+        """What was asked for at surgery is what is computed."""
+        norm = _make(kind, torch.float16)
+        x = torch.randn(4, 8)
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = norm(x)
+
+        assert torch.equal(output, _reference(norm, x, torch.float16))
+
+    @pytest.mark.parametrize("autocast", [torch.autocast("cpu", dtype=torch.bfloat16, enabled=False), nullcontext()])
+    def test_without_precision_and_autocast_it_is_the_plain_norm(self, kind: str, autocast):
+        """Nothing says low, so nothing is."""
+        norm = _make(kind, None)
+        x = torch.randn(4, 8)
+
+        with autocast:
+            output = norm(x)
+
+        assert torch.equal(output, _reference(norm, x, torch.float32))
+
+    @pytest.mark.parametrize("dtype", LOW)
+    def test_gradients_are_the_references(self, kind: str, dtype: torch.dtype):
+        """Gradients flow back through the casts and keep the dtype of what they belong to."""
+        norm = _make(kind, dtype)
+        x = torch.randn(4, 8, requires_grad=True)
+        expected = torch.autograd.grad(_reference(norm, x, dtype).float().square().sum(), [x, *norm.parameters()])
+
+        norm(x).square().sum().backward()
+
+        for tensor, gradient in zip([x, *norm.parameters()], expected, strict=True):
+            assert tensor.grad.dtype == torch.float32
+            assert torch.equal(tensor.grad, gradient)
+
+    @pytest.mark.parametrize("precision", [torch.bfloat16, None])
+    def test_compiles_without_graph_break(self, kind: str, precision: torch.dtype | None):
+        """One graph, under autocast and without."""
+        norm = _make(kind, precision)
+        x = torch.randn(4, 8)
+        torch.compiler.reset()
+        compiled = torch.compile(norm, fullgraph=True, backend="eager")
+
+        for enabled in (True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                assert torch.equal(compiled(x), norm(x))
+
+    def test_empty_batch_passes(self, kind: str):
+        """No samples give no samples."""
+        assert _make(kind, torch.bfloat16)(torch.empty(0, 8)).shape == (0, 8)
+
+    @pytest.mark.parametrize("precision", [torch.float32, torch.float64, torch.int8, "bf16"])
+    def test_other_precisions_are_refused(self, kind: str, precision: torch.dtype):
+        """The layer is for 16 bits."""
+        with pytest.raises(ValueError, match=r"precision must be torch\.bfloat16, torch\.float16 or None, got"):
+            _make(kind, precision)
+
+    def test_settings_are_printed(self, kind: str):
+        """The precision stands beside the plain layer's settings."""
+        text = str(_make(kind, torch.bfloat16))
+
+        assert "eps=0.001" in text
+        assert "precision=torch.bfloat16" in text
+
+
+@pytest.mark.parametrize(("affine", "bias"), [(False, False), (True, False)])
+def test_layer_norm_without_parameters(affine: bool, bias: bool):
+    """A layer norm may have no bias, or no parameters at all."""
+    x = torch.randn(3, 2, 4)
+
+    output = cf.LowPrecisionLayerNorm([2, 4], 1e-5, affine, bias, torch.bfloat16)(x)
+
+    assert torch.equal(output, layer_norm(x.bfloat16(), (2, 4)).float())
+
+
+def test_group_norm_without_parameters_keeps_the_memory_format():
+    """A group norm may have no parameters; images with channels last stay so."""
+    x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
+
+    output = cf.LowPrecisionGroupNorm(2, 4, affine=False, precision=torch.bfloat16)(x)
+
+    assert torch.equal(output, group_norm(x.bfloat16(), 2).float())
+    assert output.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,282 @@
+"""Residual blocks that are dropped at random."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+
+class Plain(nn.Module):
+    """A block x + f(x) that counts how often it is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        return x + factor * self.linear(x).tanh()
+
+
+class Parts(nn.Module):
+    """A block with a shortcut of another shape and an activation in place."""
+
+    def __init__(self, shortcut: nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6 if shortcut is None else 4)
+        self.shortcut = shortcut
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.linear(x) + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class Pair(nn.Linear):
+    """What returns more than a tensor."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return super().forward(x), None
+
+
+def _shortcut_of(block, x):
+    return x if block.shortcut is None else block.shortcut(x)
+
+
+RULE = cf.ResidualRule(lambda block, x: block.linear(x), _shortcut_of, lambda block, x: block.relu(x))
+
+
+def _stochastic(block: nn.Module, rate: float, method: str = "block", rule: cf.ResidualRule | None = None) -> nn.Module:
+    return cf.StochasticDepthBlock.around(copy.deepcopy(block), rate, method, rule)
+
+
+class TestStochasticDepthBlock:
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
+    def test_rate_zero_is_the_plain_block(self, make, rule, method: str, training: bool):
+        """With nothing dropped, outputs are the plain block's bit for bit, and nothing is drawn."""
+        plain = make().train(training)
+        block = _stochastic(plain, 0.0, method, rule)
+        x = torch.randn(5, 6)
+        state = torch.get_rng_state()
+
+        output = block(x)
+
+        assert torch.equal(output, plain(x))
+        assert torch.equal(torch.get_rng_state(), state)
+
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    def test_rate_one_is_the_shortcut(self, method: str):
+        """With all dropped, only the shortcut and the activation are left, and the branch is not computed."""
+        shortcut = nn.Linear(6, 4)
+        called: list[nn.Module] = []
+        parts = Parts(shortcut)
+        x = torch.randn(5, 6)
+        block = _stochastic(parts, 1.0, method, RULE)
+        block.linear.register_forward_hook(lambda module, args, output: called.append(module))
+
+        output = block(x)
+
+        assert torch.equal(output, shortcut(x).relu())
+        assert not called
+
+    def test_a_block_is_dropped_for_the_whole_batch(self):
+        """Each output is the plain block's or the input, and about a share of drop_rate is not computed."""
+        plain = Plain()
+        block = _stochastic(plain, 0.3)
+        x = torch.randn(2, 6)
+
+        outputs = [block(x) for _ in range(600)]
+
+        kept = sum(torch.equal(output, plain(x)) for output in outputs)
+        assert kept + sum(torch.equal(output, x) for output in outputs) == 600
+        assert block.calls == kept
+        assert abs(kept / 600 - 0.7) < 0.07
+
+    def test_decisions_are_those_of_torchvision(self):
+        """Under the same seed a block is kept exactly when torchvision keeps a batch."""
+        from torchvision.ops import stochastic_depth
+
+        block = _stochastic(Plain(), 0.4)
+        x = torch.randn(2, 6)
+        ours, theirs = [], []
+
+        for seed in range(60):
+            torch.manual_seed(seed)
+            theirs.append(bool(stochastic_depth(torch.ones(2, 6), 0.4, "batch").any()))
+            torch.manual_seed(seed)
+            ours.append(not torch.equal(block(x), x))
+
+        assert ours == theirs
+        assert set(ours) == {True, False}
+
+    @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
+    def test_evaluation_scales_the_branch(self, make, rule):
+        """With block, evaluation adds (1 - drop_rate) times the branch, the expectation in training."""
+        plain = make().eval()
+        x = torch.randn(5, 6)
+        branch = plain.linear(x).tanh() if rule is None else plain.linear(x)
+
+        output = _stochastic(plain, 0.3, "block", rule)(x)
+
+        expected = x + 0.7 * branch
+        torch.testing.assert_close(output, expected if rule is None else expected.relu())
+
+    @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
+    def test_each_sample_is_dropped_by_itself(self, make, rule):
+        """With sample, rows lose their branch, and the others' is scaled as torchvision scales it."""
+        from torchvision.ops import stochastic_depth
+
+        plain = make()
+        x = torch.randn(500, 6)
+        branch = plain.linear(x).tanh() if rule is None else plain.linear(x)
+        scaled = stochastic_depth(branch, 0.25, "row")
+        factor = (scaled / branch)[scaled.any(1)][0, 0].item()
+
+        output = _stochastic(plain, 0.25, "sample", rule)(x)
+
+        dropped, kept = x, x + factor * branch
+        if rule is not None:
+            dropped, kept = dropped.relu(), kept.relu()
+        is_kept = torch.isclose(output, kept, atol=1e-5).all(1)
+        is_dropped = torch.isclose(output, dropped, atol=1e-6).all(1)
+        assert factor == pytest.approx(4 / 3)
+        assert (is_kept ^ is_dropped).all()
+        assert abs(is_kept.float().mean() - 0.75) < 0.08
+
+    def test_evaluation_by_sample_is_the_plain_block(self):
+        """With sample the scale is in training, so that evaluation changes nothing."""
+        plain = Plain().eval()
+        x = torch.randn(5, 6)
+
+        output = _stochastic(plain, 0.5, "sample")(x)
+
+        assert torch.equal(output, plain(x))
+
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    def test_global_seed_decides(self, method: str):
+        """The draws come from torch's default generator and can be repeated."""
+        block = _stochastic(Plain(), 0.5, method)
+        x = torch.randn(4, 6)
+        runs = []
+
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            runs.append(torch.stack([block(x) for _ in range(20)]))
+
+        assert torch.equal(runs[0], runs[1])
+        assert not torch.equal(runs[0], runs[2])
+
+    @pytest.mark.parametrize("rule", [None, RULE])
+    def test_a_dropped_block_leaves_its_input_alone(self, rule):
+        """What follows in place does not reach back through a dropped block; gradients are those of the shortcut."""
+        block = _stochastic(Parts(), 1.0, "block", rule)
+        x = torch.tensor([[-1.0, 2.0, 3.0, -4.0, 5.0, 6.0]], requires_grad=True)
+        hidden = x.sigmoid()
+        before = hidden.detach().clone()
+
+        output = block(hidden)
+        output = output.mul_(2) if rule is None else output * 2  # after a ReLU in place nothing may change in place
+        output.sum().backward()
+
+        assert torch.equal(hidden, before)
+        torch.testing.assert_close(x.grad, 2 * before * (1 - before))
+        assert all(parameter.grad is None for parameter in block.parameters())
+
+    def test_other_arguments_reach_the_block(self):
+        """What is called with after the input is handed on."""
+        plain = Plain()
+        block = _stochastic(plain, 0.5).eval()
+        x = torch.randn(5, 6)
+
+        output = block(x, factor=3.0)
+
+        torch.testing.assert_close(output, x + 0.5 * 3 * plain.linear(x).tanh())
+
+    @given(rate=st.floats(0, 1), training=st.booleans(), method=st.sampled_from(["block", "sample"]))
+    def test_shape_and_dtype_stay(self, rate: float, training: bool, method: str):
+        """Whatever is dropped, the output is like the input."""
+        for dtype in (torch.float64, torch.bfloat16):
+            block = _stochastic(Plain().to(dtype).train(training), rate, method)
+
+            output = block(torch.randn(3, 2, 6, dtype=dtype))
+
+            assert (output.shape, output.dtype) == ((3, 2, 6), dtype)
+
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    def test_empty_batch_passes(self, method: str):
+        """No samples give no samples."""
+        assert _stochastic(Plain(), 0.5, method)(torch.empty(0, 6)).shape == (0, 6)
+
+    def test_a_model_can_be_copied_and_saved_whole(self):
+        """Copies and what is loaded from a pickle are blocks of the same class with the same settings."""
+        block = cf.StochasticDepthBlock.around(nn.Linear(4, 4), 0.25, "sample")
+        file = io.BytesIO()
+        torch.save(block, file)
+        file.seek(0)
+
+        for again in (copy.deepcopy(block), torch.load(file, weights_only=False)):
+            assert type(again) is type(block)
+            assert (again.drop_rate, again.stochastic_method, again.rule) == (0.25, "sample", None)
+            assert torch.equal(again.weight, block.weight)
+
+    def test_class_and_names_stay(self):
+        """It is an instance of the plain class too, has its parameters and prints them with the settings."""
+        plain = Plain()
+
+        block = cf.StochasticDepthBlock.around(plain, 0.25)
+
+        assert isinstance(block, Plain)
+        assert type(block) is type(cf.StochasticDepthBlock.around(Plain()))
+        assert [name for name, _ in block.named_parameters()] == ["linear.weight", "linear.bias"]
+        assert block.linear is plain.linear
+        assert "drop_rate=0.25, stochastic_method='block'" in str(block)
+
+    def test_by_sample_compiles_to_few_graphs(self):
+        """With sample there is no graph break, and a warm-up's many rates do not make a graph each."""
+        graphs: list[torch.fx.GraphModule] = []
+
+        def count(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        model = nn.Sequential(_stochastic(Parts(), 0.0, "sample", RULE))
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend=count)
+
+        for step in range(12):
+            cf.set_drop_rates(model, step / 20)
+            compiled(torch.ones(4, 6))
+
+        assert len(graphs) <= 3
+
+    @pytest.mark.parametrize(
+        ("block", "came"), [(Pair(6, 6), "got tuple"), (nn.Linear(6, 4), r"of its input's shape \(5, 6\), got shape")]
+    )
+    @pytest.mark.parametrize("training", [True, False])
+    def test_a_block_without_residual_is_refused(self, block: nn.Module, came: str, training: bool):
+        """What cannot be x + f(x) is an error that says how to describe the block."""
+        stochastic = _stochastic(block.train(training), 0.01)
+
+        with pytest.raises(TypeError, match=rf"{came}.* give a ResidualRule"):
+            stochastic(torch.randn(5, 6))
+
+    @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+    def test_bad_rate_is_refused(self, rate: float):
+        """A probability lies between 0 and 1."""
+        with pytest.raises(ValueError, match="drop_rate must be between 0 and 1, got"):
+            cf.StochasticDepthBlock.around(Plain(), rate)
+
+    def test_unknown_method_is_refused(self):
+        """There are two methods."""
+        with pytest.raises(ValueError, match="stochastic_method must be 'block' or 'sample', got 'row'"):
+            cf.StochasticDepthBlock.around(Plain(), 0.1, "row")

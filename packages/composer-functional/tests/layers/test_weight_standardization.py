@@ -1,0 +1,142 @@
+"""Standardised weights against timm's layer and the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+
+class TestStandardizeWeight:
+    @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3), (5, 4, 3, 2), (5, 4, 3, 2, 2), (5, 1, 3, 3)])
+    def test_equals_the_formula(self, shape: tuple[int, ...]):
+        """Each filter less its mean, divided by the root of its biased variance plus eps."""
+        weight = torch.randn(shape, dtype=torch.float64) + 3
+        expected = weight.clone()
+        for filter in expected:
+            filter.copy_((filter - filter.mean()) / (filter.var(correction=0) + 0.01).sqrt())
+
+        standardized = cf.standardize_weight(weight, eps=0.01)
+
+        torch.testing.assert_close(standardized, expected)
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    def test_convolution_equals_timm(self, format: torch.memory_format):
+        """With the same parameter, the convolution is timm's, and its gradient too."""
+        from timm.layers import StdConv2d
+
+        theirs = StdConv2d(4, 6, 3, padding=0, bias=True).double()
+        weight = theirs.weight.detach().clone().contiguous(memory_format=format).requires_grad_()
+        images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+
+        output = nn.functional.conv2d(images, cf.standardize_weight(weight), theirs.bias)
+        output.square().sum().backward()
+        expected = theirs(images)
+        expected.square().sum().backward()
+
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(weight.grad, theirs.weight.grad)
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+    def test_dtype_and_memory_format_are_kept(
+        self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
+    ):
+        """The weight that convolutions get is laid out as the parameter; half precision is computed well."""
+        weight = (torch.randn(6, 64, 3, 3, device=device) * 0.02).to(dtype).contiguous(memory_format=format)
+
+        standardized = cf.standardize_weight(weight)
+
+        assert standardized.dtype == dtype
+        assert standardized.is_contiguous(memory_format=format)
+        exact = cf.standardize_weight(weight.double())
+        torch.testing.assert_close(standardized.double(), exact, atol=2e-2, rtol=0)
+
+    @given(scale=st.floats(0.1, 100), shift=st.floats(-10, 10))
+    @settings(deadline=None)
+    def test_scale_and_shift_change_nothing(self, scale: float, shift: float):
+        """A filter and a multiple of it, moved by anything, are the same afterwards."""
+        weight = torch.randn(3, 4, 3, 3, dtype=torch.float64)
+
+        moved = cf.standardize_weight(weight * scale + shift)
+
+        torch.testing.assert_close(moved, cf.standardize_weight(weight), atol=1e-3, rtol=1e-3)
+
+    def test_gradient(self):
+        """The gradient is that of finite differences."""
+        weight = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+
+        assert torch.autograd.gradcheck(cf.standardize_weight, weight)
+
+    def test_equal_weights_become_zero(self):
+        """There is no NaN where there is no variance, in the gradient neither."""
+        weight = torch.full((2, 3, 3, 3), 0.5, requires_grad=True)
+
+        standardized = cf.standardize_weight(weight)
+        standardized.square().sum().backward()
+
+        assert torch.equal(standardized, torch.zeros_like(weight))
+        assert weight.grad.isfinite().all()
+
+    def test_nan_stays_in_its_filter(self):
+        """A filter that is not finite spoils itself only."""
+        weight = torch.randn(2, 3, 3, 3)
+        weight[0, 0, 0, 0] = torch.nan
+
+        standardized = cf.standardize_weight(weight)
+
+        assert standardized[0].isnan().all()
+        assert standardized[1].isfinite().all()
+
+    def test_input_is_not_changed(self):
+        """A new tensor comes out."""
+        weight = torch.randn(2, 3, 3, 3)
+        before = weight.clone()
+
+        cf.standardize_weight(weight)
+
+        assert torch.equal(weight, before)
+
+    def test_compiles_without_a_break(self):
+        """The kernel is one graph, in both memory formats."""
+        compiled = torch.compile(cf.standardize_weight, fullgraph=True, backend="eager")
+
+        for format in (torch.contiguous_format, torch.channels_last):
+            weight = torch.randn(4, 3, 3, 3).contiguous(memory_format=format)
+            torch.testing.assert_close(compiled(weight), cf.standardize_weight(weight))
+
+    def test_integers_are_refused(self):
+        """They have no unit variance."""
+        with pytest.raises(TypeError, match=r"weight must be floating point, got torch\.int64"):
+            cf.standardize_weight(torch.ones(2, 2, dtype=torch.int64))
+
+    @pytest.mark.parametrize("shape", [(), (3,), (0, 3), (3, 0, 2)])
+    def test_bad_shape_is_refused(self, shape: tuple[int, ...]):
+        """Without filters there is nothing to standardise."""
+        with pytest.raises(ValueError, match=r"weight must have shape \(out, in, ...\) and an element at least, got"):
+            cf.standardize_weight(torch.rand(shape))
+
+    @pytest.mark.parametrize("eps", [0, -1e-3, float("nan")])
+    def test_bad_eps_is_refused(self, eps: float):
+        """It has to keep something from being zero."""
+        with pytest.raises(ValueError, match="eps must be above 0, got"):
+            cf.standardize_weight(torch.rand(2, 2), eps)
+
+
+class TestWeightStandardizer:
+    def test_parametrizes(self):
+        """The convolution uses the standardised weight."""
+        conv = nn.Conv1d(4, 6, 3)
+        expected = cf.standardize_weight(conv.weight, eps=0.1)
+
+        nn.utils.parametrize.register_parametrization(conv, "weight", cf.WeightStandardizer(eps=0.1))
+
+        assert torch.equal(conv.weight, expected)
+
+    def test_shows_its_setting(self):
+        """What keeps the division safe is printed."""
+        assert repr(cf.WeightStandardizer(0.5)) == "WeightStandardizer(eps=0.5)"

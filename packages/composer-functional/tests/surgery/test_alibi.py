@@ -1,0 +1,775 @@
+"""ALiBi applied to models of Transformers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from composer import functional as cf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADS = 4
+WIDTH = 32
+TRAINED = 16
+"""The longest sequence that the plain models know."""
+
+TOKENS = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def _gpt2(**settings: Any) -> GPT2LMHeadModel:
+    sizes = {"n_positions": TRAINED, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS}
+    return GPT2LMHeadModel(GPT2Config(**TOKENS, **sizes, **settings))
+
+
+def _bert(**settings: Any) -> BertForMaskedLM:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    return BertForMaskedLM(BertConfig(**TOKENS, **sizes, max_position_embeddings=TRAINED, **settings))
+
+
+def _llama(**settings: Any) -> LlamaForCausalLM:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    shared = {"num_key_value_heads": 2, "max_position_embeddings": TRAINED}
+    return LlamaForCausalLM(LlamaConfig(**TOKENS, **sizes, **shared, **settings))
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a small model, and where the parts of its first attention are."""
+
+    make: Callable[..., Any]
+    causal: bool
+    replaced: str
+    attentions: tuple[str, str]
+    projection: str
+    values: Callable[[Any, torch.Tensor], torch.Tensor]
+    queries: Callable[[Any], list[torch.Tensor]]
+
+    def attention(self, model: nn.Module) -> nn.Module:
+        return model.get_submodule(self.attentions[0])
+
+
+def _biased(*linears: nn.Linear) -> list[torch.Tensor]:
+    return [tensor for linear in linears for tensor in (linear.weight, linear.bias) if tensor is not None]
+
+
+FAMILIES = {
+    "gpt2": Family(
+        _gpt2,
+        causal=True,
+        replaced="transformer.wpe",
+        attentions=("transformer.h.0.attn", "transformer.h.1.attn"),
+        projection="transformer.h.0.attn.c_proj",
+        values=lambda attention, hidden: attention.c_attn(hidden)[..., 2 * WIDTH :],
+        queries=lambda attention: [attention.c_attn.weight[:, :WIDTH], attention.c_attn.bias[:WIDTH]],
+    ),
+    "bert": Family(
+        _bert,
+        causal=False,
+        replaced="bert.embeddings.position_embeddings",
+        attentions=("bert.encoder.layer.0.attention.self", "bert.encoder.layer.1.attention.self"),
+        projection="bert.encoder.layer.0.attention.output.dense",
+        values=lambda attention, hidden: attention.value(hidden),
+        queries=lambda attention: _biased(attention.query),
+    ),
+    "llama": Family(
+        _llama,
+        causal=True,
+        replaced="model.rotary_emb",
+        attentions=("model.layers.0.self_attn", "model.layers.1.self_attn"),
+        projection="model.layers.0.self_attn.o_proj",
+        values=lambda attention, hidden: (
+            attention.v_proj(hidden).unflatten(-1, (2, 1, WIDTH // HEADS)).expand(-1, -1, 2, 2, -1).flatten(2)
+        ),
+        queries=lambda attention: _biased(attention.q_proj),
+    ),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    """Each family of models."""
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def decoder(request: pytest.FixtureRequest) -> Family:
+    """Those that generate."""
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    """Each attention that takes a bias."""
+    return request.param
+
+
+def _ids(count: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(3, 50, (count, length))
+
+
+def _padded(ids: torch.Tensor, count: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put padding into the last sequence, and say so in a mask."""
+    ids, mask = ids.clone(), torch.ones_like(ids)
+    place = slice(None, count) if left else slice(-count, None)
+    ids[-1, place] = mask[-1, place] = 0
+    return ids, mask
+
+
+def _expected_probabilities(length: int, causal: bool) -> torch.Tensor:
+    """``softmax(-slope * distance)``, number by number, for queries that are zero."""
+    slopes = [2.0 ** (-2 * (head + 1)) for head in range(HEADS)]
+    rows = torch.zeros(HEADS, length, length)
+    for head, slope in enumerate(slopes):
+        for i in range(length):
+            seen = i + 1 if causal else length
+            rows[head, i, :seen] = torch.tensor([-slope * abs(i - j) for j in range(seen)]).softmax(0)
+    return rows
+
+
+class TestSlopes:
+    @pytest.mark.parametrize("length", [12, 40])
+    def test_zero_queries_see_the_slope(self, family: Family, implementation: str, length: int):
+        """Without anything to compare, attention is the softmax of slope times distance, at any length."""
+        model = family.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        attention = family.attention(model)
+        seen: dict[str, torch.Tensor] = {}
+        attention.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.update(hidden=args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
+        model.get_submodule(family.projection).register_forward_pre_hook(
+            lambda module, args: seen.update(context=args[0])
+        )
+
+        with torch.no_grad():
+            for tensor in family.queries(attention):
+                tensor.zero_()
+            model(_ids(length=length))
+            values = family.values(attention, seen["hidden"]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+        expected = (_expected_probabilities(length, family.causal) @ values).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(seen["context"], expected)
+
+    def test_zero_queries_give_the_probabilities(self, family: Family):
+        """Eager attention returns its probabilities: they are those of the formula, in every layer."""
+        model = family.make(attn_implementation="eager").eval()
+        cf.apply_alibi(model, 64)
+
+        with torch.no_grad():
+            for path in family.attentions:
+                for tensor in family.queries(model.get_submodule(path)):
+                    tensor.zero_()
+            attentions = model(_ids(), output_attentions=True).attentions
+
+        assert len(attentions) == 2
+        for probabilities in attentions:
+            expected = _expected_probabilities(12, family.causal).expand(2, -1, -1, -1)
+            torch.testing.assert_close(probabilities, expected)
+
+    def test_any_number_of_heads(self):
+        """Six heads have the slopes of four, and two of eight between them."""
+        model = GPT2Model(GPT2Config(**TOKENS, n_embd=24, n_layer=1, n_head=6, attn_implementation="eager")).eval()
+        cf.apply_alibi(model, 64)
+
+        with torch.no_grad():
+            model.h[0].attn.c_attn.weight[:, :24] = 0
+            probabilities = model(_ids(1, 2), output_attentions=True).attentions[0]
+
+        ratio = (probabilities[0, :, 1, 1] / probabilities[0, :, 1, 0]).log()
+        torch.testing.assert_close(ratio, torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]))
+
+    def test_upcast_attention_of_gpt2(self):
+        """GPT-2's attention in float32 takes the bias too."""
+        torch.manual_seed(3)
+        model = _gpt2(attn_implementation="eager", reorder_and_upcast_attn=True).eval()
+        torch.manual_seed(3)
+        plain = _gpt2(attn_implementation="eager").eval()
+        for each in (model, plain):
+            cf.apply_alibi(each, 64)
+        ids = _ids()
+
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+
+
+class TestPositions:
+    def test_report(self, family: Family):
+        """The embedding was replaced and each self-attention changed, and nothing else."""
+        report = cf.apply_alibi(family.make(), 64)
+
+        assert [entry.paths for entry in report] == [(family.replaced,), *((path,) for path in family.attentions)]
+        assert all(entry.new == f"{entry.old} (ALiBi)" for entry in list(report)[1:])
+
+    def test_order_is_all_that_is_left(self, family: Family):
+        """The same token everywhere gives the same output everywhere: no position has a vector of its own."""
+        model = family.make().eval()
+        cf.apply_alibi(model, 64)
+
+        logits = model(torch.full((1, 9), 7)).logits
+
+        torch.testing.assert_close(logits, logits[:, :1].expand_as(logits))
+
+    def test_order_still_counts(self, family: Family):
+        """The last token's output depends on the order of those before it."""
+        model = family.make().eval()
+        cf.apply_alibi(model, 64)
+        ids = torch.tensor([[5, 9, 11, 20]])
+
+        logits = model(ids).logits[0, -1], model(ids[:, [2, 0, 1, 3]]).logits[0, -1]
+
+        assert not torch.allclose(*logits)
+
+    def test_longer_than_trained_and_longer_than_said(self, family: Family, implementation: str):
+        """What is said of a token does not depend on how much follows it, however long the sequence."""
+        model = family.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 2 * TRAINED)
+        ids = _ids(1, 3 * TRAINED)
+
+        # GPT-2 of Transformers 4 stores its causal mask, for as long as it is told.
+        stored = hasattr(family.attention(model), "masked_bias") and implementation == "eager"
+        ids = ids[:, : 2 * TRAINED] if stored else ids
+        logits = model(ids).logits
+
+        assert logits.shape == (1, ids.shape[1], 50)
+        assert logits.isfinite().all()
+        if family.causal:
+            torch.testing.assert_close(logits[:, :10], model(ids[:, :10]).logits)
+
+    def test_configuration_says_the_length(self, family: Family):
+        """Who asks the configuration learns the new length."""
+        model = family.make()
+
+        cf.apply_alibi(model, 99)
+
+        assert model.config.max_position_embeddings == 99
+        assert model.base_model.config.max_position_embeddings == 99
+
+    def test_bert_does_without_token_types(self):
+        """Longer sequences get the token types that shorter ones do, given or not."""
+        model = BertModel(_bert().config).eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids(2, 40)
+
+        given = model(ids, token_type_ids=torch.zeros_like(ids)).last_hidden_state
+
+        torch.testing.assert_close(model(ids).last_hidden_state, given)
+
+
+class TestMasks:
+    def test_implementations_agree(self, family: Family):
+        """Eager and SDPA attention give the same, with padding and without."""
+        models = []
+        for name in ("eager", "sdpa"):
+            torch.manual_seed(5)
+            models.append(family.make(attn_implementation=name).eval())
+            cf.apply_alibi(models[-1], 64)
+        ids, mask = _padded(_ids(), 4, left=False)
+
+        with torch.no_grad():
+            plain = [model(ids).logits for model in models]
+            padded = [model(ids, attention_mask=mask).logits[mask.bool()] for model in models]
+
+        torch.testing.assert_close(*plain)
+        torch.testing.assert_close(*padded)
+
+    @pytest.mark.parametrize("left", [True, False])
+    def test_padding_is_not_seen(self, family: Family, implementation: str, left: bool):
+        """A padded sequence gives what it gives alone, on whichever side the padding is."""
+        model = family.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids, mask = _padded(_ids(), 4, left=left)
+
+        with torch.no_grad():
+            padded = model(ids, attention_mask=mask).logits
+            alone = model(ids[1:][mask[1:].bool()][None]).logits
+
+        assert padded.isfinite().all()
+        torch.testing.assert_close(padded[1][mask[1].bool()], alone[0])
+
+    def test_packed_sequences_do_not_see_each_other(self, decoder: Family, implementation: str):
+        """Positions that begin anew separate sequences, as Transformers reads them."""
+        model = decoder.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids(1, 10)
+        positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]])
+
+        with torch.no_grad():
+            packed = model(ids, position_ids=positions, use_cache=False).logits
+            apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
+
+        torch.testing.assert_close(packed, apart)
+
+    def test_mask_by_position(self, family: Family, implementation: str):
+        """An attention that is called with its mask by position, not by name, has the bias too."""
+        attention = family.attention(model := family.make(attn_implementation=implementation).eval())
+        cf.apply_alibi(model, 64)
+        hidden = torch.randn(1, 5, WIDTH)
+        mask = torch.zeros(1, 1, 5, 5)
+        names = [name for name in attention.forward.__annotations__ if name != "return"]
+        before = names[1 : names.index("attention_mask")]
+        turn = {"position_embeddings": (torch.ones(1, 5, WIDTH // HEADS), torch.zeros(1, 5, WIDTH // HEADS))}
+        others = {name: turn.get(name) for name in before}
+
+        by_position, _ = attention(hidden, *others.values(), mask)
+        by_name, _ = attention(hidden, **others, attention_mask=mask)
+
+        assert torch.equal(by_position, by_name)
+
+    def test_cross_attention_is_left_alone(self):
+        """Between two sequences there is no distance."""
+        for make, path in ((_gpt2, "transformer.h.0.crossattention"), (_bert, "bert.encoder.layer.0.crossattention")):
+            model = make(add_cross_attention=True, is_decoder=True).eval()
+
+            report = cf.apply_alibi(model, 64)
+            out = model(_ids(), encoder_hidden_states=torch.randn(2, 20, WIDTH)).logits
+
+            assert not any("crossattention" in path for entry in report for path in entry.paths)
+            assert not any(isinstance(each, cf.AlibiBias) for each in model.get_submodule(path).modules())
+            assert out.isfinite().all()
+
+    def test_bert_as_a_decoder_looks_back(self, implementation: str):
+        """What follows does not change what came before."""
+        model = _bert(is_decoder=True, attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids()
+
+        torch.testing.assert_close(model(ids).logits[:, :5], model(ids[:, :5]).logits)
+
+
+class TestGeneration:
+    @pytest.mark.parametrize("kind", ["dynamic", "static"])
+    def test_a_cache_changes_nothing(self, decoder: Family, implementation: str, kind: str):
+        """With a cache, growing or fixed, the same tokens come, far beyond the trained length."""
+        model = decoder.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids, mask = _padded(_ids(2, 8), 3, left=True)
+        settings = {"attention_mask": mask, "max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+
+        without = model.generate(ids, use_cache=False, **settings)
+        static = {"cache_implementation": "static"} if kind == "static" else {}
+        with_cache = model.generate(ids, use_cache=True, **static, **settings)
+
+        assert without.shape == (2, 32)
+        assert torch.equal(without, with_cache)
+
+    def test_cached_logits(self, decoder: Family, implementation: str):
+        """Several tokens after a cache give what they give in one go."""
+        model = decoder.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids(2, 30)
+
+        with torch.no_grad():
+            first = model(ids[:, :11], use_cache=True)
+            second = model(ids[:, 11:], past_key_values=first.past_key_values)
+            whole = model(ids).logits
+
+        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole)
+
+    def test_beams_and_unpadded_static_cache(self, decoder: Family):
+        """Beam search reorders the cache, and a fixed cache without padding has no mask at first."""
+        model = decoder.make(attn_implementation="sdpa").eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids(2, 8)
+        settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+
+        plain = model.generate(ids, **settings)
+        fixed = model.generate(ids, cache_implementation="static", **settings)
+        beams = [model.generate(ids, num_beams=3, use_cache=use, **settings) for use in (True, False)]
+
+        assert torch.equal(plain, fixed)
+        assert torch.equal(*beams)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+    def test_one_step_moves_every_parameter(self, family: Family, implementation: str, make: Callable[..., Any]):
+        """The optimizer made before holds what the model has, and lets the positions go."""
+        model = family.make(attn_implementation=implementation)
+        optimizer = make(model.parameters())
+        embedding = model.get_submodule(family.replaced)
+        stale = {id(parameter) for parameter in embedding.parameters()}
+        cf.apply_alibi(model, 64, optimizer)
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        ids = torch.arange(50).view(2, 25)
+
+        logits = model(ids).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        assert {id(each) for each in held} == {id(each) for each in model.parameters()}
+        assert not stale & {id(each) for each in held}
+        assert not [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
+
+    def test_what_is_left_stays_as_it_was(self, family: Family):
+        """Names, parameters, modes and hooks are those of before, but for the positions."""
+        model = family.make().eval()
+        names = [name for name in model.state_dict() if not name.startswith(family.replaced)]
+        seen: list[str] = []
+        family.attention(model).register_forward_hook(lambda *_: seen.append("attention"))
+        model.get_submodule(family.replaced).register_forward_hook(lambda *_: seen.append("positions"))
+        first = next(model.parameters()).requires_grad_(False)
+
+        cf.apply_alibi(model, 64)
+        model(_ids())
+
+        assert list(model.state_dict()) == names
+        assert next(model.parameters()) is first
+        assert not first.requires_grad
+        assert not any(module.training for module in model.modules())
+        assert seen == ["positions", "attention"]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+    def test_dtypes(self, family: Family, implementation: str, dtype: torch.dtype, device: torch.device):
+        """Models of every dtype run, with padding, and give that dtype."""
+        model = family.make(attn_implementation=implementation).to(device=device, dtype=dtype).eval()
+        cf.apply_alibi(model, 64)
+        ids, mask = (each.to(device) for each in _padded(_ids(2, 20), 4, left=True))
+
+        logits = model(ids, attention_mask=mask).logits
+
+        assert logits.dtype == dtype
+        assert logits.isfinite().all()
+
+    def test_a_model_cast_afterwards(self, family: Family):
+        """Casting after the surgery works as casting before it."""
+        model = family.make().eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids()
+        expected = model(ids).logits
+
+        torch.testing.assert_close(model.double()(ids).logits.float(), expected)
+        assert model.bfloat16()(ids).logits.dtype == torch.bfloat16
+
+    def test_autocast(self, family: Family, implementation: str):
+        """Under autocast the result is near that of float32."""
+        model = family.make(attn_implementation=implementation).eval()
+        cf.apply_alibi(model, 64)
+        ids, mask = _padded(_ids(), 4, left=True)
+        expected = model(ids, attention_mask=mask).logits[mask.bool()]
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(ids, attention_mask=mask).logits[mask.bool()]
+
+        torch.testing.assert_close(logits.float(), expected, rtol=0.05, atol=0.05)
+
+    def test_gradient_checkpointing(self, family: Family):
+        """Layers that are computed again get the bias again."""
+        model = family.make().double().train()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "dropout_prob"):
+                module.dropout_prob = 0.0
+        cf.apply_alibi(model, 64)
+        ids = _ids()
+        gradients = []
+
+        for turn in (False, True):
+            if turn:
+                # Its name since Transformers 5.
+                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+                enable({"use_reentrant": False})
+            model.zero_grad()
+            model(ids, **({"use_cache": False} if family.causal else {})).logits.square().mean().backward()
+            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+
+        torch.testing.assert_close(*gradients)
+
+    def test_evaluation_in_inference_mode_then_training(self, family: Family):
+        """What was computed for an evaluation does not get into a training step."""
+        model = family.make()
+        cf.apply_alibi(model, 64)
+        with torch.inference_mode():
+            model(_ids())
+
+        model(_ids()).logits.sum().backward()
+
+        assert all(each.alibi._last is None for each in map(model.get_submodule, family.attentions))
+
+    def test_copies(self, family: Family):
+        """A model that was copied or pickled has its own biases."""
+        model = family.make().eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids(2, 30)
+
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+
+        for each in copies:
+            assert family.attention(each).alibi is not family.attention(model).alibi
+            assert torch.equal(each(ids).logits, model(ids).logits)
+
+
+class TestTools:
+    # torch 2.7 warns so about what it does itself under vmap, by which Transformers 4 makes masks.
+    @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+    def test_compiles_without_a_break(self, family: Family):
+        """The model is one graph."""
+        model = family.make(attn_implementation="sdpa").eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids()
+        settings = {"use_cache": False} if family.causal else {}
+
+        with torch.no_grad():
+            compiled = torch.compile(model, fullgraph=True, backend="eager")(ids, **settings).logits
+            torch.testing.assert_close(compiled, model(ids, **settings).logits)
+
+    # torch 2.7 warns so about constants.
+    @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+    @pytest.mark.filterwarnings("ignore:Node bert_lifted_tensor:UserWarning")
+    def test_exports(self, family: Family):
+        """The model can be exported, for sequences longer than it was trained on."""
+        if family.causal and int(transformers.__version__.partition(".")[0]) < 5:
+            pytest.skip("Transformers 4 makes causal masks by what torch 2.7 cannot export, with ALiBi or without")
+        model = family.make(attn_implementation="sdpa").eval()
+        cf.apply_alibi(model, 64)
+        settings = {"use_cache": False} if family.causal else {}
+
+        with torch.no_grad():
+            exported = torch.export.export(model, (_ids(2, 40),), settings, strict=False).module()
+            ids = _ids(2, 40)
+
+            torch.testing.assert_close(exported(ids, **settings).logits, model(ids, **settings).logits)
+
+    def test_does_not_import_transformers(self):
+        """Where nobody imported it no model can be of it, and the refusal does not bring it."""
+        code = (
+            "import sys; from torch import nn; from composer import functional as cf\n"
+            "try: cf.apply_alibi(nn.Sequential(nn.Linear(2, 2)), 8)\n"
+            "except ValueError: print('transformers' in sys.modules)"
+        )
+
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+        assert run.stdout.strip() == "False"
+
+
+class TestRefusals:
+    def test_second_time_changes_nothing(self, family: Family):
+        """Biases are not added twice."""
+        model = family.make().eval()
+        cf.apply_alibi(model, 64)
+        ids = _ids()
+        before = model(ids).logits, str(model)
+
+        report = cf.apply_alibi(model, 32)
+
+        assert not report
+        assert torch.equal(model(ids).logits, before[0])
+        assert str(model) == before[1]
+        assert model.config.max_position_embeddings == 64
+
+    def test_a_model_inside_another(self, family: Family):
+        """Models are found wherever they are."""
+        model = nn.ModuleDict({"model": family.make()})
+
+        report = cf.apply_alibi(model, 64)
+
+        assert report.replacements[0].paths == (f"model.{family.replaced}",)
+
+    def test_unknown_architecture_is_refused(self):
+        """The message names what is known, and the way for what is not."""
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
+
+        with pytest.raises(ValueError, match=r"GPT-2, BERT, Llama .*, got a TransformerEncoder .*alibi_attention"):
+            cf.apply_alibi(model, 64)
+
+    @pytest.mark.parametrize("late", [True, False])
+    def test_flash_attention_is_refused(self, decoder: Family, late: bool):
+        """A kernel that takes no bias would leave it out without a word: before or after the surgery."""
+        model = decoder.make()
+        if late:
+            cf.apply_alibi(model, 64)
+        model.config._attn_implementation = "flash_attention_2"
+
+        with pytest.raises(ValueError, match=r'"eager" or "sdpa" for ALiBi, got \'flash_attention_2\''):
+            model(_ids()) if late else cf.apply_alibi(model, 64)
+
+        assert late or not any(isinstance(module, cf.AlibiBias) for module in model.modules())
+
+    @pytest.mark.parametrize("length", [0, -4])
+    def test_lengths_below_one_are_refused(self, length: int):
+        """A sequence has a token."""
+        with pytest.raises(ValueError, match=f"max_sequence_length must be at least 1, got {length}"):
+            cf.apply_alibi(_gpt2(), length)
+
+    @pytest.mark.parametrize("length", [8.0, True, None, float("nan")])
+    def test_what_is_no_length_is_refused(self, length: object):
+        """Tokens are counted."""
+        with pytest.raises(TypeError, match="max_sequence_length must be an integer, got"):
+            cf.apply_alibi(_gpt2(), length)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have attentions."""
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
+            cf.apply_alibi([_gpt2()], 8)
+
+
+class OwnAttention(nn.Module):
+    """An attention as somebody may have written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(8, 24)
+        self.register_buffer("causal", torch.ones(6, 6, dtype=torch.bool).tril(), persistent=False)
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        length = query.shape[-2]
+        scores = (query @ key.mT).masked_fill(~self.causal[:length, :length], -torch.inf)
+        return scores.softmax(-1) @ value
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        query, key, value = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in self.in_proj(hidden).chunk(3, -1))
+        return self.attend(query, key, value).transpose(1, 2).flatten(2)
+
+
+class OwnModel(nn.Module):
+    """A model with positions and two attentions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"tokens": nn.Embedding(9, 8), "positions": nn.Embedding(6, 8)})
+        self.attentions = nn.ModuleList([OwnAttention(), OwnAttention()])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.body["tokens"](ids) + self.body["positions"](torch.arange(ids.shape[1]))
+        for attention in self.attentions:
+            hidden = hidden + attention(hidden)
+        return hidden
+
+
+def attend_with_bias(self: OwnAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The attention above, with the bias."""
+    length = query.shape[-2]
+    scores = query @ key.mT + self.alibi(length, length)
+    return scores.masked_fill(~self.causal[:length, :length], -torch.inf).softmax(-1) @ value
+
+
+def enlarge_mask(attention: OwnAttention, max_sequence_length: int) -> OwnAttention:
+    """Make the stored mask longer."""
+    attention.causal = torch.ones(max_sequence_length, max_sequence_length, dtype=torch.bool).tril()
+    return attention
+
+
+OWN = {
+    "heads_per_layer": 2,
+    "attention_module": OwnAttention,
+    "attr_to_replace": "attend",
+    "alibi_attention": attend_with_bias,
+}
+
+
+class TestOwnAttention:
+    def test_all_of_it(self):
+        """The user's function attends, with the slopes at hand; positions and limits are gone."""
+        model = OwnModel()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        report = cf.apply_alibi(
+            model,
+            20,
+            optimizer,
+            **OWN,
+            position_embedding_attribute="body.positions",
+            mask_replacement_function=enlarge_mask,
+        )
+        with torch.no_grad():
+            model.attentions[0].in_proj.weight[:8] = 0
+            model.attentions[0].in_proj.bias[:8] = 0
+        hidden = torch.randn(1, 20, 8)
+        attended = model.attentions[0](hidden)
+
+        values = model.attentions[0].in_proj(hidden)[0, :, 16:]
+        for head, slope in enumerate((2**-4, 2**-8)):
+            weights = torch.tensor([-slope * (19 - j) for j in range(20)]).softmax(0)
+            mean = weights @ values[:, 4 * head : 4 * head + 4]
+            torch.testing.assert_close(attended[0, -1, 4 * head : 4 * head + 4], mean)
+        assert [entry.paths for entry in report] == [("body.positions",), ("attentions.0",), ("attentions.1",)]
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters())) == 5
+        assert model(torch.randint(9, (2, 20))).shape == (2, 20, 8)
+
+    def test_a_copy_attends_by_itself(self):
+        """The replaced method belongs to the copy, not to what it was copied from."""
+        model = OwnModel()
+        cf.apply_alibi(model, 20, **OWN)
+
+        twin = copy.deepcopy(model)
+
+        assert twin.attentions[0].attend.__self__ is twin.attentions[0]
+
+    def test_nothing_is_kept_after_a_pass(self):
+        """The last attention lets the bias go."""
+        model = OwnModel()
+        cf.apply_alibi(model, 20, **OWN)
+
+        model(torch.randint(9, (2, 6)))
+
+        assert model.attentions[0].alibi is model.attentions[1].alibi
+        assert model.attentions[0].alibi._last is None
+
+    def test_second_time_changes_nothing(self):
+        """Attentions that have a bias are left alone."""
+        model = OwnModel()
+        cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
+
+        assert not cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
+
+    @pytest.mark.parametrize("missing", OWN)
+    def test_half_a_description_is_refused(self, missing: str):
+        """The message says what is missing."""
+        given = {name: value for name, value in OWN.items() if name != missing}
+
+        with pytest.raises(ValueError, match=f"missing: {missing}"):
+            cf.apply_alibi(OwnModel(), 20, **given)
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"heads_per_layer": 0}, ValueError, "num_heads must be at least 1, got 0"),
+            ({"heads_per_layer": 2.0}, TypeError, "num_heads must be an integer, got float"),
+            ({"attention_module": "OwnAttention"}, TypeError, "attention_module must be a class of modules"),
+            ({"attention_module": nn.Conv2d}, ValueError, "attention_module must be a class that is in the model"),
+            (
+                {"attr_to_replace": "_attn"},
+                ValueError,
+                "must be an attribute of OwnAttention, got '_attn'",
+            ),
+            ({"position_embedding_attribute": "wpe"}, ValueError, "got 'wpe', where there is nothing"),
+            ({"position_embedding_attribute": "attentions.0"}, ValueError, "where there is a OwnAttention"),
+        ],
+    )
+    def test_a_wrong_description_is_refused(self, change: dict[str, Any], error: type[Exception], message: str):
+        """Each keyword's message names it, and the model is as before."""
+        model = OwnModel()
+        before = str(model)
+
+        with pytest.raises(error, match=message):
+            cf.apply_alibi(model, 20, **{**OWN, **change})
+
+        assert str(model) == before
+
+    def test_a_function_that_returns_something_else_is_refused(self):
+        """The attention is changed where it is."""
+        with pytest.raises(TypeError, match=r"mask_replacement_function must .* got OwnAttention, another object"):
+            cf.apply_alibi(OwnModel(), 20, **OWN, mask_replacement_function=lambda *_: OwnAttention())

@@ -1,0 +1,399 @@
+"""Norms written out in Python become torch's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm
+
+from composer import functional as cf
+
+
+class Weighted(nn.Module):
+    """What all norms here hold."""
+
+    def __init__(self, features: int = 8, eps: float = 1e-6, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
+        self.epsilon = eps
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x if self.bias is None else self.weight * x + self.bias
+
+
+class HandLayerNorm(Weighted):
+    """Layer normalisation by mean and variance."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(-1, keepdim=True)
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        return self.scale((x - mean) / (variance + self.epsilon).sqrt())
+
+
+class HandRMSNorm(Weighted):
+    """Normalisation by the root of the mean square."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale((x.float() * (x.float().square().mean(-1, keepdim=True) + self.epsilon).rsqrt()).to(x.dtype))
+
+
+class ShiftedWeight(HandRMSNorm):
+    """Scales by 1 + weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
+
+
+class Unbiased(Weighted):
+    """Divides by n - 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale((x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + self.epsilon).sqrt())
+
+
+class EpsilonOutside(Weighted):
+    """Adds epsilon to the root."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(
+            (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False).sqrt() + self.epsilon)
+        )
+
+
+class OverPositions(Weighted):
+    """Takes the statistics over positions, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dims = tuple(range(1, x.ndim))
+        return self.scale(
+            (x - x.mean(dims, keepdim=True)) / (x.var(dims, keepdim=True, unbiased=False) + self.epsilon).sqrt()
+        )
+
+
+class ImagesOtherwise(HandLayerNorm):
+    """Takes dimension 1 of images."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.transpose(1, -1)).transpose(1, -1) if x.ndim == 4 else super().forward(x)
+
+
+class Gated(HandRMSNorm):
+    """Takes a second tensor."""
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x) if gate is None else super().forward(x) * gate
+
+
+class TrainingOnly(HandRMSNorm):
+    """Does nothing in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else self.weight * x
+
+
+class EvaluationOnly(HandRMSNorm):
+    """Does nothing in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x if self.training else super().forward(x)
+
+
+class WithBuffer(HandRMSNorm):
+    """Holds more than a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+
+class WithChild(HandRMSNorm):
+    """Holds another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Identity()
+
+
+class Matrix(HandRMSNorm):
+    """Has a weight of two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 8))
+
+
+class Gamma(nn.Module):
+    """Calls its weight otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gamma * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+class FullPrecision(HandRMSNorm):
+    """Returns float32 whatever comes in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float()) * self.weight.float() / self.weight.float()
+
+
+class Detached(HandLayerNorm):
+    """Has the right outputs and other gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(-1, keepdim=True).detach()
+        return self.scale((x - mean) / (x.var(-1, keepdim=True, unbiased=False) + self.epsilon).sqrt())
+
+
+class Fused(Weighted):
+    """Calls torch's kernel itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.epsilon).to(x.dtype)
+
+
+class Scaling(Weighted):
+    """Is no norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+class Raising(Weighted):
+    """Takes only what it knows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("x")
+
+
+class Drawing(HandRMSNorm):
+    """Draws in forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand(())
+
+
+class Own(torch.autograd.Function):
+    """A kernel of somebody's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class OwnKernel(HandRMSNorm):
+    """Uses a kernel of another library."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Own.apply(super().forward(x))
+
+
+def _randomized(norm: nn.Module) -> nn.Module:
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    return norm
+
+
+class TestApplyFusedLayernorm:
+    @pytest.mark.parametrize("features", [3, 8, 300])
+    @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-6, 1e-8, 1e-12])
+    @pytest.mark.parametrize(
+        ("norm", "bias", "new"),
+        [
+            (HandLayerNorm, True, nn.LayerNorm),
+            (HandLayerNorm, False, nn.LayerNorm),
+            (HandRMSNorm, False, nn.RMSNorm),
+        ],
+    )
+    def test_replaces_what_is_written_out(self, norm, bias: bool, new: type[nn.Module], eps: float, features: int):
+        """The kind and epsilon are recognised, and the outputs are the same within rounding."""
+        old = _randomized(norm(features, eps, bias))
+        model = nn.Sequential(nn.Identity(), old)
+        x = (torch.randn(4, 5, features) + 0.1) * 10.0 ** -torch.arange(4.0)[:, None, None]
+
+        report = cf.apply_fused_layernorm(model)
+
+        assert [(entry.paths, entry.new) for entry in report] == [(("1",), new.__name__)]
+        assert type(model[1]) is new
+        assert model[1].eps == eps
+        torch.testing.assert_close(model(x), old(x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "module",
+        [
+            ShiftedWeight(),
+            Unbiased(),
+            EpsilonOutside(eps=1e-3),
+            OverPositions(),
+            ImagesOtherwise(),
+            Gated(),
+            TrainingOnly(),
+            EvaluationOnly(),
+            WithBuffer(),
+            WithChild(),
+            Matrix(),
+            Gamma(),
+            FullPrecision(),
+            Detached(),
+            Fused(),
+            Scaling(),
+            Raising(),
+            Drawing(),
+            OwnKernel(),
+            HandRMSNorm(bias=True),
+            HandRMSNorm(features=2),
+            nn.LayerNorm(8),
+            nn.GroupNorm(2, 8),
+        ],
+        ids=lambda module: type(module).__name__,
+    )
+    def test_leaves_what_is_not_the_same(self, module: nn.Module):
+        """What differs anywhere, or is a kernel already, stays."""
+        model = nn.Sequential(module)
+
+        assert not cf.apply_fused_layernorm(model)
+        assert model[0] is module
+
+    def test_a_forward_that_was_exchanged_stays(self):
+        """A function put over one layer's forward is what runs, so the layer is left."""
+        norm = HandRMSNorm()
+        norm.forward = lambda x: x
+
+        assert not cf.apply_fused_layernorm(nn.Sequential(norm))
+
+    @pytest.mark.parametrize(
+        ("module", "name", "new"),
+        [
+            ("t5", "T5LayerNorm", "RMSNorm"),
+            ("llama", "LlamaRMSNorm", "RMSNorm"),
+            ("cohere", "CohereLayerNorm", "LayerNorm"),
+            ("deberta", "DebertaLayerNorm", "LayerNorm"),
+            ("gemma", "GemmaRMSNorm", None),
+            ("olmo", "OlmoLayerNorm", None),
+        ],
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_norms_of_transformers(self, module: str, name: str, new: str | None, dtype: torch.dtype):
+        """Norms of language models are replaced where they are the same, with outputs within rounding."""
+        modeling = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
+        old = _randomized(getattr(modeling, name)(64)).to(dtype)
+        model = nn.Sequential(old)
+        x = torch.randn(4, 5, 64, dtype=dtype)
+
+        report = cf.apply_fused_layernorm(model)
+
+        assert [entry.new for entry in report] == [new] * bool(new)
+        assert model(x).dtype == old(x).dtype
+        rounding = 1e-5 if dtype == torch.float32 else 2**-6
+        torch.testing.assert_close(model(x), old(x), rtol=rounding, atol=rounding)
+
+    def test_a_llama_trains_on(self):
+        """All norms of a Llama are replaced, its logits stay, and an optimizer made before moves all parameters."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=32, max_position_embeddings=16, use_cache=False, **sizes))
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+        tokens, names = torch.arange(12).view(2, 6), list(model.state_dict())
+        expected = model(tokens).logits
+        before = copy.deepcopy(list(model.parameters()))
+
+        report = cf.apply_fused_layernorm(model, optimizer)
+        logits = model(tokens).logits
+        logits.square().sum().backward()
+        optimizer.step()
+
+        assert len(report) == 5
+        torch.testing.assert_close(logits, expected)
+        assert list(model.state_dict()) == names
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+
+    def test_models_with_torchs_norms_stay(self):
+        """GPT-2, BERT, a vision transformer and a ResNet have nothing written out."""
+        import torchvision
+        from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+        small = {"vocab_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+        models = [
+            GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32)),
+            BertModel(BertConfig(intermediate_size=16, **small)),
+            torchvision.models.VisionTransformer(32, 16, 1, 2, 16, 32),
+            torchvision.models.resnet18(),
+        ]
+
+        assert not any(cf.apply_fused_layernorm(model) for model in models)
+
+    def test_second_time_changes_nothing(self):
+        """Nothing is written out any more."""
+        model = nn.Sequential(HandLayerNorm(), HandRMSNorm())
+        cf.apply_fused_layernorm(model)
+
+        assert not cf.apply_fused_layernorm(model)
+
+    def test_everything_around_stays(self, device: torch.device):
+        """Parameters, dtype, device, requires_grad, mode, hooks, sharing and the global generators stay."""
+        norm = HandLayerNorm(bias=True).to(device, torch.bfloat16)
+        norm.bias.requires_grad_(False)
+        model = nn.Sequential(norm, nn.ReLU(), norm).eval()
+        parameters = list(model.parameters())
+        seen: list[nn.Module] = []
+        norm.register_forward_hook(lambda module, args, output: seen.append(module))
+        state = torch.get_rng_state()
+
+        report = cf.apply_fused_layernorm(model)
+
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not seen
+        model(torch.rand(2, 8, dtype=torch.bfloat16, device=device))
+        assert seen == [model[0]] * 2
+        assert [entry.paths for entry in report] == [("0", "2")]
+        assert model[0] is model[2]
+        assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+        assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
+        assert not model[0].training
+
+    def test_a_layer_that_draws_leaves_the_generators_alone(self):
+        """What a candidate draws while it is tried is not missing afterwards."""
+        state = torch.get_rng_state()
+
+        cf.apply_fused_layernorm(nn.Sequential(Drawing()))
+
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_works_on_the_meta_device(self):
+        """A model without values is changed too: the trial is on a copy with values of its own."""
+        with torch.device("meta"):
+            model = nn.Sequential(HandRMSNorm())
+
+        report = cf.apply_fused_layernorm(model)
+
+        assert len(report) == 1
+        assert model[0].weight.device.type == "meta"
+
+    def test_exports(self):
+        """The model can be exported."""
+        model = nn.Sequential(HandRMSNorm(), HandLayerNorm()).eval()
+        cf.apply_fused_layernorm(model)
+        x = torch.rand(4, 8)
+        torch.compiler.reset()  # what other tests compiled counts against a limit of torch 2.7
+
+        exported = torch.export.export(model, (x,)).module()
+
+        torch.testing.assert_close(exported(x), model(x))
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have norms."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_fused_layernorm([HandRMSNorm()])

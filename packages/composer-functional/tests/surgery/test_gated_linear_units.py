@@ -1,0 +1,330 @@
+"""Gated linear units applied to models of Transformers."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaModel,
+)
+
+from composer import functional as cf
+
+TOKENS = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WIDTH = 16
+INNER = 24
+
+
+def _bert(**settings: Any) -> BertForMaskedLM:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForMaskedLM(BertConfig(**TOKENS, **sizes, max_position_embeddings=12, **settings))
+
+
+def _gpt2(**settings: Any) -> GPT2LMHeadModel:
+    sizes = {"n_embd": WIDTH, "n_inner": INNER, "n_layer": 2, "n_head": 2, "n_positions": 12}
+    return GPT2LMHeadModel(GPT2Config(**TOKENS, **sizes, **settings))
+
+
+MAKE = {"bert": _bert, "gpt2": _gpt2}
+BLOCKS = {"bert": "bert.encoder.layer.0", "gpt2": "transformer.h.0.mlp"}
+UNITS = {"bert": "bert.encoder.layer.0.intermediate", "gpt2": "transformer.h.0.mlp.c_fc"}
+FIRST = {"bert": "bert.encoder.layer.0.intermediate.dense", "gpt2": "transformer.h.0.mlp.c_fc"}
+
+
+@pytest.fixture(params=MAKE)
+def name(request: pytest.FixtureRequest) -> str:
+    """Each family of models."""
+    return request.param
+
+
+def _weight(layer: Any) -> torch.Tensor:
+    """The matrix that a layer multiplies by; GPT-2 stores it transposed."""
+    return layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
+
+
+def _feed_forward(name: str, block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    if name == "gpt2":
+        return block(hidden)
+    return block.output(block.intermediate(hidden), hidden)
+
+
+class TestApplyGatedLinearUnits:
+    def test_report(self, name: str):
+        """Each block's first layer becomes a unit, and nothing else changes."""
+        report = cf.apply_gated_linear_units(MAKE[name]())
+
+        assert [entry.paths for entry in report] == [(UNITS[name],), (UNITS[name].replace(".0.", ".1."),)]
+        assert {entry.new for entry in report} == {"GatedLinearUnit"}
+
+    @pytest.mark.parametrize("gated_bias", [True, False])
+    @pytest.mark.parametrize("beside_bias", [True, False])
+    def test_formula(self, name: str, gated_bias: bool, beside_bias: bool):
+        """The block is the paper's, with what stands around it: biases as asked for, residual connection and norm."""
+        model = MAKE[name]().eval()
+        cf.apply_gated_linear_units(model, gated_layer_bias=gated_bias, non_gated_layer_bias=beside_bias)
+        unit, block = model.get_submodule(UNITS[name]), model.get_submodule(BLOCKS[name])
+        for parameter in block.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        hidden = torch.randn(2, 5, WIDTH)
+
+        output = _feed_forward(name, block, hidden)
+
+        gated, beside = (hidden @ _weight(each).T for each in (unit.gated_layer, unit.non_gated_layer))
+        gated = gated + unit.gated_layer.bias if gated_bias else gated
+        beside = beside + unit.non_gated_layer.bias if beside_bias else beside
+        # BERT's GELU is exact, GPT-2's the approximation by tanh.
+        inner = nn.functional.gelu(gated, approximate="none" if name == "bert" else "tanh") * beside
+        last = block.output.dense if name == "bert" else block.c_proj
+        expected = inner @ _weight(last).T + last.bias
+        if name == "bert":
+            norm = block.output.LayerNorm
+            expected = nn.functional.layer_norm(expected + hidden, (WIDTH,), norm.weight, norm.bias, norm.eps)
+        torch.testing.assert_close(output, expected)
+
+    @pytest.mark.parametrize("gated_bias", [True, False])
+    @pytest.mark.parametrize("beside_bias", [True, False])
+    def test_parameters(self, name: str, gated_bias: bool, beside_bias: bool):
+        """There are as many as the settings say, in the state dict too."""
+        model = MAKE[name]()
+        before = set(model.state_dict())
+
+        cf.apply_gated_linear_units(model, gated_layer_bias=gated_bias, non_gated_layer_bias=beside_bias)
+
+        expected = {"gated_layer.weight", "non_gated_layer.weight"}
+        expected |= {"gated_layer.bias"} if gated_bias else set()
+        expected |= {"non_gated_layer.bias"} if beside_bias else set()
+        units = {f"{path}.{each}" for path in (UNITS[name], UNITS[name].replace(".0.", ".1.")) for each in expected}
+        gone = {
+            f"{path}.{each}" for path in (FIRST[name], FIRST[name].replace(".0.", ".1.")) for each in ("weight", "bias")
+        }
+        assert set(model.state_dict()) == before - gone | units
+        assert {each for each, _ in model.named_parameters() if UNITS[name] in each} == {
+            f"{UNITS[name]}.{each}" for each in expected
+        }
+
+    def test_the_first_layers_weight_survives(self, name: str):
+        """It is the same object, with its values, and its bias is kept where it is wanted."""
+        model = MAKE[name]()
+        first = model.get_submodule(FIRST[name])
+        weight, bias, values = first.weight, first.bias, first.weight.detach().clone()
+
+        cf.apply_gated_linear_units(model, gated_layer_bias=True)
+
+        unit = model.get_submodule(UNITS[name])
+        assert unit.gated_layer.weight is weight
+        assert unit.gated_layer.bias is bias
+        assert torch.equal(weight, values)
+
+    def test_new_weights_are_spread_as_the_old(self, name: str):
+        """The new weight has mean 0 and the standard deviation of the one that it stands beside; the new bias is 0."""
+        model = MAKE[name]()
+        first = model.get_submodule(FIRST[name])
+        nn.init.uniform_(first.weight, -3, 5)
+
+        cf.apply_gated_linear_units(model, non_gated_layer_bias=True)
+
+        beside = model.get_submodule(UNITS[name]).non_gated_layer
+        assert beside.weight.shape == first.weight.shape
+        assert abs(beside.weight.mean().item()) < 0.5
+        assert beside.weight.std().item() == pytest.approx(first.weight.std().item(), rel=0.15)
+        assert beside.weight.abs().max() > 5
+        assert (beside.bias == 0).all()
+
+    def test_same_generator_same_weights(self, name: str):
+        """New weights depend on the generator alone, and torch's default one is not touched."""
+        models = [MAKE[name]() for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        state = torch.get_rng_state()
+
+        for model in models:
+            cf.apply_gated_linear_units(model, generator=torch.Generator().manual_seed(3))
+
+        assert torch.equal(torch.get_rng_state(), state)
+        for old, new in zip(*(model.state_dict().values() for model in models), strict=True):
+            assert torch.equal(old, new)
+        units = [models[0].get_submodule(UNITS[name].replace(".0.", f".{place}.")) for place in (0, 1)]
+        assert not torch.equal(*(unit.non_gated_layer.weight for unit in units))
+
+    @pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu])
+    def test_an_activation_of_ones_own(self, name: str, activation: Any):
+        """A module or a function takes the place of the model's."""
+        model = MAKE[name]().eval()
+        cf.apply_gated_linear_units(model, act_fn=activation)
+        unit = model.get_submodule(UNITS[name])
+        hidden = torch.randn(3, WIDTH)
+
+        gated, beside = (hidden @ _weight(each).T for each in (unit.gated_layer, unit.non_gated_layer))
+
+        torch.testing.assert_close(unit(hidden), gated.clamp(min=0) * beside)
+        if name == "gpt2":
+            block = model.get_submodule(BLOCKS[name])
+            torch.testing.assert_close(block.act(gated), gated)
+
+    def test_an_activation_with_a_parameter(self, name: str):
+        """A parameter of the activation gets to the optimizer as well."""
+        model = MAKE[name]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        cf.apply_gated_linear_units(model, optimizer, nn.PReLU())
+
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        assert held == {id(each) for each in model.parameters()}
+
+    @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+    def test_one_step_moves_every_parameter(self, name: str, make: Any):
+        """The optimizer made before holds what the model has, each once, with the state of what stayed."""
+        model = MAKE[name]()
+        groups = [
+            {"params": [each for _, each in model.named_parameters() if each.ndim == 1], "weight_decay": 0.0},
+            {"params": [each for _, each in model.named_parameters() if each.ndim > 1], "weight_decay": 0.1},
+        ]
+        optimizer = make(groups)
+        ids = torch.arange(48).view(4, 12)
+        nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        first = model.get_submodule(FIRST[name])
+        state = optimizer.state[first.weight]
+
+        cf.apply_gated_linear_units(model, optimizer, non_gated_layer_bias=True)
+        before = {each: parameter.detach().clone() for each, parameter in model.named_parameters()}
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+
+        held = [id(each) for group in optimizer.param_groups for each in group["params"]]
+        assert sorted(held) == sorted(id(each) for each in model.parameters())
+        assert optimizer.state[first.weight] is state
+        assert not [each for each, parameter in model.named_parameters() if torch.equal(parameter, before[each])]
+        beside = model.get_submodule(UNITS[name]).non_gated_layer
+        assert any(each is beside.weight for each in optimizer.param_groups[1]["params"])
+        assert any(each is beside.bias for each in optimizer.param_groups[0]["params"])
+
+    def test_what_was_set_is_kept(self, name: str, device: torch.device):
+        """Dtype, device, mode and frozen parameters go over to the new layer, and hooks stay."""
+        model = MAKE[name]().to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
+        seen: list[nn.Module] = []
+        first = model.get_submodule(FIRST[name])
+        first.register_forward_hook(lambda module, *_: seen.append(module))
+        block = model.get_submodule(UNITS[name].removesuffix(".c_fc"))
+        block.register_forward_hook(lambda module, *_: seen.append(module))
+        activation = getattr(block, "act", None) or block.intermediate_act_fn
+        activation.register_forward_hook(lambda module, *_: seen.append(module))
+
+        cf.apply_gated_linear_units(model, non_gated_layer_bias=True)
+        output = model(torch.randint(3, 50, (2, 8), device=device)).logits
+
+        assert {each.dtype for each in (output, *model.parameters())} == {torch.bfloat16}
+        assert {each.device.type for each in (output, *model.parameters())} == {device.type}
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        assert not any(module.training for module in model.modules())
+        assert seen == [first, activation, model.get_submodule(UNITS[name].removesuffix(".c_fc"))]
+
+    def test_second_time_changes_nothing(self, name: str):
+        """A gate is not gated."""
+        model = MAKE[name]()
+        cf.apply_gated_linear_units(model)
+        before, state = str(model), torch.get_rng_state()
+
+        report = cf.apply_gated_linear_units(model, act_fn=nn.ReLU())
+
+        assert not report
+        assert str(model) == before
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_copies_and_state_dicts(self, name: str):
+        """A copy computes the same, and so does a second model with the first one's state."""
+        model, other = MAKE[name]().eval(), MAKE[name]().eval()
+        for each in (model, other):
+            cf.apply_gated_linear_units(each)
+        ids = torch.randint(3, 50, (2, 8))
+
+        other.load_state_dict(model.state_dict())
+
+        assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
+        assert torch.equal(other(ids).logits, model(ids).logits)
+
+    def test_compiles_and_exports(self, name: str):
+        """The unit brings nothing that a graph cannot hold."""
+        model = MAKE[name]().eval()
+        cf.apply_gated_linear_units(model)
+        block = model.get_submodule(UNITS[name].removesuffix(".c_fc"))
+        hidden = torch.randn(2, 5, WIDTH)
+
+        compiled = torch.compile(block, fullgraph=True, backend="eager")(hidden)
+        exported = torch.export.export(block, (hidden,)).module()(hidden)
+
+        torch.testing.assert_close(compiled, block(hidden))
+        torch.testing.assert_close(exported, block(hidden))
+
+    def test_works_with_alibi(self, name: str):
+        """Both surgeries go together, in any order."""
+        ids = torch.randint(3, 50, (2, 20))
+        logits = []
+
+        for order in (1, -1):
+            torch.manual_seed(3)
+            model = MAKE[name]().eval()
+            generator = torch.Generator().manual_seed(4)
+            steps = [
+                lambda model: cf.apply_alibi(model, 64),
+                lambda model, generator=generator: cf.apply_gated_linear_units(model, generator=generator),
+            ]
+            assert all(step(model) for step in steps[::order])
+            logits.append(model(ids).logits)
+
+        assert torch.equal(*logits)
+
+
+class TestRefusals:
+    def test_unknown_architecture_is_refused(self):
+        """The message names what is known, and the way for what is not."""
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
+
+        with pytest.raises(ValueError, match=r"GPT-2 or BERT .*got a TransformerEncoder .*replace_module_classes"):
+            cf.apply_gated_linear_units(model)
+
+    def test_llama_is_refused(self):
+        """Llama's blocks have a gate."""
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+        with pytest.raises(ValueError, match="got a LlamaModel, whose blocks have one already"):
+            cf.apply_gated_linear_units(LlamaModel(LlamaConfig(**TOKENS, **sizes)))
+
+    @pytest.mark.parametrize("activation", [nn.ReLU, "relu", 1])
+    def test_what_is_no_activation_is_refused(self, name: str, activation: object):
+        """A class is not a module; nothing is changed before that is said."""
+        model = MAKE[name]()
+        before = str(model)
+
+        with pytest.raises(TypeError, match="act_fn must be a module or a function of one tensor"):
+            cf.apply_gated_linear_units(model, act_fn=activation)
+
+        assert str(model) == before
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have blocks."""
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
+            cf.apply_gated_linear_units([_bert()])
+
+    def test_does_not_import_transformers(self):
+        """Where nobody imported it no model can be of it, and the refusal does not bring it."""
+        code = (
+            "import sys; from torch import nn; from composer import functional as cf\n"
+            "try: cf.apply_gated_linear_units(nn.Sequential(nn.Linear(2, 2)))\n"
+            "except ValueError: print('transformers' in sys.modules)"
+        )
+
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+        assert run.stdout.strip() == "False"

@@ -1,0 +1,173 @@
+"""Ghost batch normalisation applied to models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+class Activated(nn.BatchNorm2d):
+    """A normalisation with something else inside."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).relu()
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8, eps=0.01, momentum=0.2),
+        nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 2)),
+    )
+
+
+class TestApplyGhostBatchnorm:
+    def test_replaces_all_three(self):
+        """Normalisations over one, two and three dimensions are replaced, with the size; nothing else is."""
+        model = nn.Sequential(*_network(), nn.BatchNorm3d(4), nn.LayerNorm(4))
+
+        report = cf.apply_ghost_batchnorm(model, 16)
+
+        assert [(entry.paths, entry.new) for entry in report] == [
+            (("1",), "GhostBatchNorm2d"),
+            (("2.2",), "GhostBatchNorm1d"),
+            (("3",), "GhostBatchNorm3d"),
+        ]
+        assert {model[1].ghost_batch_size, model[2][2].ghost_batch_size, model[3].ghost_batch_size} == {16}
+
+    def test_default_size_is_32(self):
+        """As the table of names says."""
+        model = _network()
+
+        cf.apply_ghost_batchnorm(model)
+
+        assert model[1].ghost_batch_size == 32
+
+    @pytest.mark.parametrize(
+        "norm",
+        [Activated(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm2d(), nn.InstanceNorm2d(4, track_running_stats=True)],
+    )
+    def test_others_are_left_alone(self, norm: nn.Module):
+        """What is not exactly torch's layer may do more than that."""
+        model = nn.Sequential(norm)
+
+        assert not cf.apply_ghost_batchnorm(model)
+        assert model[0] is norm
+
+    def test_settings_and_tensors_are_taken_over(self):
+        """Parameters and running statistics are the objects that they were; settings are the same."""
+        model = _network()
+        tensors = [*model.parameters(), *model.buffers()]
+        names = list(model.state_dict())
+
+        cf.apply_ghost_batchnorm(model)
+
+        assert all(new is old for new, old in zip([*model.parameters(), *model.buffers()], tensors, strict=True))
+        assert list(model.state_dict()) == names
+        assert (model[1].eps, model[1].momentum, model[1].affine, model[2][2].affine) == (0.01, 0.2, True, False)
+        assert model[1].track_running_stats
+
+    def test_training_is_by_chunks(self):
+        """In training every ghost batch is normalised as if alone; in evaluation nothing has changed."""
+        model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False)).double()
+        plain, images = copy.deepcopy(model), torch.randn(7, 3, 4, 4, dtype=torch.float64)
+
+        cf.apply_ghost_batchnorm(model, 4)
+
+        torch.testing.assert_close(model(images), torch.cat([plain(images[:4]), plain(images[4:])]))
+        plain.load_state_dict(model.state_dict())
+        assert torch.equal(model.eval()(images), plain.eval()(images))
+
+    def test_second_time_changes_nothing(self):
+        """Ghosts stay, with the size they have."""
+        model = _network()
+        cf.apply_ghost_batchnorm(model, 8)
+
+        assert not cf.apply_ghost_batchnorm(model, 16)
+        assert model[1].ghost_batch_size == 8
+
+    def test_every_parameter_moves_after_surgery(self):
+        """One step with the optimizer made before moves all, with its state and its names."""
+        model = _network()
+        optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.1)
+        model(torch.rand(4, 3, 8, 8)).square().sum().backward()
+        optimizer.step()
+        state = {parameter: optimizer.state[parameter] for parameter in model.parameters()}
+        names = list(optimizer.param_groups[0]["param_names"])
+
+        cf.apply_ghost_batchnorm(model, 2, optimizers=optimizer)
+        before = copy.deepcopy(list(model.parameters()))
+        optimizer.zero_grad()
+        (model(torch.rand(4, 3, 8, 8)) * torch.rand(4, 2)).square().sum().backward()
+        optimizer.step()
+
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        assert all(optimizer.state[parameter] is old for parameter, old in state.items())
+        assert optimizer.param_groups[0]["param_names"] == names
+
+    def test_hooks_mode_and_freezing_are_kept(self):
+        """A hook moves, a layer in evaluation stays in it, and what is frozen stays frozen."""
+        model = _network()
+        model[1].eval().weight.requires_grad_(False)
+        seen: list[nn.Module] = []
+        model[1].register_forward_hook(lambda module, args, output: seen.append(module))
+
+        cf.apply_ghost_batchnorm(model, 2)
+        model(torch.rand(4, 3, 8, 8))
+
+        assert seen == [model[1]]
+        assert [module.training for module in (model, model[1], model[2][2])] == [True, False, True]
+        assert (model[1].weight.requires_grad, model[1].bias.requires_grad) == (False, True)
+        assert model[1].num_batches_tracked == 0
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_dtype_and_device_are_kept(self, dtype: torch.dtype, device: torch.device):
+        """The model runs as the plain one did."""
+        model = _network().to(device=device, dtype=dtype)
+
+        cf.apply_ghost_batchnorm(model, 2)
+
+        assert model(torch.rand(4, 3, 8, 8, device=device, dtype=dtype)).dtype == dtype
+        assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {dtype}
+
+    def test_a_shared_layer_stays_shared(self):
+        """One normalisation in two places becomes one in two places."""
+        norm = nn.BatchNorm2d(3)
+        model = nn.Sequential(norm, nn.ReLU(), norm)
+
+        report = cf.apply_ghost_batchnorm(model)
+
+        assert model[0] is model[2]
+        assert [entry.paths for entry in report] == [("0", "2")]
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_exports(self, training: bool):
+        """The model can be exported, for evaluation and with its ghosts for training."""
+        model = _network().train(training)
+        cf.apply_ghost_batchnorm(model, 2)
+        images = torch.rand(6, 3, 8, 8)
+
+        exported = torch.export.export(copy.deepcopy(model), (images,)).module()
+
+        torch.testing.assert_close(exported(images), model(images))
+
+    def test_a_layer_alone_is_refused(self):
+        """The root cannot be replaced; the message says what to do."""
+        with pytest.raises(ValueError, match=r"got a BatchNorm2d that is one itself\. Wrap it"):
+            cf.apply_ghost_batchnorm(nn.BatchNorm2d(4))
+
+    @pytest.mark.parametrize("size", [0, 2.5, None])
+    def test_bad_size_is_refused(self, size: object):
+        """Even if there is nothing to normalise."""
+        with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
+            cf.apply_ghost_batchnorm(nn.Sequential(), size)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have layers."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_ghost_batchnorm([nn.BatchNorm2d(4)])

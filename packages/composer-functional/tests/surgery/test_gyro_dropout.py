@@ -1,0 +1,151 @@
+"""Gyro dropout applied to models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+SETTINGS = {"iters_per_epoch": 6, "max_epoch": 2, "p": 0.5, "sigma": 4, "tau": 2}
+
+
+class Noise(nn.Dropout):
+    """A dropout that does something else."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input + self.p
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Sequential(nn.ReLU(), nn.Dropout(0.9)), nn.Linear(16, 3))
+
+
+class TestApplyGyroDropout:
+    def test_replaces_every_dropout(self):
+        """All become gyro dropout with the settings given, whatever their rate was."""
+        model = _network()
+
+        report = cf.apply_gyro_dropout(model, **SETTINGS)
+
+        assert [(entry.paths, entry.old, entry.new) for entry in report] == [
+            (("1",), "Dropout", "GyroDropout"),
+            (("2.1",), "Dropout", "GyroDropout"),
+        ]
+        layer = model[2][1]
+        assert (layer.p, layer.sigma, layer.tau, layer.period) == (0.5, 4, 2, 6)
+
+    def test_leaves_what_is_no_plain_dropout(self):
+        """Layers that are switched off, subclasses that do otherwise, and other kinds of dropout stay."""
+        model = nn.Sequential(nn.Dropout(0.0), Noise(0.1), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
+
+        assert not cf.apply_gyro_dropout(model, **SETTINGS)
+
+    def test_training_reaches_all_masks_and_moves_all_parameters(self):
+        """An optimizer made before keeps what it has, and every parameter moves."""
+        model = _network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cf.apply_gyro_dropout(model, **SETTINGS)
+        before = copy.deepcopy(list(model.parameters()))
+
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().sum().backward()
+            optimizer.step()
+
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        assert model[1].position == 12
+
+    @pytest.mark.parametrize("name", ["alexnet", "vgg11"])
+    def test_on_torchvision(self, name: str):
+        """The classifiers for which dropout was made have two each; evaluation stays what it was."""
+        import torchvision
+
+        with torch.device("meta"):
+            model = getattr(torchvision.models, name)()
+
+        report = cf.apply_gyro_dropout(model, **SETTINGS)
+
+        assert len(report) == 2
+        assert model(torch.empty(4, 3, 224, 224, device="meta")).shape == (4, 1000)
+
+    def test_on_a_language_model(self):
+        """BERT trains with it, by eager attention as well, whose weights lose whole heads."""
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        )
+        config._attn_implementation = "eager"
+        model = BertModel(config, add_pooling_layer=False).eval()
+        tokens = torch.arange(12).view(2, 6)
+        expected = model(tokens).last_hidden_state
+
+        report = cf.apply_gyro_dropout(model, **SETTINGS)
+        unchanged = model(tokens).last_hidden_state
+        model.train()(tokens).last_hidden_state.square().sum().backward()
+
+        assert len(report) == 1 + 2 * 3
+        assert torch.equal(unchanged, expected)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+    def test_second_time_changes_nothing(self):
+        """What is replaced is no nn.Dropout any more."""
+        model = _network()
+        cf.apply_gyro_dropout(model, **SETTINGS)
+
+        assert not cf.apply_gyro_dropout(model, **SETTINGS)
+
+    def test_shared_layers_hooks_and_mode(self):
+        """One dropout in two places stays one, in its mode, with its hooks."""
+        dropout = nn.Dropout()
+        model = nn.Sequential(dropout, nn.ReLU(), dropout).eval()
+        seen: list[nn.Module] = []
+        dropout.register_forward_hook(lambda module, args, output: seen.append(module))
+
+        report = cf.apply_gyro_dropout(model, **SETTINGS)
+        model(torch.rand(2, 4))
+
+        assert [entry.paths for entry in report] == [("0", "2")]
+        assert model[0] is model[2]
+        assert seen == [model[0]] * 2
+        assert not model[0].training
+
+    def test_goes_where_the_model_is(self, device: torch.device):
+        """The layer's numbers lie on the model's device, as integers whatever the model's dtype."""
+        model = _network().to(device, torch.bfloat16)
+
+        cf.apply_gyro_dropout(model, **SETTINGS)
+
+        assert {(buffer.device.type, buffer.dtype) for buffer in model.buffers()} == {(device.type, torch.int64)}
+        assert model(torch.rand(4, 8, device=device, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_exports(self, training: bool):
+        """The model can be exported, masks included."""
+        model = _network().train(training)
+        cf.apply_gyro_dropout(model, **SETTINGS)
+        x = torch.rand(4, 8)
+        torch.compiler.reset()  # what other tests compiled counts against a limit of torch 2.7
+
+        exported = torch.export.export(model, (x,)).module()
+
+        torch.testing.assert_close(exported(x), model(x))
+
+    def test_bad_settings_are_refused_before_anything_changes(self):
+        """A wrong number is named even for a model without dropout."""
+        with pytest.raises(ValueError, match="p must be at least 0 and below 1, got 1"):
+            cf.apply_gyro_dropout(nn.Sequential(nn.ReLU()), **{**SETTINGS, "p": 1})
+
+    def test_a_layer_alone_is_refused(self):
+        """The root cannot be replaced."""
+        with pytest.raises(ValueError, match=r"got a Dropout that is one itself\. Wrap it"):
+            cf.apply_gyro_dropout(nn.Dropout(), **SETTINGS)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have layers."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_gyro_dropout([nn.Dropout()], **SETTINGS)

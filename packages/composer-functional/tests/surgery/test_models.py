@@ -1,0 +1,186 @@
+"""Every surgery on models that people train: they still learn, in every parameter, and can be exported."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+def make_resnet(depth, norm=None):
+    """A torchvision ResNet for 10 classes."""
+    import torchvision
+
+    return getattr(torchvision.models, f"resnet{depth}")(num_classes=10, norm_layer=norm), {
+        "x": torch.randn(4, 3, 64, 64)
+    }
+
+
+def make_vit():
+    """A vision transformer of two layers."""
+    from torchvision.models import VisionTransformer
+
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10}
+    return VisionTransformer(image_size=32, patch_size=8, dropout=0.1, **sizes), {"x": torch.randn(4, 3, 32, 32)}
+
+
+def make_gpt2():
+    """GPT-2 of two layers, with the head that predicts the next token."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=32, vocab_size=64, use_cache=False)
+    return GPT2LMHeadModel(config), {"input_ids": torch.randint(64, (4, 16))}
+
+
+def make_bert():
+    """BERT of two layers, with a classifier."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
+    config = BertConfig(**sizes, max_position_embeddings=32, vocab_size=64, num_labels=3)
+    return BertForSequenceClassification(config), {"input_ids": torch.randint(64, (4, 16))}
+
+
+def group_norm(channels):
+    """A norm that a ResNet can be built with."""
+    return nn.GroupNorm(8, channels)
+
+
+MODELS = {
+    "resnet18": functools.partial(make_resnet, 18),
+    "resnet50": functools.partial(make_resnet, 50),
+    "resnet18 with group norms": functools.partial(make_resnet, 18, group_norm),
+    "vit": make_vit,
+    "gpt2": make_gpt2,
+    "bert": make_bert,
+}
+RESNETS = ("resnet18", "resnet50")
+TRANSFORMERS = ("vit", "gpt2", "bert")
+SMALL = {"min_channels": 16, "min_features": 16, "latent_features": 0.25}
+SURGERIES = {
+    "blurpool": (cf.apply_blurpool, RESNETS),
+    "squeeze_excite": (cf.apply_squeeze_excite, RESNETS),
+    "factorization": (functools.partial(cf.apply_factorization, **SMALL), (*RESNETS, "vit", "bert")),
+    "ghost_batchnorm": (functools.partial(cf.apply_ghost_batchnorm, ghost_batch_size=2), RESNETS),
+    "stochastic_depth": (
+        functools.partial(cf.apply_stochastic_depth, target_layer_name="ResNetBottleneck", stochastic_method="sample"),
+        ("resnet50",),
+    ),
+    "gyro_dropout": (
+        functools.partial(cf.apply_gyro_dropout, iters_per_epoch=4, max_epoch=2, p=0.1, sigma=4, tau=2),
+        TRANSFORMERS,
+    ),
+    "weight_standardization": (cf.apply_weight_standardization, RESNETS),
+    "channels_last": (cf.apply_channels_last, RESNETS),
+    "alibi": (functools.partial(cf.apply_alibi, max_sequence_length=64), ("gpt2", "bert")),
+    "gated_linear_units": (cf.apply_gated_linear_units, ("gpt2", "bert")),
+    "low_precision_layernorm": (
+        functools.partial(cf.apply_low_precision_layernorm, precision=torch.bfloat16),
+        TRANSFORMERS,
+    ),
+    "low_precision_groupnorm": (
+        functools.partial(cf.apply_low_precision_groupnorm, precision=torch.bfloat16),
+        ("resnet18 with group norms",),
+    ),
+}
+PAIRS = [(surgery, model) for surgery, (_, models) in SURGERIES.items() for model in models]
+TELLS_OPTIMIZERS = sorted(
+    set(SURGERIES) - {"weight_standardization", "channels_last", "gyro_dropout", "stochastic_depth"}
+)
+
+
+def output_of(model, inputs):
+    """Return the logits."""
+    outputs = model(**inputs)
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+def randomize(model):
+    """Leave no parameter at zero, where a step might leave it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+
+
+def settle(model, inputs):
+    """Let batch norms take over the statistics of these inputs; those of a new model fit no standardized weights."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(**inputs)
+
+
+@pytest.mark.parametrize(("surgery", "name"), PAIRS)
+class TestEverySurgery:
+    """What holds after each, on each model that has something to change."""
+
+    def test_one_step_moves_every_parameter(self, surgery, name):
+        """An optimizer made before the surgery holds, and moves, every parameter that the model has after it."""
+        (model, inputs), (apply, _) = MODELS[name](), SURGERIES[surgery]
+        randomize(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+        report = apply(model, optimizers=optimizer) if surgery in TELLS_OPTIMIZERS else apply(model)
+        before = {path: parameter.detach().clone() for path, parameter in model.named_parameters()}
+        output_of(model.train(), inputs).float().square().mean().backward()
+        optimizer.step()
+
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        assert report
+        assert [path for path, each in model.named_parameters() if torch.equal(each, before[path])] == []
+        assert held == {id(each) for each in model.parameters()}
+
+    def test_twice_changes_nothing_more(self, surgery, name):
+        """The second time it finds nothing to do, or refuses in a sentence; the model stays as it is."""
+        (model, _), (apply, _) = MODELS[name](), SURGERIES[surgery]
+        apply(model)
+        modules = [type(each) for each in model.modules()]
+
+        try:
+            report = apply(model)
+        except ValueError as error:
+            report = None
+            assert len(str(error)) > 40
+
+        assert not report
+        assert [type(each) for each in model.modules()] == modules
+
+    def test_exported_model_agrees(self, surgery, name):
+        """The changed model can be exported, and the exported one gives the same outputs."""
+        (model, inputs), (apply, _) = MODELS[name](), SURGERIES[surgery]
+        apply(model)
+        settle(model, inputs)
+        model.eval()
+
+        exported = torch.export.export(model, (), inputs).module()
+
+        with torch.no_grad():
+            torch.testing.assert_close(output_of(exported, inputs), output_of(model, inputs), atol=1e-5, rtol=1e-4)
+
+    def test_frozen_models_stay_frozen(self, surgery, name):
+        """What is frozen stays frozen, and what is new has the model's dtype and mode."""
+        (model, _), (apply, _) = MODELS[name](), SURGERIES[surgery]
+        model.double().requires_grad_(False).eval()
+
+        apply(model)
+
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        assert not any(module.training for module in model.modules())
+
+
+def test_models_without_anything_to_change_give_an_empty_report():
+    """A report is falsy where nothing matched, and the model's modules are the same objects."""
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Identity())
+    modules = list(model.modules())
+    unfitting = {"alibi", "gated_linear_units"}  # they refuse architectures that they do not know
+
+    reports = [apply(model) for surgery, (apply, _) in SURGERIES.items() if surgery not in unfitting]
+
+    assert not any(reports)
+    assert list(model.modules()) == modules

@@ -1,0 +1,297 @@
+"""Stochastic depth applied to models."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+class Block(nn.Linear):
+    """A residual block x + f(x)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x).tanh()
+
+
+class OtherBlock(Block):
+    """A block that computes something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - super().forward(x)
+
+
+RULE = cf.ResidualRule(lambda block, x: nn.functional.linear(x, block.weight, block.bias).tanh())
+
+
+def _resnet(depth: int) -> nn.Module:
+    import torchvision
+
+    return getattr(torchvision.models, f"resnet{depth}")(num_classes=3)
+
+
+def _rates(model: nn.Module) -> list[float]:
+    return [block.drop_rate for block in model.modules() if isinstance(block, cf.StochasticDepthBlock)]
+
+
+RESNETS = [(18, "ResNetBasicBlock", 8), (50, "ResNetBottleneck", 16)]
+
+
+class TestApplyStochasticDepth:
+    @pytest.mark.parametrize(("depth", "name", "count"), RESNETS)
+    def test_replaces_the_blocks_of_a_resnet(self, depth: int, name: str, count: int):
+        """Every block is replaced; names in the state dict, parameters and outputs without drops stay."""
+        model = _resnet(depth)
+        plain = copy.deepcopy(model)
+        parameters = list(model.parameters())
+        images = torch.rand(2, 3, 32, 32)
+
+        report = cf.apply_stochastic_depth(model, name, drop_rate=0.0)
+
+        assert len(report) == count
+        assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+        assert list(model.state_dict()) == list(plain.state_dict())
+        assert torch.equal(model(images), plain(images))
+        model.load_state_dict(plain.state_dict())
+
+    @pytest.mark.parametrize("method", ["block", "sample"])
+    @pytest.mark.parametrize(("depth", "name", "_"), RESNETS)
+    def test_the_parts_of_resnet_blocks_add_up(self, depth: int, name: str, _: int, method: str):
+        """A very small rate, under which the parts are called one by one, gives what the plain network gives."""
+        model = _resnet(depth).double()
+        plain = copy.deepcopy(model)
+        images = torch.rand(4, 3, 64, 64, dtype=torch.float64)
+
+        cf.apply_stochastic_depth(model, name, method, drop_rate=1e-14)
+        model.train(method == "sample")
+        plain.train(method == "sample")
+
+        torch.testing.assert_close(model(images), plain(images))
+
+    @pytest.mark.parametrize(("depth", "name", "_"), RESNETS)
+    def test_a_resnet_without_its_branches(self, depth: int, name: str, _: int):
+        """With all branches dropped what is left are the shortcuts, worked out here by hand."""
+        model = _resnet(depth).eval()
+        x = torch.rand(2, 3, 32, 32)
+        expected = model.maxpool(model.relu(model.bn1(model.conv1(x))))
+        for layer in (model.layer1, model.layer2, model.layer3, model.layer4):
+            for block in layer:
+                expected = (expected if block.downsample is None else block.downsample(expected)).relu()
+        expected = model.fc(expected.mean((2, 3)))
+
+        cf.apply_stochastic_depth(model, name, drop_rate=1.0, drop_distribution="uniform")
+
+        torch.testing.assert_close(model(x), expected)
+
+    @pytest.mark.parametrize(
+        ("distribution", "rates"), [("linear", [0.1, 0.2, 0.3, 0.4]), ("uniform", [0.4, 0.4, 0.4, 0.4])]
+    )
+    def test_distribution(self, distribution: str, rates: list[float]):
+        """Linear rates are l / L of the last one's."""
+        model = nn.Sequential(Block(4, 4), nn.Sequential(Block(4, 4), nn.ReLU(), Block(4, 4)), Block(4, 4))
+
+        cf.apply_stochastic_depth(model, Block, drop_rate=0.4, drop_distribution=distribution)
+
+        assert _rates(model) == pytest.approx(rates)
+
+    def test_training_drops_and_steps_move(self):
+        """Where a branch is computed its parameters get a gradient, where it is dropped they get none."""
+        model = _resnet(18)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cf.apply_stochastic_depth(model, "ResNetBasicBlock", drop_rate=0.5, optimizers=optimizer)
+        blocks = [block for block in model.modules() if isinstance(block, cf.StochasticDepthBlock)]
+
+        computed: list[nn.Module] = []
+        for block in blocks:
+            block.conv1.register_forward_hook(lambda module, args, output: computed.append(module))
+
+        for _ in range(3):
+            optimizer.zero_grad()
+            computed.clear()
+            model(torch.rand(2, 3, 32, 32)).square().sum().backward()
+            before = copy.deepcopy(list(model.parameters()))
+            optimizer.step()
+            moved = [not torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True)]
+
+            assert [block.conv1 for block in blocks if block.conv1.weight.grad is not None] == computed
+            assert moved == [parameter.grad is not None for parameter in model.parameters()]
+        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+    def test_transformer_blocks_by_their_class(self):
+        """A vision transformer's blocks compute x + f(x) and need no rule."""
+        from torchvision.models import VisionTransformer
+        from torchvision.models.vision_transformer import EncoderBlock
+
+        model = VisionTransformer(32, 16, 2, 2, 16, 32, num_classes=3)
+        nn.init.normal_(model.heads.head.weight)
+        plain = copy.deepcopy(model).eval()
+        images = torch.rand(4, 3, 32, 32)
+
+        report = cf.apply_stochastic_depth(model, EncoderBlock, "sample", 0.5)
+
+        assert [entry.new for entry in report] == ["StochasticEncoderBlock"] * 2
+        assert not torch.equal(model.train()(images), plain(images))
+        assert torch.equal(model.eval()(images), plain(images))
+
+    def test_language_model_blocks_by_their_class(self):
+        """GPT-2's blocks too; outputs with all blocks dropped are those of the embeddings alone."""
+        from transformers import GPT2Config, GPT2Model
+        from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+        config = GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=16, vocab_size=32, use_cache=False)
+        model = GPT2Model(config).eval()
+        if isinstance(model.h[0](torch.rand(1, 2, 16)), tuple):  # Transformers 4
+            pytest.skip("this version's GPT-2 blocks return tuples, which are refused")
+        tokens = torch.arange(8)[None]
+        expected = model.ln_f(model.wte(tokens) + model.wpe(tokens))
+
+        cf.apply_stochastic_depth(model, GPT2Block, drop_rate=1.0, drop_distribution="uniform")
+
+        torch.testing.assert_close(model(tokens).last_hidden_state, expected)
+
+    def test_blocks_by_a_rule(self):
+        """A mapping names the parts of a class, or takes the class as a whole; numbering goes through both."""
+        model = nn.Sequential(Block(4, 4), nn.Sequential(OtherBlock(4, 4)), Block(4, 4)).eval()
+        x = torch.randn(3, 4)
+        first, other, last = model[0], model[1][0], model[2]
+
+        cf.apply_stochastic_depth(model, {Block: RULE, OtherBlock: None}, drop_rate=0.6)
+
+        hidden = x + 0.8 * nn.Linear.forward(first, x).tanh()
+        hidden = hidden + 0.6 * (other.forward(hidden) - hidden)
+        torch.testing.assert_close(model(x), hidden + 0.4 * nn.Linear.forward(last, hidden).tanh())
+
+    def test_a_rule_is_not_for_subclasses_that_compute_otherwise(self):
+        """A subclass with a forward of its own is left alone by its parent's rule."""
+        model = nn.Sequential(OtherBlock(4, 4), Block(4, 4))
+
+        report = cf.apply_stochastic_depth(model, {Block: RULE}, drop_rate=0.6)
+
+        assert [entry.paths for entry in report] == [("1",)]
+        assert _rates(model) == [0.6]
+
+    def test_second_time_changes_nothing(self):
+        """What is stochastic stays as it is, with its rates."""
+        model = nn.Sequential(Block(4, 4), Block(4, 4))
+        cf.apply_stochastic_depth(model, Block, drop_rate=0.2)
+
+        report = cf.apply_stochastic_depth(model, Block, drop_rate=0.8)
+
+        assert not report
+        assert _rates(model) == [0.1, 0.2]
+
+    def test_shared_blocks_stay_shared(self):
+        """A block in two places is one block, and counts once."""
+        block = Block(4, 4)
+        model = nn.Sequential(block, nn.ReLU(), block)
+
+        report = cf.apply_stochastic_depth(model, Block, drop_rate=0.2)
+
+        assert model[0] is model[2]
+        assert [entry.paths for entry in report] == [("0", "2")]
+        assert _rates(model) == [0.2]
+
+    def test_hooks_and_mode_move(self):
+        """Hooks on a block are called with what stands in its place; frozen and evaluating blocks stay so."""
+        model = nn.Sequential(Block(4, 4)).eval().requires_grad_(False)
+        seen: list[nn.Module] = []
+        handle = model[0].register_forward_hook(lambda module, args, output: seen.append(module))
+
+        cf.apply_stochastic_depth(model, Block)
+        model(torch.rand(2, 4))
+        handle.remove()
+        model(torch.rand(2, 4))
+
+        assert seen == [model[0]]
+        assert not model[0].training
+        assert not model[0].weight.requires_grad
+
+    def test_torchvision_is_not_imported(self, monkeypatch: pytest.MonkeyPatch):
+        """A model cannot hold torchvision's blocks where it is not loaded, so nothing is replaced or imported."""
+        monkeypatch.delitem(sys.modules, "torchvision.models.resnet", raising=False)
+
+        report = cf.apply_stochastic_depth(nn.Sequential(Block(4, 4)), "ResNetBottleneck")
+
+        assert not report
+        assert "torchvision.models.resnet" not in sys.modules
+
+    @pytest.mark.parametrize(("method", "training"), [("block", False), ("sample", False), ("sample", True)])
+    def test_exports(self, method: str, training: bool):
+        """The model can be exported, in training too where only samples are dropped."""
+        model = nn.Sequential(Block(4, 4), Block(4, 4)).train(training)
+        cf.apply_stochastic_depth(model, Block, method, 1e-9)
+        x = torch.rand(3, 4)
+        torch.compiler.reset()  # what other tests compiled counts against a limit of torch 2.7
+
+        exported = torch.export.export(model, (x,)).module()
+
+        torch.testing.assert_close(exported(x), model(x))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("Bottleneck",), "target_layer_name must be one of 'ResNetBottleneck', 'ResNetBasicBlock', got 'Bottl"),
+            ((Block, "row"), "stochastic_method must be 'block' or 'sample', got 'row'"),
+            ((Block, "block", 1.5), "drop_rate must be between 0 and 1, got 1.5"),
+            ((Block, "block", float("nan")), "drop_rate must be between 0 and 1, got nan"),
+            ((Block, "block", 0.5, "cubic"), "drop_distribution must be 'linear' or 'uniform', got 'cubic'"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, arguments, message: str):
+        """Each wrong setting is named, and the model is not changed."""
+        model = nn.Sequential(Block(4, 4))
+
+        with pytest.raises(ValueError, match=message):
+            cf.apply_stochastic_depth(model, *arguments)
+
+        assert type(model[0]) is Block
+
+    @pytest.mark.parametrize("target", [3, Block(2, 2), int, {"Block": None}, {Block: lambda block, x: x}])
+    def test_bad_targets_are_refused(self, target):
+        """A target is a name, a class or a mapping of classes to rules."""
+        with pytest.raises(TypeError, match="target_layer_name must be a name, a class of modules, or a mapping"):
+            cf.apply_stochastic_depth(nn.Sequential(Block(4, 4)), target)
+
+    def test_a_block_alone_is_refused(self):
+        """The root cannot be replaced."""
+        with pytest.raises(ValueError, match=r"got a Block that is one itself\. Wrap it"):
+            cf.apply_stochastic_depth(Block(4, 4), Block)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have blocks."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_stochastic_depth([Block(4, 4)], Block)
+
+
+class TestSetDropRates:
+    def test_sets_all(self):
+        """A drop warm-up sets the rates of all blocks, linear or uniform."""
+        model = nn.Sequential(Block(4, 4), nn.Sequential(Block(4, 4)))
+        cf.apply_stochastic_depth(model, Block)
+
+        cf.set_drop_rates(model, 0.1)
+        linear = _rates(model)
+        cf.set_drop_rates(model, 0.3, "uniform")
+
+        assert linear == [0.05, 0.1]
+        assert _rates(model) == [0.3, 0.3]
+
+    def test_bad_settings_are_refused(self):
+        """The settings are checked as those of the surgery are."""
+        model = nn.Sequential(Block(4, 4))
+        cf.apply_stochastic_depth(model, Block)
+
+        with pytest.raises(ValueError, match="drop_rate must be between 0 and 1, got -1"):
+            cf.set_drop_rates(model, -1)
+        with pytest.raises(ValueError, match="drop_distribution must be"):
+            cf.set_drop_rates(model, 0.1, "none")
+
+    def test_a_model_without_stochastic_blocks_is_refused(self):
+        """Rates of nothing cannot be set."""
+        with pytest.raises(ValueError, match=r"got one without\. Call apply_stochastic_depth first"):
+            cf.set_drop_rates(nn.Sequential(Block(4, 4)), 0.1)

@@ -1,0 +1,254 @@
+"""Weight standardisation applied to models."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from composer import functional as cf
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.ReLU(),
+        nn.Sequential(nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()),
+        nn.Conv2d(16, 2, 1),
+    )
+
+
+class TestApplyWeightStandardization:
+    def test_convolutions_of_any_dimension(self):
+        """Convolutions are, transposed ones and linear layers are not."""
+        model = nn.Sequential(
+            nn.Conv1d(2, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3), nn.ConvTranspose2d(2, 2, 3), nn.Linear(2, 2)
+        )
+
+        report = cf.apply_weight_standardization(model)
+
+        assert [(entry.paths, entry.old, entry.new) for entry in report] == [
+            (("0",), "Conv1d", "ParametrizedConv1d"),
+            (("1",), "Conv2d", "ParametrizedConv2d"),
+            (("2",), "Conv3d", "ParametrizedConv3d"),
+        ]
+
+    def test_computes_as_timm_does(self):
+        """Outputs and gradients are those of timm's convolutions with the same parameters."""
+        from timm.layers import StdConv2d
+
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3, stride=2)).double()
+        theirs = nn.Sequential(
+            StdConv2d(3, 8, 3, padding=0, bias=True), nn.ReLU(), StdConv2d(8, 2, 3, stride=2, padding=0, bias=True)
+        ).double()
+        theirs.load_state_dict(model.state_dict())
+        images = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+
+        cf.apply_weight_standardization(model)
+
+        torch.testing.assert_close(model(images), theirs(images))
+        model(images).square().sum().backward()
+        theirs(images).square().sum().backward()
+        torch.testing.assert_close(model[0].parametrizations.weight.original.grad, theirs[0].weight.grad)
+
+    @pytest.mark.parametrize(
+        ("ignored", "paths"), [(0, ["0", "2.0", "3"]), (1, ["0", "2.0"]), (2, ["0"]), (3, []), (4, [])]
+    )
+    def test_last_ones_are_left_alone(self, ignored: int, paths: list[str]):
+        """Counted in convolutions, from the model's end."""
+        report = cf.apply_weight_standardization(_network(), n_last_layers_ignore=ignored)
+
+        assert [path for entry in report for path in entry.paths] == paths
+
+    def test_second_time_changes_nothing(self):
+        """What is standardised is not standardised again, and still counts as one of the last."""
+        model = _network()
+        cf.apply_weight_standardization(model, 1)
+        before = str(model)
+
+        assert not cf.apply_weight_standardization(model, 1)
+        assert str(model) == before
+        assert [entry.paths for entry in cf.apply_weight_standardization(model)] == [("3",)]
+
+    def test_parameters_stay_the_objects_they_were(self):
+        """The state dict has the parameter itself under another name."""
+        model = _network()
+        parameters = {id(parameter) for parameter in model.parameters()}
+        names = set(model.state_dict())
+
+        cf.apply_weight_standardization(model, 1)
+
+        assert {id(parameter) for parameter in model.parameters()} == parameters
+        assert set(model.state_dict()) == names - {"0.weight", "2.0.weight"} | {
+            "0.parametrizations.weight.original",
+            "2.0.parametrizations.weight.original",
+        }
+
+    def test_every_parameter_moves_after_surgery(self):
+        """One step with the optimizer made before moves all, with the state of each."""
+        model = _network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model(torch.rand(4, 3, 9, 9)).square().sum().backward()
+        optimizer.step()
+        state = {parameter: optimizer.state[parameter] for parameter in model.parameters()}
+
+        cf.apply_weight_standardization(model)
+        before = copy.deepcopy(list(model.parameters()))
+        optimizer.zero_grad()
+        model(torch.rand(4, 3, 9, 9)).square().sum().backward()
+        optimizer.step()
+
+        assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
+        assert all(optimizer.state[parameter] is old for parameter, old in state.items())
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_dtype_mode_hooks_and_freezing_are_kept(self, dtype: torch.dtype, device: torch.device):
+        """The convolution stays the module that it was."""
+        model = _network().to(device=device, dtype=dtype).eval().requires_grad_(False)
+        conv, seen = model[0], []
+        conv.register_forward_hook(lambda module, args, output: seen.append(module))
+
+        cf.apply_weight_standardization(model)
+        output = model(torch.rand(2, 3, 9, 9, device=device, dtype=dtype))
+
+        assert output.dtype == dtype
+        assert seen == [conv]
+        assert not any(module.training for module in model.modules())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+
+    def test_channels_last_is_kept(self):
+        """Weights that are laid out with the channels last are used so."""
+        model = _network().to(memory_format=torch.channels_last)
+
+        cf.apply_weight_standardization(model)
+
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert not model[0].weight.is_contiguous()
+
+    def test_a_shared_convolution_is_standardised_once(self):
+        """It is reported with both its places, and counts as one of the last."""
+        conv = nn.Conv2d(3, 3, 3)
+        model = nn.Sequential(conv, nn.ReLU(), conv)
+
+        assert not cf.apply_weight_standardization(copy.deepcopy(model), 1)
+        report = cf.apply_weight_standardization(model)
+
+        assert model[0] is model[2]
+        assert [entry.paths for entry in report] == [("0", "2")]
+        assert len(conv.parametrizations["weight"]) == 1
+
+    def test_a_shared_parameter_stays_shared(self):
+        """Two convolutions with one weight go on having one."""
+        model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+        model[1].weight = model[0].weight
+
+        cf.apply_weight_standardization(model)
+
+        assert model[0].parametrizations.weight.original is model[1].parametrizations.weight.original
+        assert len(list(model.parameters())) == 3
+
+    def test_a_convolution_alone(self):
+        """The root can be one, for it is not replaced."""
+        conv = nn.Conv2d(3, 8, 3)
+
+        assert [entry.paths for entry in cf.apply_weight_standardization(conv)] == [("",)]
+        assert conv.weight.mean((1, 2, 3)).abs().max() < 1e-6
+
+    @pytest.mark.parametrize(
+        "conv",
+        [
+            nn.LazyConv2d(4, 3),
+            nn.Conv2d(4, 4, 1, groups=4),
+            nn.Conv2d(1, 4, 1),
+        ],
+        ids=["lazy", "depthwise 1x1", "one channel 1x1"],
+    )
+    def test_what_has_no_filters_is_left_alone(self, conv: nn.Module):
+        """A filter of one weight would become zero; a lazy convolution has none yet."""
+        assert not cf.apply_weight_standardization(nn.Sequential(conv))
+
+    @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+    def test_a_weight_that_is_no_parameter_is_left_alone(self):
+        """The old weight_norm puts a tensor where the parameter was."""
+        conv = nn.utils.weight_norm(nn.Conv2d(3, 4, 3))
+
+        assert not cf.apply_weight_standardization(nn.Sequential(conv))
+
+    def test_comes_after_other_parametrizations(self):
+        """What is used is standardised, whatever it is made of."""
+        conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+        weight = conv.weight.detach()
+
+        report = cf.apply_weight_standardization(nn.Sequential(conv))
+
+        assert report
+        torch.testing.assert_close(conv.weight, cf.standardize_weight(weight))
+        assert not cf.apply_weight_standardization(nn.Sequential(conv))
+
+    def test_copies_and_state_dicts(self):
+        """A copy is independent and alike; the state dict is how to save; pickling is refused by torch."""
+        model, images = _network(), torch.rand(2, 3, 9, 9)
+        cf.apply_weight_standardization(model)
+
+        twin = copy.deepcopy(model)
+        twin[0].parametrizations.weight.original.data.fill_(1)
+        other = _network()
+        cf.apply_weight_standardization(other)
+        other.load_state_dict(model.state_dict())
+
+        assert not torch.equal(twin(images), model(images))
+        assert torch.equal(other(images), model(images))
+        with pytest.raises(RuntimeError, match="only supported through state_dict"):
+            pickle.dumps(model)
+
+    def test_can_be_made_permanent(self):
+        """Without the parametrization, the standardised weight is left as the parameter."""
+        model, images = _network(), torch.rand(2, 3, 9, 9)
+        cf.apply_weight_standardization(model, 2)
+        expected = model(images)
+
+        parametrize.remove_parametrizations(model[0], "weight")
+
+        assert type(model[0]) is nn.Conv2d
+        torch.testing.assert_close(model(images), expected)
+
+    def test_blurpool_before_and_after(self):
+        """The convolution inside a blur is standardised, in either order."""
+        first, images = _network(), torch.rand(2, 3, 9, 9)
+        second = copy.deepcopy(first)
+
+        cf.apply_blurpool(first, min_channels=8)
+        report = cf.apply_weight_standardization(first)
+        cf.apply_weight_standardization(second)
+        cf.apply_blurpool(second, min_channels=8)
+
+        assert [entry.paths for entry in report] == [("0",), ("2.0.conv",), ("3",)]
+        assert str(first) == str(second)
+        assert torch.equal(first(images), second(images))
+
+    def test_exports_and_compiles(self):
+        """The model can be exported, and compiled in one graph."""
+        model, images = _network().eval(), torch.rand(2, 3, 9, 9)
+        cf.apply_weight_standardization(model)
+        expected = model(images)
+
+        exported = torch.export.export(model, (images,)).module()
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+
+        torch.testing.assert_close(exported(images), expected)
+        torch.testing.assert_close(compiled(images), expected)
+
+    @pytest.mark.parametrize("number", [-1, 0.5, float("nan"), None])
+    def test_bad_number_is_refused(self, number: object):
+        """Convolutions are counted."""
+        with pytest.raises(ValueError, match="n_last_layers_ignore must be a whole number of at least 0, got"):
+            cf.apply_weight_standardization(_network(), number)
+
+    def test_what_is_no_model_is_refused(self):
+        """Only modules have layers."""
+        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
+            cf.apply_weight_standardization([nn.Conv2d(3, 3, 3)])

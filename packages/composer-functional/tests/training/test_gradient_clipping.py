@@ -1,0 +1,421 @@
+"""Gradient clipping against torch, timm and formulas by hand; sharded, in two processes, against the whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from composer import functional as cf
+
+TYPES = ["norm", "value", "adaptive"]
+
+
+def _network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Convolution, norm, a linear layer, and gradients from large to tiny."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7), nn.Conv1d(4, 3, 2), nn.Linear(5, 3)).to(dtype)
+    for place, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.randn_like(parameter) * 10.0 ** (1 - place)
+    return model
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    for own, other in zip(twin.parameters(), model.parameters(), strict=True):
+        own.grad = None if other.grad is None else other.grad.clone()
+    return twin
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def _parameter(weight: list[float], gradient: list[float]) -> nn.Parameter:
+    parameter = nn.Parameter(torch.tensor(weight))
+    parameter.grad = torch.tensor(gradient)
+    return parameter
+
+
+class TestNorm:
+    @pytest.mark.parametrize("threshold", [0.1, 5.0, 1e4])
+    def test_agrees_with_torch(self, threshold: float, device: torch.device):
+        """Gradients and the returned norm are those of torch.nn.utils.clip_grad_norm_."""
+        model = _network().to(device)
+        theirs = _twin(model)
+
+        norm = cf.apply_gradient_clipping(model, "norm", threshold)
+
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), threshold)
+        torch.testing.assert_close(norm, expected)
+        torch.testing.assert_close(_gradients(model), _gradients(theirs))
+
+    def test_by_hand(self):
+        """A vector of length 5 becomes one of length 1, over two parameters."""
+        parameters = [_parameter([0.0], [3.0]), _parameter([0.0], [-4.0])]
+
+        norm = cf.apply_gradient_clipping(parameters, "norm", 1.0)
+
+        assert norm.item() == 5.0
+        torch.testing.assert_close([each.grad for each in parameters], [torch.tensor([0.6]), torch.tensor([-0.8])])
+
+    def test_infinity_only_measures(self):
+        """Without a limit gradients stay bit for bit."""
+        model = _network()
+        before = _gradients(_twin(model))
+
+        norm = cf.apply_gradient_clipping(model, "norm", math.inf)
+
+        torch.testing.assert_close(norm, torch.cat([each.flatten() for each in before]).norm())
+        assert all(map(torch.equal, _gradients(model), before))
+
+    def test_norms_of_small_floats_do_not_overflow(self):
+        """The norm is taken in float32: in float16 it would be infinite, and the gradients zero."""
+        parameter = nn.Parameter(torch.zeros(4, dtype=torch.float16))
+        parameter.grad = torch.full((4,), 6e4, dtype=torch.float16)
+
+        norm = cf.apply_gradient_clipping(parameter, "norm", 2.0)
+
+        assert norm.item() == pytest.approx(2 * 6e4, rel=1e-3)
+        torch.testing.assert_close(parameter.grad, torch.ones(4, dtype=torch.float16), atol=2e-3, rtol=0)
+
+    def test_mixed_dtypes(self):
+        """One norm for all, and each gradient keeps its dtype."""
+        parameters = [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64)]
+        for parameter, value in zip(parameters, (3.0, 4.0), strict=True):
+            parameter.grad = torch.full_like(parameter, value)
+
+        norm = cf.apply_gradient_clipping(parameters, "norm", 2.5)
+
+        assert norm.item() == 5.0
+        assert [each.grad.dtype for each in parameters] == [torch.bfloat16, torch.float64]
+        assert [each.grad.item() for each in parameters] == pytest.approx([1.5, 2.0], abs=1e-5)
+
+    def test_nothing_has_a_gradient(self):
+        """The norm of nothing is zero."""
+        assert cf.apply_gradient_clipping(nn.Linear(2, 2), "norm", 1.0).item() == 0
+
+    @given(seed=st.integers(0, 2**40), threshold=st.floats(1e-3, 1e3))
+    def test_the_norm_is_at_most_the_threshold(self, seed: int, threshold: float):
+        """Afterwards it is; the direction stays."""
+        parameter = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        before = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        parameter.grad = before.clone()
+
+        cf.apply_gradient_clipping(parameter, "norm", threshold)
+
+        assert parameter.grad.norm() <= threshold * (1 + 1e-9)
+        torch.testing.assert_close(parameter.grad / parameter.grad.norm(), before / before.norm())
+
+
+class TestValue:
+    @pytest.mark.parametrize("threshold", [0.01, 1.0, 100.0])
+    def test_agrees_with_torch(self, threshold: float, device: torch.device):
+        """Gradients are those of torch.nn.utils.clip_grad_value_, and nothing is returned."""
+        model = _network().to(device)
+        theirs = _twin(model)
+
+        returned = cf.apply_gradient_clipping(model, "value", threshold)
+
+        nn.utils.clip_grad_value_(theirs.parameters(), threshold)
+        assert returned is None
+        assert all(map(torch.equal, _gradients(model), _gradients(theirs)))
+
+    def test_by_hand(self):
+        """Numbers are clamped on both sides."""
+        parameter = _parameter([0.0] * 3, [-3.0, 0.5, 2.0])
+
+        cf.apply_gradient_clipping(parameter, "value", 1.0)
+
+        assert parameter.grad.tolist() == [-1.0, 0.5, 1.0]
+
+
+class TestAdaptive:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("threshold", [0.01, 0.5, 100.0])
+    def test_agrees_with_timm(self, threshold: float, dtype: torch.dtype, device: torch.device):
+        """Convolutions, linear layers and vectors are clipped as by timm's adaptive_clip_grad."""
+        model = _network(dtype).to(device)
+        theirs = _twin(model)
+
+        returned = cf.apply_gradient_clipping(model, "adaptive", threshold)
+
+        from timm.utils.agc import adaptive_clip_grad
+
+        adaptive_clip_grad(theirs.parameters(), threshold)
+        assert returned is None
+        torch.testing.assert_close(_gradients(model), _gradients(theirs))
+
+    def test_rows_by_hand(self):
+        """Each row has a limit of its own: its weights' norm times the threshold."""
+        weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.6, 0.8]]))
+        weight.grad = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+
+        cf.apply_gradient_clipping(weight, "adaptive", 0.5)
+
+        torch.testing.assert_close(weight.grad, torch.tensor([[0.0, 1.0], [0.0, 0.5]]))
+
+    def test_a_vector_is_one_unit(self):
+        """A bias is clipped as a whole."""
+        bias = _parameter([3.0, 4.0], [6.0, 8.0])
+
+        cf.apply_gradient_clipping(bias, "adaptive", 0.1)
+
+        torch.testing.assert_close(bias.grad, torch.tensor([0.3, 0.4]))
+
+    def test_a_number_is_one_unit(self):
+        """A parameter without dimensions is clipped, too."""
+        scale = nn.Parameter(torch.tensor(-2.0))
+        scale.grad = torch.tensor(5.0)
+
+        cf.apply_gradient_clipping(scale, "adaptive", 0.1)
+
+        torch.testing.assert_close(scale.grad, torch.tensor(0.2))
+
+    def test_weights_of_zero_can_be_left(self):
+        """They count as 0.001."""
+        bias = _parameter([0.0], [1.0])
+
+        cf.apply_gradient_clipping(bias, "adaptive", 0.5)
+
+        torch.testing.assert_close(bias.grad, torch.tensor([0.0005]))
+
+    def test_half_precision_is_measured_in_float32(self):
+        """Squares that float16 cannot hold are none of its business."""
+        weight = nn.Parameter(torch.full((2, 4), 200.0, dtype=torch.float16))
+        weight.grad = torch.full((2, 4), 5e4, dtype=torch.float16)
+
+        cf.apply_gradient_clipping(weight, "adaptive", 0.01)
+
+        assert weight.grad.dtype == torch.float16
+        torch.testing.assert_close(weight.grad, torch.full((2, 4), 2.0, dtype=torch.float16))
+
+    def test_memory_format_does_not_matter(self):
+        """Gradients in channels_last are clipped where they are."""
+        model = _network()
+        expected = _twin(model)
+        model[0].weight.grad = model[0].weight.grad.to(memory_format=torch.channels_last)
+
+        cf.apply_gradient_clipping(model, "adaptive", 0.1)
+        cf.apply_gradient_clipping(expected, "adaptive", 0.1)
+
+        assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(model[0].weight.grad, expected[0].weight.grad)
+
+    @given(seed=st.integers(0, 2**40), threshold=st.floats(1e-3, 10))
+    def test_no_unit_is_above_its_limit(self, seed: int, threshold: float):
+        """And those below stay bit for bit."""
+        generator = torch.Generator().manual_seed(seed)
+        weight = nn.Parameter(torch.randn(4, 3, generator=generator, dtype=torch.float64))
+        before = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+        weight.grad = before.clone()
+
+        cf.apply_gradient_clipping(weight, "adaptive", threshold)
+
+        limits = threshold * weight.detach().norm(dim=1)
+        assert (weight.grad.norm(dim=1) <= limits * (1 + 1e-9)).all()
+        is_below = before.norm(dim=1) < limits * (1 - 1e-9)
+        assert torch.equal(weight.grad[is_below], before[is_below])
+
+
+@pytest.mark.parametrize("clipping_type", TYPES)
+class TestEveryType:
+    def test_weights_stay(self, clipping_type: str):
+        """Only gradients change, in the tensors that hold them."""
+        model = _network()
+        weights, gradients = copy.deepcopy(model.state_dict()), _gradients(model)
+
+        cf.apply_gradient_clipping(model, clipping_type, 0.01)
+
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+        assert all(new is old for new, old in zip(_gradients(model), gradients, strict=True))
+
+    def test_zeros_stay_zeros(self, clipping_type: str):
+        """Nothing is divided by the norm of zeros."""
+        model = _network()
+        for gradient in _gradients(model):
+            gradient.zero_()
+
+        cf.apply_gradient_clipping(model, clipping_type, 0.01)
+
+        assert all(torch.equal(each, torch.zeros_like(each)) for each in _gradients(model))
+
+    def test_parameters_without_gradient_are_left_alone(self, clipping_type: str):
+        """Frozen ones and those that were not used."""
+        model = _network()
+        model[0].requires_grad_(False)
+        for parameter in model[0].parameters():
+            parameter.grad = None
+        rest = _twin(model[1:])
+
+        cf.apply_gradient_clipping(model, clipping_type, 0.01)
+        cf.apply_gradient_clipping(rest, clipping_type, 0.01)
+
+        assert model[0].weight.grad is None
+        assert all(map(torch.equal, _gradients(model[1:]), _gradients(rest)))
+
+    def test_no_gradient_at_all(self, clipping_type: str):
+        """There is nothing to do."""
+        model = nn.Linear(2, 2)
+
+        cf.apply_gradient_clipping(model, clipping_type, 0.01)
+
+        assert model.weight.grad is None
+
+    @pytest.mark.parametrize("form", [list, iter, tuple])
+    def test_takes_parameters(self, clipping_type: str, form: type):
+        """Several parameters are as good as a model."""
+        model = _network()
+        whole = _twin(model)
+
+        cf.apply_gradient_clipping(form(model.parameters()), clipping_type, 0.01)
+        cf.apply_gradient_clipping(whole, clipping_type, 0.01)
+
+        assert all(map(torch.equal, _gradients(model), _gradients(whole)))
+
+    def test_fsdp_enabled_changes_nothing(self, clipping_type: str):
+        """The argument is there for old code."""
+        model = _network()
+        other = _twin(model)
+
+        cf.apply_gradient_clipping(model, clipping_type, 0.01, fsdp_enabled=True)
+        cf.apply_gradient_clipping(other, clipping_type, 0.01)
+
+        assert all(map(torch.equal, _gradients(model), _gradients(other)))
+
+    def test_gradients_with_a_graph(self, clipping_type: str):
+        """Those of a backward pass that keeps the graph are clipped without becoming part of it."""
+        weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+        (weight.grad,) = torch.autograd.grad(weight.pow(3).sum(), weight, create_graph=True)
+
+        cf.apply_gradient_clipping(weight, clipping_type, 0.01)
+
+        assert weight.grad.detach().norm() < 0.1
+
+    @pytest.mark.parametrize("threshold", [0, -1.0, math.nan])
+    def test_threshold_out_of_range(self, clipping_type: str, threshold: float):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=f"clipping_threshold must be above 0, got {threshold}"):
+            cf.apply_gradient_clipping(_network(), clipping_type, threshold)
+
+
+class TestRefusals:
+    def test_unknown_type(self):
+        """The message names those that there are."""
+        with pytest.raises(ValueError, match="clipping_type must be one of 'norm', 'value', 'adaptive', got 'l2'"):
+            cf.apply_gradient_clipping(_network(), "l2", 1.0)
+
+    @pytest.mark.parametrize("threshold", [torch.tensor(1.0), "1"])
+    def test_threshold_that_is_no_number(self, threshold: object):
+        """A tensor would have to be waited for."""
+        with pytest.raises(TypeError, match=r"clipping_threshold must be a number, got (Tensor|str)"):
+            cf.apply_gradient_clipping(_network(), "norm", threshold)
+
+    @pytest.mark.parametrize("model", [3, "model", [nn.Linear(1, 1)]])
+    def test_what_has_no_gradients(self, model: object):
+        """The message says what may come."""
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, parameters or one parameter, got"):
+            cf.apply_gradient_clipping(model, "norm", 1.0)
+
+
+CASES = [*TYPES, "norm returned", "with a plain parameter", "columns, adaptive", "columns, norm", "partial, value"]
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """By how much gradients that two processes share differ from those of one, for each case."""
+    folder = tmp_path_factory.mktemp("sharded")
+    command = [sys.executable, __file__, str(folder)]
+    processes = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True) for rank in "01"]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    return json.loads((folder / "differences.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shards_are_clipped_as_the_whole(case: str, sharded: dict[str, float]):
+    """What one process would make of all gradients, each of two makes of its part."""
+    assert sharded[case] < 1e-6
+
+
+def _clip_independently(parameters: list[Tensor], clipping_type: str, threshold: float) -> Tensor | None:
+    if clipping_type == "adaptive":
+        for parameter in parameters:
+            units = (parameter.detach().flatten(1), parameter.grad.flatten(1)) if parameter.ndim > 1 else (
+                parameter.detach()[None], parameter.grad[None])  # fmt: skip
+            limit = units[0].norm(dim=1).clamp(min=1e-3) * threshold
+            units[1].mul_((limit / units[1].norm(dim=1)).clamp(max=1)[:, None])
+        return None
+    if clipping_type == "value":
+        nn.utils.clip_grad_value_(parameters, threshold)
+        return None
+    return nn.utils.clip_grad_norm_(parameters, threshold)
+
+
+def _compare_shards(folder: Path, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    differences = {}
+
+    def compare(case: str, parameters: list[Tensor], whole: list[Tensor]) -> None:
+        pairs = [(own.grad.full_tensor() if isinstance(own.grad, DTensor) else own.grad, other.grad)
+                 for own, other in zip(parameters, whole, strict=True)]  # fmt: skip
+        differences[case] = max((own - other).abs().max().item() for own, other in pairs)
+
+    for clipping_type in [*TYPES, "with a plain parameter"]:
+        model = _network()
+        whole = list(_twin(model).parameters())
+        gradients = _gradients(model)
+        fully_shard(model, mesh=mesh)
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+        if clipping_type == "with a plain parameter":
+            parameters.append(_parameter([1.0, 2.0], [300.0, 400.0]))
+            whole.append(_parameter([1.0, 2.0], [300.0, 400.0]))
+        used = clipping_type if clipping_type in TYPES else "norm"
+        norm = cf.apply_gradient_clipping(parameters, used, 0.1)
+        expected = _clip_independently(whole, used, 0.1)
+        if clipping_type == "norm":
+            differences["norm returned"] = (norm / expected - 1).abs().item()
+        compare(clipping_type, parameters, whole)
+
+    for clipping_type in ("adaptive", "norm"):
+        weight, gradient = torch.randn(4, 6), torch.randn(4, 6)
+        parameter = nn.Parameter(distribute_tensor(weight, mesh, [Shard(1)]))
+        parameter.grad = distribute_tensor(gradient, mesh, [Shard(1)])
+        other = nn.Parameter(weight.clone())
+        other.grad = gradient.clone()
+        torch.distributed.broadcast(other.data, 0)
+        torch.distributed.broadcast(other.grad, 0)
+        cf.apply_gradient_clipping(parameter, clipping_type, 0.1)
+        _clip_independently([other], clipping_type, 0.1)
+        compare(f"columns, {clipping_type}", [parameter], [other])
+
+    parameter = nn.Parameter(distribute_tensor(torch.zeros(3), mesh))
+    parameter.grad = DTensor.from_local(torch.tensor([0.3, 0.04, 0.2 - 0.4 * rank]), mesh, [Partial()])
+    other = _parameter([0.0] * 3, [0.1, 0.08, 0.0])
+    cf.apply_gradient_clipping(parameter, "value", 0.1)
+    compare("partial, value", [parameter], [other])
+
+    if rank == 0:
+        (folder / "differences.json").write_text(json.dumps(differences))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _compare_shards(Path(sys.argv[1]), int(sys.argv[2]))

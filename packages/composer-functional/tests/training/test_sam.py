@@ -1,0 +1,676 @@
+"""SAM against the paper's formula, a naive loop and the optimizers that it wraps."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from composer import functional as cf
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "SGD nesterov foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "SGD maximize": lambda p: torch.optim.SGD(p, lr=0.1, maximize=True),
+    "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "Adam foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "Adam fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "Adam tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "Adagrad fused": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "NAdam decoupled": lambda p: torch.optim.NAdam(p, lr=0.01, decoupled_weight_decay=True),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "RMSprop centered": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "several groups": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.2}, {"params": p[1:]}], lr=0.1),
+}
+if "Muon" in dir(torch.optim):  # it takes matrices only
+    OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([each for each in p if each.ndim == 2], lr=0.01)
+
+
+def _network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+
+
+def _batch(step: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 4, generator=generator, dtype=dtype), torch.randint(3, (8,), generator=generator)
+
+
+def _closure(model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> Callable[[], Tensor]:
+    inputs, targets = _batch(step, next(model.parameters()).dtype)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def _naive_sam(model: nn.Module, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], rho: float) -> None:
+    """What the paper's Algorithm 1 says, tensor by tensor."""
+    closure()
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    norm = math.sqrt(sum(float(each.grad.square().sum()) for each in held))
+    before = [each.detach().clone() for each in held]
+    for each in held:
+        each.data = each.data + rho * each.grad / (norm + 1e-12)
+    closure()
+    for each, weight in zip(held, before, strict=True):
+        each.data = weight
+    optimizer.step()
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+class TestStep:
+    @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+    def test_agrees_with_a_naive_loop(self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]):
+        """Around each of torch's optimizers, over several steps."""
+        ours, theirs = _network(), _network()
+        optimizer = cf.SAMOptimizer(make(list(ours.parameters())), rho=0.3)
+        plain = make(list(theirs.parameters()))
+
+        for step in range(3):
+            optimizer.step(_closure(ours, optimizer, step))
+            _naive_sam(theirs, plain, _closure(theirs, plain, step), rho=0.3)
+
+        torch.testing.assert_close(_weights(ours), _weights(theirs), rtol=1e-10, atol=1e-12)
+        assert not _equal(_weights(ours), _weights(_network()))
+
+    def test_by_hand(self, device: torch.device):
+        """With the loss w² / 2 in two dimensions the gradient is the weights, and the worst place lies further out."""
+        weight = nn.Parameter(torch.tensor([3.0, 4.0], device=device, dtype=torch.float64))
+        optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1), rho=0.5)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = weight.square().sum() / 2
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure)
+
+        assert loss.item() == 12.5
+        expected = torch.tensor([3.0 - 0.1 * 3.3, 4.0 - 0.1 * 4.4], device=device, dtype=torch.float64)
+        torch.testing.assert_close(weight.detach(), expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_weights_come_back_bit_for_bit(self, dtype: torch.dtype):
+        """An optimizer that does nothing leaves what was there, though x + e - e is not x."""
+        model = _network(dtype)
+        before = _weights(model)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), rho=3.0)
+
+        optimizer.step(_closure(model, optimizer))
+
+        assert _equal(_weights(model), before)
+
+    @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+    def test_without_a_radius_it_is_the_wrapped_optimizer(self, make: Callable[..., torch.optim.Optimizer]):
+        """rho=0 gives the same bits, with one gradient a step."""
+        ours, theirs = _network(), _network()
+        optimizer, plain = cf.SAMOptimizer(make(list(ours.parameters())), rho=0), make(list(theirs.parameters()))
+        calls = 0
+
+        def counted(closure: Callable[[], Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return closure()
+
+        for step in range(3):
+            closure = _closure(ours, optimizer, step)
+            optimizer.step(lambda closure=closure: counted(closure))
+            _closure(theirs, plain, step)()
+            plain.step()
+
+        assert _equal(_weights(ours), _weights(theirs))
+        assert calls == 3
+
+    def test_interval(self):
+        """Every third step computes two gradients; the others are those of the wrapped optimizer."""
+        model, twin = _network(), _network()
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3, interval=3)
+        plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+        calls = []
+
+        for step in range(6):
+            closure, twin_closure = _closure(model, optimizer, step), _closure(twin, plain, step)
+            optimizer.step(lambda closure=closure, step=step: (calls.append(step), closure())[1])
+            if step in {2, 5}:
+                _naive_sam(twin, plain, twin_closure, rho=0.3)
+            else:
+                twin_closure()
+                plain.step()
+
+        assert calls == [0, 1, 2, 2, 3, 4, 5, 5]
+        torch.testing.assert_close(_weights(model), _weights(twin))
+
+    def test_returns_the_first_loss(self):
+        """The one before the step, at the weights that there are."""
+        model = _network()
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0)
+        inputs, targets = _batch()
+        expected = cross_entropy(model(inputs), targets)
+
+        loss = optimizer.step(_closure(model, optimizer))
+
+        assert torch.equal(loss, expected)
+
+    def test_microbatches_add_up_within_a_closure(self):
+        """Two halves give the step of the whole."""
+        halved, whole = _network(), _network()
+        optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (halved, whole)]
+        inputs, targets = _batch()
+
+        def closure() -> float:
+            optimizers[0].zero_grad()
+            for part in (slice(0, 4), slice(4, 8)):
+                (cross_entropy(halved(inputs[part]), targets[part]) / 2).backward()
+            return 0.0
+
+        optimizers[0].step(closure)
+        optimizers[1].step(_closure(whole, optimizers[1]))
+
+        torch.testing.assert_close(_weights(halved), _weights(whole))
+
+    def test_gradients_do_not_mix(self):
+        """A closure that clears nothing still computes the second gradient alone."""
+        weight = nn.Parameter(torch.tensor([2.0]))
+        optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1), rho=1.0)
+
+        optimizer.step(lambda: weight.square().sum().backward())
+
+        torch.testing.assert_close(weight.detach(), torch.tensor([2.0 - 0.1 * 6.0]))
+
+    def test_gradients_of_zero(self):
+        """Nothing is divided by zero."""
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
+
+        optimizer.step(lambda: (weight * 0).sum().backward())
+
+        assert weight.tolist() == [1.0, 1.0]
+
+    def test_no_gradient_at_all(self):
+        """There is nothing to do."""
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
+
+        assert optimizer.step(lambda: 1.5) == 1.5
+        assert weight.tolist() == [1.0, 1.0]
+
+    def test_frozen_parameters_stay(self):
+        """Without a gradient a parameter is not moved, and counts for nothing."""
+        model, twin = _network(), _network()
+        model[0].requires_grad_(False)
+        twin[0].requires_grad_(False)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3)
+        plain = torch.optim.SGD(twin[2].parameters(), lr=0.1)
+
+        optimizer.step(_closure(model, optimizer))
+        _naive_sam(twin, plain, _closure(twin, plain), rho=0.3)
+
+        torch.testing.assert_close(_weights(model), _weights(twin))
+
+    def test_mixed_dtypes(self):
+        """One norm over parameters of several dtypes."""
+        weights = [nn.Parameter(torch.tensor([value], dtype=dtype)) for value, dtype in
+                   ((3.0, torch.bfloat16), (4.0, torch.float64))]  # fmt: skip
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(weights, lr=1.0), rho=5.0)
+        seen = []
+
+        def closure() -> None:
+            seen.append([weight.item() for weight in weights])
+            for weight in weights:
+                (weight.square().sum() / 2).backward()
+
+        optimizer.step(closure)
+
+        assert seen == [[3.0, 4.0], [6.0, pytest.approx(8.0)]]
+        assert [weight.item() for weight in weights] == [-3.0, pytest.approx(-4.0)]
+
+    def test_a_closure_that_fails_leaves_the_weights(self):
+        """What breaks off at the worst weights puts them back."""
+        model = _network()
+        before = _weights(model)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3)
+        closure, calls = _closure(model, optimizer), []
+
+        def failing() -> Tensor:
+            calls.append(0)
+            if len(calls) == 2:
+                assert not _equal(_weights(model), before)
+                raise KeyboardInterrupt
+            return closure()
+
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(failing)
+
+        assert _equal(_weights(model), before)
+
+
+class TestScaler:
+    def _step(
+        self, model: nn.Module, optimizer: cf.SAMOptimizer, scaler: torch.amp.GradScaler, *, unscales: bool
+    ) -> None:
+        inputs, targets = _batch(dtype=torch.float32)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            scaler.scale(loss).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            return loss
+
+        optimizer.step(closure, scaler)
+        scaler.update()
+
+    @pytest.mark.parametrize("unscales", [True, False])
+    @pytest.mark.parametrize("interval", [1, 2])
+    def test_is_the_step_without_a_scaler(self, interval: int, unscales: bool):
+        """A power of two as scale changes no bit, whoever takes it out again."""
+        scaled, plain = _network(torch.float32), _network(torch.float32)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        optimizers = [
+            cf.SAMOptimizer(torch.optim.Adam(each.parameters(), lr=0.01), 0.3, interval=interval)
+            for each in (scaled, plain)
+        ]
+
+        for _ in range(4):
+            self._step(scaled, optimizers[0], scaler, unscales=unscales)
+            optimizers[1].step(_closure(plain, optimizers[1]))
+
+        torch.testing.assert_close(_weights(scaled), _weights(plain))
+        assert scaler.get_scale() == 2.0**12
+
+    @pytest.mark.parametrize("bad_call", [1, 2])
+    @pytest.mark.parametrize("unscales", [True, False])
+    def test_gradients_that_are_not_finite_skip_the_step(self, bad_call: int, unscales: bool):
+        """In either pass: weights and state stay, the scale is halved, and no pass sees weights that are not finite."""
+        model = _network(torch.float32)
+        before, calls = _weights(model), []
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = cf.SAMOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), rho=0.3)
+        inputs, targets = _batch(dtype=torch.float32)
+
+        def closure() -> Tensor:
+            calls.append(all(weight.isfinite().all() for weight in model.parameters()))
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            scaler.scale(loss * (math.inf if len(calls) == bad_call else 1.0)).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            return loss
+
+        optimizer.step(closure, scaler)
+        scaler.update()
+
+        assert calls == [True] * bad_call
+        assert _equal(_weights(model), before)
+        assert not optimizer.state
+        assert scaler.get_scale() == 2.0
+
+    def test_training_goes_on_after_a_skipped_step(self):
+        """From a scale that is too large down to one that works."""
+        model = _network(torch.float32)
+        before = _weights(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3)
+        model[0].weight.register_hook(lambda gradient: gradient * 2.0**8)
+
+        for _ in range(20):
+            self._step(model, optimizer, scaler, unscales=False)
+
+        assert not _equal(_weights(model), before)
+        assert scaler.get_scale() < 2.0**127
+
+    def test_a_disabled_scaler_is_none(self):
+        """As everywhere in torch."""
+        model, plain = _network(torch.float32), _network(torch.float32)
+        optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (model, plain)]
+
+        self._step(model, optimizers[0], torch.amp.GradScaler("cpu", enabled=False), unscales=True)
+        optimizers[1].step(_closure(plain, optimizers[1]))
+
+        assert _equal(_weights(model), _weights(plain))
+
+    def test_the_scalers_own_step_is_refused(self):
+        """It would let scaled gradients through; the message says what to call, which then works."""
+        model = _network(torch.float32)
+        scaler = torch.amp.GradScaler("cpu")
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        scaler.scale(model(_batch(dtype=torch.float32)[0]).sum()).backward()
+
+        with pytest.raises(RuntimeError, match=r"Call optimizer\.step\(closure, scaler\) and then scaler\.update\(\)"):
+            scaler.step(optimizer, _closure(model, optimizer))
+
+        scaler.update()
+        before = _weights(model)
+        self._step(model, optimizer, scaler, unscales=False)
+        assert not _equal(_weights(model), before)
+
+    def test_other_errors_of_the_scaler_are_shown(self):
+        """Gradients in float16 cannot be unscaled, and torch says so."""
+        weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
+
+        with pytest.raises(ValueError, match="FP16"):
+            optimizer.step(lambda: scaler.scale(weight.float().sum()).backward(), scaler)
+
+
+class TestAsAnOptimizer:
+    def _make(self, **settings: object) -> tuple[nn.Module, torch.optim.Optimizer, cf.SAMOptimizer]:
+        model = _network()
+        base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, base, cf.SAMOptimizer(base, **settings)
+
+    def test_shares_groups_state_and_defaults(self):
+        """What is changed through one is changed for both."""
+        model, base, optimizer = self._make()
+        optimizer.step(_closure(model, optimizer))
+
+        optimizer.param_groups[0]["lr"] = 0.3
+
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        assert base.param_groups[0]["lr"] == 0.3
+        assert optimizer.state is base.state
+        assert model[0].weight in base.state
+        assert optimizer.defaults is base.defaults
+
+    def test_assigned_groups_and_state_are_the_wrapped_ones(self):
+        """Some tools put in new lists."""
+        _, base, optimizer = self._make()
+
+        optimizer.param_groups, optimizer.state, optimizer.defaults = list(base.param_groups), base.state, {"lr": 1}
+
+        assert base.param_groups is optimizer.param_groups
+        assert base.defaults == {"lr": 1}
+
+    def test_saves_what_the_wrapped_optimizer_saves(self):
+        """The same names, and the count of steps in the groups."""
+        model, base, optimizer = self._make()
+        for step in range(2):
+            optimizer.step(_closure(model, optimizer, step))
+
+        saved, plain = optimizer.state_dict(), base.state_dict()
+
+        assert saved.keys() == plain.keys() == {"state", "param_groups"}
+        assert saved["state"].keys() == {0, 1, 2, 3}
+        assert saved["param_groups"][0].pop("sam_steps") == 2
+        fresh = torch.optim.SGD(_network().parameters(), lr=0.1, momentum=0.9).state_dict()
+        assert saved["param_groups"] == fresh["param_groups"]
+
+    @pytest.mark.parametrize("wrap_first", [True, False])
+    def test_goes_on_where_it_was(self, wrap_first: bool):
+        """Loaded into the wrapper, or into an optimizer that is wrapped then: the same bits, in the same rhythm."""
+        model, _, optimizer = self._make(rho=0.3, interval=2)
+        for step in range(3):
+            optimizer.step(_closure(model, optimizer, step))
+        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        resumed, base, other = self._make(rho=0.3, interval=2)
+        resumed.load_state_dict(weights)
+
+        (other if wrap_first else base).load_state_dict(saved)
+        other = other if wrap_first else cf.SAMOptimizer(base, rho=0.3, interval=2)
+
+        for step in range(3, 6):
+            optimizer.step(_closure(model, optimizer, step))
+            other.step(_closure(resumed, other, step))
+        assert _equal(_weights(model), _weights(resumed))
+
+    def test_loads_what_an_unwrapped_optimizer_saved(self):
+        """The count begins at zero, and the momentum is there."""
+        model = _network()
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        _closure(model, plain)()
+        plain.step()
+        other, _, optimizer = self._make(interval=2)
+
+        optimizer.load_state_dict(plain.state_dict())
+
+        momentum = optimizer.state[other[0].weight]["momentum_buffer"]
+        assert torch.equal(momentum, plain.state[model[0].weight]["momentum_buffer"])
+
+    def test_an_unwrapped_optimizer_loads_what_was_saved(self):
+        """And goes on by itself."""
+        model, _, optimizer = self._make()
+        optimizer.step(_closure(model, optimizer))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        plain.load_state_dict(optimizer.state_dict())
+
+        _closure(model, plain)()
+        plain.step()
+        assert plain.state_dict()["state"].keys() == {0, 1, 2, 3}
+
+    @pytest.mark.parametrize("outer", [True, False])
+    def test_schedulers(self, outer: bool):
+        """A scheduler on either changes the rate of the steps."""
+        model, base, optimizer = self._make()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer if outer else base, 1, gamma=0.5)
+
+        optimizer.step(_closure(model, optimizer))
+        scheduler.step()
+
+        assert optimizer.param_groups[0]["lr"] == base.param_groups[0]["lr"] == 0.05
+
+    @pytest.mark.parametrize("scheduled", [True, False])
+    def test_says_that_it_needs_a_closure(self, scheduled: bool):
+        """Loops that look at the signature see an argument without default."""
+        _, _, optimizer = self._make()
+        if scheduled:
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+        parameter = inspect.signature(optimizer.step).parameters["closure"]
+
+        assert parameter.default is inspect.Parameter.empty
+
+    def test_hooks(self):
+        """Hooks before and after a step are called once, those of the state dict when it is made or loaded."""
+        model, _, optimizer = self._make()
+        calls = []
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+        optimizer.register_state_dict_pre_hook(lambda _: calls.append("saving"))
+        optimizer.register_state_dict_post_hook(lambda *_: calls.append("saved"))
+        optimizer.register_load_state_dict_pre_hook(lambda *_: calls.append("loading"))
+        optimizer.register_load_state_dict_post_hook(lambda _: calls.append("loaded"))
+
+        optimizer.step(_closure(model, optimizer))
+        optimizer.load_state_dict(optimizer.state_dict())
+
+        assert calls == ["before", "after", "saving", "saved", "loading", "loaded"]
+
+    def test_zero_grad(self):
+        """Gradients are forgotten, or made zero."""
+        model, _, optimizer = self._make()
+        optimizer.step(_closure(model, optimizer))
+
+        optimizer.zero_grad(set_to_none=False)
+        zeros = [parameter.grad for parameter in model.parameters()]
+        optimizer.zero_grad()
+
+        assert all(torch.equal(each, torch.zeros_like(each)) for each in zeros)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_add_param_group(self):
+        """A new group is trained, too."""
+        model, base, optimizer = self._make()
+        extra = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        closure = _closure(model, optimizer)
+
+        optimizer.add_param_group({"params": [extra], "lr": 0.5})
+        optimizer.step(lambda: (closure(), extra.sum().backward()))
+
+        assert len(base.param_groups) == 2
+        assert extra.item() == pytest.approx(0.5)
+
+    def test_copies_and_pickles(self):
+        """A copy has its own weights, state and settings."""
+        model, _, optimizer = self._make(rho=0.2, interval=3)
+        optimizer.step(_closure(model, optimizer))
+
+        for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            assert (made.rho, made.epsilon, made.interval) == (0.2, 1e-12, 3)
+            assert made.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+            assert made.param_groups[0]["params"][0] is not model[0].weight
+            made.register_step_pre_hook(lambda *_: None)
+
+    def test_shows_what_it_wraps(self):
+        """The text has the settings and the wrapped optimizer."""
+        _, _, optimizer = self._make(rho=0.2)
+
+        assert repr(optimizer).startswith("SAMOptimizer(SGD (")
+        assert repr(optimizer).endswith("rho=0.2, epsilon=1e-12, interval=1)")
+
+    def test_surgery_afterwards(self):
+        """New parameters take the old ones' place and state."""
+        model, base, optimizer = self._make()
+        optimizer.step(_closure(model, optimizer))
+        momentum = base.state[model[2].weight]["momentum_buffer"]
+        old, new = model[2], nn.Linear(6, 3, dtype=torch.float64)
+        model[2] = new
+
+        cf.update_params_in_optimizer(old.named_parameters(), new.named_parameters(), optimizer)
+
+        assert optimizer.state[new.weight]["momentum_buffer"] is momentum
+        before = new.weight.detach().clone()
+        optimizer.step(_closure(model, optimizer))
+        assert not torch.equal(new.weight, before)
+        assert old.weight not in base.state
+
+    def test_distributed_state_dicts(self):
+        """torch's state dicts by name hold the same names as without the wrapper, and load."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+            model, base, optimizer = self._make()
+            before = _weights(model)
+            names = get_optimizer_state_dict(model, base)["state"].keys()
+            fresh, _, other = self._make()
+            optimizer.step(_closure(model, optimizer))
+            saved = get_optimizer_state_dict(model, optimizer)
+            assert not _equal(_weights(model), before)
+            set_optimizer_state_dict(fresh, other, saved)
+
+        assert saved["state"].keys() == {*names} | {name for name, _ in model.named_parameters()}
+        assert other.param_groups[0]["sam_steps"] == 1
+        momenta = [each.state[net[2].bias]["momentum_buffer"] for each, net in ((optimizer, model), (other, fresh))]
+        assert torch.equal(*momenta)
+
+
+class TestRefusals:
+    def test_no_optimizer(self):
+        """The message says what was expected."""
+        with pytest.raises(TypeError, match=r"base_optimizer must be a torch\.optim\.Optimizer, got Linear"):
+            cf.SAMOptimizer(nn.Linear(1, 1))
+
+    def test_optimizers_that_need_a_closure_themselves(self):
+        """LBFGS, and SAM itself."""
+        parameters = list(_network().parameters())
+        lbfgs, sam = torch.optim.LBFGS(parameters), cf.SAMOptimizer(torch.optim.SGD(parameters, lr=0.1))
+
+        for optimizer in (lbfgs, sam):
+            with pytest.raises(TypeError, match=f"got {type(optimizer).__name__}, which needs a closure itself"):
+                cf.SAMOptimizer(optimizer)
+
+    @pytest.mark.parametrize("closure", [None, 3])
+    def test_a_step_without_a_closure(self, closure: object):
+        """The message says why, and what to call; nothing is changed."""
+        model = _network()
+        before = _weights(model)
+        optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(_batch()[0]).sum().backward()
+
+        with pytest.raises(TypeError, match=r"closure must be a function .* optimizer\.step\(closure\)"):
+            optimizer.step(closure)
+
+        assert _equal(_weights(model), before)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"rho": -0.1}, "rho must be at least 0, got -0.1"),
+            ({"rho": math.nan}, "rho must be at least 0, got nan"),
+            ({"rho": math.inf}, "rho must be at least 0, got inf"),
+            ({"epsilon": 0}, "epsilon must be above 0, got 0"),
+            ({"epsilon": math.nan}, "epsilon must be above 0, got nan"),
+            ({"interval": 0}, "interval must be at least 1, got 0"),
+        ],
+    )
+    def test_settings_out_of_range(self, settings: dict[str, float], message: str):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=message):
+            cf.SAMOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), **settings)
+
+    def test_interval_of_another_type(self):
+        """It counts steps."""
+        with pytest.raises(TypeError, match=r"interval must be an int, got 1\.5"):
+            cf.SAMOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), interval=1.5)
+
+
+def test_shards_step_as_the_whole(tmp_path: Path):
+    """Two processes with sharded weights find the weights that one finds."""
+    command = [sys.executable, __file__, str(tmp_path)]
+
+    processes = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True) for rank in "01"]
+
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+
+
+def _compare_shards(folder: Path, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    model, whole = _network(), _network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = cf.SAMOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), rho=0.3)
+    plain = torch.optim.Adam(whole.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.step(_closure(model, optimizer, step))
+        _naive_sam(whole, plain, _closure(whole, plain, step), rho=0.3)
+    for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(own.full_tensor().detach(), other.detach(), rtol=1e-9, atol=1e-10)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _compare_shards(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,335 @@
+"""Batches with shorter sequences."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BatchEncoding, BertConfig, BertForMaskedLM
+
+from composer import functional as cf
+
+
+def _batch(size: int = 3, length: int = 10, **more: Any) -> dict[str, Any]:
+    """What a tokenizer gives, and a collator adds."""
+    ids = torch.arange(1, size * length + 1).view(size, length)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones(size, length, dtype=torch.long),
+        "token_type_ids": ids % 2,
+        "labels": torch.where(ids % 3 == 0, ids, -100),
+        **more,
+    }
+
+
+def _assert_same(left: Any, right: Any) -> None:
+    assert set(left) == set(right)
+    for name, value in left.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, right[name]), name
+        else:
+            assert value == right[name], name
+
+
+class TestTruncating:
+    def test_first_tokens_stay(self):
+        """Every sequence is cut to its first tokens."""
+        batch = _batch()
+
+        shorter = cf.set_batch_sequence_length(batch, 4)
+
+        _assert_same(shorter, {name: value[:, :4] for name, value in batch.items()})
+
+    def test_what_is_no_sequence_stays(self):
+        """Labels and ids of samples, numbers, lists and sequences of another length are as they were."""
+        others = {
+            "label": torch.tensor([0, 1, 2]),
+            "ids": ["a", "b", "c"],
+            "scores": torch.rand(3, 7),
+            "step": 5,
+            "decoder_input_ids": torch.ones(3, 6),
+            "scale": torch.tensor(2.0),
+            "missing": None,
+        }
+
+        shorter = cf.set_batch_sequence_length(_batch(**others), 4)
+
+        assert all(shorter[name] is value for name, value in others.items())
+
+    def test_sequences_of_vectors_and_shared_ones(self):
+        """A sequence may have more dimensions, and one row for all samples is a sequence too."""
+        embeddings, positions = torch.rand(3, 10, 5), torch.arange(10)[None]
+
+        shorter = cf.set_batch_sequence_length(_batch(features=embeddings, position_ids=positions), 4)
+
+        assert torch.equal(shorter["features"], embeddings[:, :4])
+        assert torch.equal(shorter["position_ids"], positions[:, :4])
+
+    def test_embeddings_instead_of_ids(self):
+        """A batch of vectors has its shape from them."""
+        shorter = cf.set_batch_sequence_length({"inputs_embeds": torch.rand(2, 6, 3), "labels": torch.ones(2, 6)}, 4)
+
+        assert shorter["inputs_embeds"].shape == (2, 4, 3)
+        assert shorter["labels"].shape == (2, 4)
+
+    @pytest.mark.parametrize("truncate", [True, False])
+    @pytest.mark.parametrize("length", [10, 11, 1000])
+    def test_short_sequences_stay(self, truncate: bool, length: int):
+        """What is not longer is not changed, in a dictionary that is new all the same."""
+        batch = _batch()
+
+        same = cf.set_batch_sequence_length(batch, length, truncate)
+
+        assert same is not batch
+        assert all(same[name] is value for name, value in batch.items())
+
+    def test_models_take_it(self):
+        """The tensors are contiguous, as losses that flatten labels need them."""
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = BertForMaskedLM(BertConfig(vocab_size=50, **sizes))
+        batch = _batch()
+
+        for settings in ({}, {"truncate": False}, {"preserve_end_of_sequence": True}):
+            shorter = cf.set_batch_sequence_length(batch, 4, **settings)
+
+            assert all(value.is_contiguous() for value in shorter.values())
+            assert model(**shorter).loss.isfinite()
+
+
+class TestPreservingTheEnd:
+    def test_last_tokens_take_the_last_place(self):
+        """The last token and its entries everywhere move; where nothing real is cut off, nothing does."""
+        batch = _batch()
+        for row, end in enumerate((10, 7, 3)):
+            batch["attention_mask"][row, end:] = 0
+
+        shorter = cf.set_batch_sequence_length(batch, 4, preserve_end_of_sequence=True)
+
+        places = torch.tensor([[0, 1, 2, 9], [0, 1, 2, 6], [0, 1, 2, 3]])
+        _assert_same(shorter, {name: value.gather(1, places) for name, value in batch.items()})
+
+    def test_left_padding(self):
+        """The last real token of a sequence that is padded on the left is its last."""
+        batch = _batch()
+        batch["attention_mask"][1, :3] = 0
+
+        shorter = cf.set_batch_sequence_length(batch, 5, preserve_end_of_sequence=True)
+
+        assert shorter["input_ids"][1].tolist() == [11, 12, 13, 14, 20]
+        assert shorter["attention_mask"][1].tolist() == [0, 0, 0, 1, 1]
+
+    @given(
+        ends=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+        length=st.integers(1, 8),
+        dtype=st.sampled_from([torch.long, torch.bool, torch.float32]),
+    )
+    def test_every_end_is_there(self, ends: list[int], length: int, dtype: torch.dtype):
+        """Each shortened sequence has its last real token as the last real one, whatever the mask's dtype."""
+        batch = _batch(len(ends), 9)
+        mask = torch.arange(9) < torch.tensor(ends)[:, None]
+        batch["attention_mask"] = mask.to(dtype)
+
+        shorter = cf.set_batch_sequence_length(batch, length, preserve_end_of_sequence=True)
+
+        assert shorter["attention_mask"].dtype == dtype
+        for row, end in enumerate(ends):
+            real = shorter["input_ids"][row][shorter["attention_mask"][row].bool()].tolist()
+            first = batch["input_ids"][row, : min(end, length)].tolist()
+            assert real == [*first[:-1], batch["input_ids"][row, end - 1].item()]
+
+    def test_positions_do_not_jump(self):
+        """The token in the last place has the position of that place."""
+        positions = torch.arange(10)[None]
+
+        shorter = cf.set_batch_sequence_length(_batch(position_ids=positions), 4, preserve_end_of_sequence=True)
+
+        assert shorter["position_ids"].tolist() == [[0, 1, 2, 3]]
+
+    def test_one_row_for_all(self):
+        """What one row says for all samples is written out when their ends differ."""
+        batch = _batch(types=torch.arange(10)[None])
+        batch["attention_mask"][1, 7:] = 0
+
+        shorter = cf.set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
+
+        assert shorter["types"].tolist() == [[0, 1, 9], [0, 1, 6], [0, 1, 9]]
+
+    def test_nothing_but_padding(self):
+        """A sequence without a real token stays masked out."""
+        batch = _batch()
+        batch["attention_mask"][0] = 0
+
+        shorter = cf.set_batch_sequence_length(batch, 4, preserve_end_of_sequence=True)
+
+        assert shorter["attention_mask"][0].tolist() == [0, 0, 0, 0]
+
+
+class TestCutting:
+    def test_pieces_become_samples(self):
+        """Pieces of one sequence follow each other, and the rest that fills no piece is dropped."""
+        batch = _batch(2, 7)
+
+        shorter = cf.set_batch_sequence_length(batch, 3, truncate=False)
+
+        assert shorter["input_ids"].tolist() == [[1, 2, 3], [4, 5, 6], [8, 9, 10], [11, 12, 13]]
+        for name, value in batch.items():
+            assert torch.equal(shorter[name], torch.stack([value[0, :3], value[0, 3:6], value[1, :3], value[1, 3:6]]))
+
+    def test_what_there_is_one_of_for_each_sample_is_repeated(self):
+        """Each piece has its sample's label, id and features; what does not count samples stays."""
+        others = {
+            "label": torch.tensor([4, 7, 9]),
+            "names": ["a", "b", "c"],
+            "pair": (1, 2, 3),
+            "scores": torch.arange(6.0).view(3, 2),
+            "step": 5,
+            "list": [1, 2],
+            "scale": torch.tensor(2.0),
+            "text": "abc",
+        }
+
+        shorter = cf.set_batch_sequence_length(_batch(**others), 5, truncate=False)
+
+        assert shorter["label"].tolist() == [4, 4, 7, 7, 9, 9]
+        assert shorter["names"] == ["a", "a", "b", "b", "c", "c"]
+        assert shorter["pair"] == (1, 1, 2, 2, 3, 3)
+        assert shorter["scores"].tolist() == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
+        assert all(shorter[name] is others[name] for name in ("step", "list", "scale", "text"))
+
+    def test_positions_begin_anew(self):
+        """Each piece counts its positions from 0, whether each sample has some or one row is for all."""
+        shared = cf.set_batch_sequence_length(_batch(2, position_ids=torch.arange(10)[None]), 5, truncate=False)
+        padded = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
+        each = cf.set_batch_sequence_length(_batch(2, position_ids=padded), 5, truncate=False)
+
+        assert shared["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 4
+        assert each["position_ids"].tolist() == [[0] * 5, [0, 0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+    @given(size=st.integers(1, 4), length=st.integers(1, 12), wanted=st.integers(1, 12))
+    def test_no_whole_piece_is_lost(self, size: int, length: int, wanted: int):
+        """All tokens are there in their order, but for less than a piece of each sequence."""
+        batch = _batch(size, length)
+
+        shorter = cf.set_batch_sequence_length(batch, wanted, truncate=False)
+
+        whole = length if wanted >= length else length // wanted * wanted
+        assert shorter["input_ids"].flatten().tolist() == batch["input_ids"][:, :whole].flatten().tolist()
+        assert length - whole < wanted
+
+
+class TestPurity:
+    @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
+    def test_the_batch_is_not_changed(self, settings: dict[str, bool]):
+        """Neither the dictionary nor a tensor in it."""
+        batch = _batch(position_ids=torch.arange(10)[None])
+        before = {name: value.clone() for name, value in batch.items()}
+        values = dict(batch)
+
+        cf.set_batch_sequence_length(batch, 4, **settings)["input_ids"].zero_()
+
+        _assert_same(batch, before)
+        assert all(batch[name] is value for name, value in values.items())
+
+    @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
+    @pytest.mark.parametrize("make", [dict, BatchEncoding, OrderedDict])
+    def test_the_class_is_kept(self, make: Any, settings: dict[str, bool]):
+        """A BatchEncoding stays one, with its methods."""
+        batch = make(_batch())
+
+        shorter = cf.set_batch_sequence_length(batch, 4, **settings)
+
+        assert type(shorter) is make
+        assert shorter["input_ids"].shape[1] == 4
+        assert batch["input_ids"].shape == (3, 10)
+
+    def test_what_cannot_be_written_to_becomes_a_dictionary(self):
+        """A view of a dictionary is read as one."""
+        shorter = cf.set_batch_sequence_length(MappingProxyType(_batch()), 4)
+
+        assert type(shorter) is dict
+        assert shorter["labels"].shape == (3, 4)
+
+    @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
+    def test_dtype_and_device(self, settings: dict[str, bool], device: torch.device):
+        """Each tensor keeps its own."""
+        batch = {name: value.to(device) for name, value in _batch(weights=torch.rand(3, 10).bfloat16()).items()}
+        batch["input_ids"] = batch["input_ids"].int()
+
+        shorter = cf.set_batch_sequence_length(batch, 4, **settings)
+
+        assert {name: value.dtype for name, value in shorter.items()} == {n: v.dtype for n, v in batch.items()}
+        assert {value.device.type for value in shorter.values()} == {device.type}
+
+    @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
+    def test_compiles_without_a_break(self, settings: dict[str, bool]):
+        """Nothing waits for a tensor's values."""
+        batch = _batch(names=["a", "b", "c"])
+
+        compiled = torch.compile(
+            lambda batch: cf.set_batch_sequence_length(batch, 4, **settings), fullgraph=True, backend="eager"
+        )
+
+        _assert_same(compiled(batch), cf.set_batch_sequence_length(batch, 4, **settings))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("length", [0, -3])
+    def test_lengths_below_one_are_refused(self, length: int):
+        """A sequence has a token."""
+        with pytest.raises(ValueError, match=f"curr_seq_len must be at least 1, got {length}"):
+            cf.set_batch_sequence_length(_batch(), length)
+
+    @pytest.mark.parametrize("length", [4.0, True, None, "4", float("nan")])
+    def test_what_is_no_length_is_refused(self, length: object):
+        """Tokens are counted."""
+        with pytest.raises(TypeError, match="curr_seq_len must be an integer, got"):
+            cf.set_batch_sequence_length(_batch(), length)
+
+    @pytest.mark.parametrize("batch", [torch.ones(2, 5), (torch.ones(2, 5), torch.ones(2)), None])
+    def test_what_is_no_dictionary_is_refused(self, batch: object):
+        """Which tensors are sequences is said by their names."""
+        with pytest.raises(TypeError, match="batch must be a dictionary, got"):
+            cf.set_batch_sequence_length(batch, 4)
+
+    @pytest.mark.parametrize(
+        ("ids", "given"),
+        [
+            (torch.ones(5), r"a tensor of shape \(5,\)"),
+            ([[1, 2, 3]], "list"),
+            (None, "NoneType"),
+        ],
+    )
+    def test_a_batch_without_sequences_is_refused(self, ids: object, given: str):
+        """The message says what the tokenizer has to do."""
+        with pytest.raises(ValueError, match=rf"as input_ids, .* got {given}\. Let the tokenizer"):
+            cf.set_batch_sequence_length({"input_ids": ids, "labels": torch.ones(2)}, 4)
+
+    @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+    def test_an_empty_batch_is_refused(self, shape: tuple[int, int]):
+        """There is nothing to cut."""
+        with pytest.raises(ValueError, match=r"at least one sample with one token, got shape"):
+            cf.set_batch_sequence_length({"input_ids": torch.ones(shape)}, 4)
+
+    @pytest.mark.parametrize("shape", [(3, 8), (3, 1, 10, 10), (1, 10)])
+    def test_a_mask_of_another_shape_is_refused(self, shape: tuple[int, ...]):
+        """A mask for pairs of tokens could not be cut along one dimension."""
+        with pytest.raises(ValueError, match=r"attention_mask must have shape \(3, 10\)"):
+            cf.set_batch_sequence_length({**_batch(), "attention_mask": torch.ones(shape)}, 4)
+
+    def test_an_end_without_a_mask_is_refused(self):
+        """Nothing says where the sequences end."""
+        batch = _batch()
+        del batch["attention_mask"]
+
+        with pytest.raises(ValueError, match="batch must have an attention_mask to preserve the end"):
+            cf.set_batch_sequence_length(batch, 4, preserve_end_of_sequence=True)
+
+    def test_an_end_without_truncating_is_refused(self):
+        """Where all is kept there is no end to be preserved."""
+        with pytest.raises(ValueError, match="preserve_end_of_sequence must be False with truncate=False"):
+            cf.set_batch_sequence_length(_batch(), 4, truncate=False, preserve_end_of_sequence=True)
