@@ -1,9 +1,75 @@
 """Algorithms: each a thin file that says where a kernel of :mod:`composer.functional` runs."""
 
+from composer.algorithms.alibi import Alibi
+from composer.algorithms.augmix import AugMix
 from composer.algorithms.blurpool import BlurPool
 from composer.algorithms.channels_last import ChannelsLast
+from composer.algorithms.colout import ColOut
+from composer.algorithms.cutmix import CutMix
+from composer.algorithms.cutout import CutOut
 from composer.algorithms.ema import EMA
+from composer.algorithms.factorize import Factorize
+from composer.algorithms.fused_layernorm import FusedLayerNorm
+from composer.algorithms.gated_linear_units import GatedLinearUnits
+from composer.algorithms.ghost_batchnorm import GhostBatchNorm
+from composer.algorithms.gradient_clipping import GradientClipping
+from composer.algorithms.gyro_dropout import GyroDropout
 from composer.algorithms.label_smoothing import LabelSmoothing
+from composer.algorithms.layer_freezing import LayerFreezing
+from composer.algorithms.low_precision_groupnorm import LowPrecisionGroupNorm
+from composer.algorithms.low_precision_layernorm import LowPrecisionLayerNorm
 from composer.algorithms.mixup import MixUp
+from composer.algorithms.noop_model import NoOpModel
+from composer.algorithms.progressive_resizing import ProgressiveResizing
+from composer.algorithms.randaugment import RandAugment
+from composer.algorithms.sam import SAM
+from composer.algorithms.selective_backprop import SelectiveBackprop
+from composer.algorithms.seq_length_warmup import SeqLengthWarmup
+from composer.algorithms.squeeze_excite import SqueezeExcite
+from composer.algorithms.stochastic_depth import StochasticDepth
+from composer.algorithms.swa import SWA
+from composer.algorithms.weight_standardization import WeightStandardization
+from composer.functional import (
+    AugmentAndMixTransform,
+    ColOutTransform,
+    RandAugmentTransform,
+    SqueezeExcite2d,
+    SqueezeExciteConv2d,
+)
 
-__all__ = ["EMA", "BlurPool", "ChannelsLast", "LabelSmoothing", "MixUp"]
+__all__ = [
+    "EMA",
+    "SAM",
+    "SWA",
+    "Alibi",
+    "AugMix",
+    "AugmentAndMixTransform",
+    "BlurPool",
+    "ChannelsLast",
+    "ColOut",
+    "ColOutTransform",
+    "CutMix",
+    "CutOut",
+    "Factorize",
+    "FusedLayerNorm",
+    "GatedLinearUnits",
+    "GhostBatchNorm",
+    "GradientClipping",
+    "GyroDropout",
+    "LabelSmoothing",
+    "LayerFreezing",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "MixUp",
+    "NoOpModel",
+    "ProgressiveResizing",
+    "RandAugment",
+    "RandAugmentTransform",
+    "SelectiveBackprop",
+    "SeqLengthWarmup",
+    "SqueezeExcite",
+    "SqueezeExcite2d",
+    "SqueezeExciteConv2d",
+    "StochasticDepth",
+    "WeightStandardization",
+]

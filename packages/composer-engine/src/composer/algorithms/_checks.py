@@ -13,20 +13,25 @@ if TYPE_CHECKING:
 
     import attrs
 
-__all__ = ["number_between", "to_time", "whole_number_from"]
+    from composer.core import Algorithm, State
+
+__all__ = ["elapsed_duration", "number_between", "one_of", "to_time", "whole_number_from"]
 
 
 def number_between(
-    low: float, high: float = math.inf, *, meaning: str, below: bool = False
+    low: float, high: float = math.inf, *, meaning: str, above: bool = False, below: bool = False
 ) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """Return an attrs validator: a finite number from ``low`` to ``high``, or ``below`` it."""
-    wanted = f"at least {low}" if high == math.inf else f"in [{low}, {high}{')' if below else ']'}"
+    """Return an attrs validator: a finite number from ``low`` (or ``above`` it) to ``high`` (or ``below`` it)."""
+    unbounded = f"{'more than' if above else 'at least'} {low}"
+    bounded = f"in {'(' if above else '['}{low}, {high}{')' if below else ']'}"
+    wanted = unbounded if high == math.inf else bounded
 
     def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{field.name} must be a number, got {value!r}. {meaning}")
         number = float(value)
-        if not (low <= number <= high and math.isfinite(number)) or (below and number == high):
+        within = low <= number <= high and math.isfinite(number)
+        if not within or (above and number == low) or (below and number == high):
             raise ValueError(f"{field.name} must be {wanted}, got {value}. {meaning}")
 
     return check
@@ -42,6 +47,31 @@ def whole_number_from(low: int, *, meaning: str) -> Callable[[Any, attrs.Attribu
             raise ValueError(f"{field.name} must be at least {low}, got {value}. {meaning}")
 
     return check
+
+
+def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Return an attrs validator: one of some words."""
+
+    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if value not in choices:
+            raise ValueError(f"{field.name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+    return check
+
+
+def elapsed_duration(algorithm: Algorithm, state: State) -> float:
+    """Return the fraction of the training that is done.
+
+    Raises:
+        ValueError: The training has no length.
+    """
+    elapsed = state.get_elapsed_duration()
+    if elapsed is None:
+        raise ValueError(
+            f"{type(algorithm).__name__} counts in fractions of the training, whose length is not set: "
+            "say State.max_duration, e.g. '10ep'."
+        )
+    return elapsed.value
 
 
 def to_time(given: Time | str | int, name: str) -> Time:

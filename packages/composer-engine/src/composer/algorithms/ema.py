@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import torch
-from torch import Tensor, nn
 
 from composer import functional as cf
+from composer.algorithms._averages import SWAPS, AveragedWeights
 from composer.algorithms._checks import number_between, to_time
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EMA"]
+    from torch import nn
 
-_SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
-_SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
+__all__ = ["EMA"]
 
 
 def _to_half_life(given: Time | str | int | None) -> Time | None:
@@ -68,16 +65,11 @@ class EMA(Algorithm):
     ema_start: Time = attrs.field(default=Time(0.0, "dur"), converter=_to_ema_start)
     update_interval: Time | None = attrs.field(default=None, converter=_to_update_interval)
 
-    _model: nn.Module | None = attrs.field(default=None, init=False, repr=False)
-    _averages: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    # Not the weights but where modules hold them: these may put in a new tensor, `self.mean = 0.9 * self.mean`.
-    _places: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False, repr=False)
+    _averages: AveragedWeights = attrs.field(factory=lambda: AveragedWeights("EMA"), init=False, repr=False)
     _updated_at: Timestamp = attrs.field(factory=Timestamp, init=False, repr=False)
-    _used_by: set[Event] = attrs.field(factory=set, init=False, repr=False)
-    _is_in_model: bool = attrs.field(default=False, init=False, repr=False)
 
     runs_at: ClassVar = dict.fromkeys(
-        (Event.BATCH_END, Event.EPOCH_END, *sorted(_SWAP_IN), *sorted(_SWAP_OUT)), Stage.WEIGHTS
+        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, *sorted(SWAPS)), Stage.WEIGHTS
     )
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
@@ -108,30 +100,18 @@ class EMA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
-        if self._model is not None and self._model is not state.model:
-            raise RuntimeError(
-                f"This EMA has averaged another model, a {type(self._model).__name__}. Give each training an EMA of "
-                "its own: algorithms=[EMA(...)]."
-            )
-        if event in _SWAP_IN:
-            self._used_by.add(event)
-            self._exchange(into_model=True)
-        elif event in _SWAP_OUT:
-            self._used_by.discard(_SWAP_OUT[event])
-            self._exchange(into_model=bool(self._used_by))  # a prediction within an evaluation does not end that
-        elif self._is_in_model:
-            raise RuntimeError(
-                "EMA's averages are still in the model, and have been trained as if they were its weights: an "
-                "evaluation was broken off. Call engine.restore() when one fails, before training goes on."
-            )
+        self._averages.check(state.model, training=event not in SWAPS and event is not Event.FIT_START)
+        if event is Event.FIT_START:
+            self._averages.restore()
+        elif event in SWAPS:
+            self._averages.swap(event)
         elif self._is_due(state):
             self._update(state)
 
     def restore(self, state: State) -> None:
         """Put the training weights back."""
         del state
-        self._used_by.clear()
-        self._exchange(into_model=False)
+        self._averages.restore()
 
     def get_ema_model(self, model: nn.Module) -> nn.Module:
         """Return a copy of ``model`` with the averaged weights.
@@ -141,11 +121,20 @@ class EMA(Algorithm):
         """
         if not self._averages:
             raise RuntimeError(f"EMA has not averaged anything yet: it begins at {self.ema_start}.")
-        return self._copy(model, averaged=True)
+        return self._averages.copy_into(model, averaged=True)
 
     def get_training_model(self, model: nn.Module) -> nn.Module:
         """Return a copy of ``model`` with the weights that are trained, also while the averaged ones are in it."""
-        return self._copy(model, averaged=False)
+        return self._averages.copy_into(model, averaged=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights (the training ones, while the model holds the averages), and their time."""
+        return {**self._averages.state_dict(), "updated_at": self._updated_at.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._averages.load_state_dict(state)
+        self._updated_at = Timestamp.from_state_dict(state["updated_at"])
 
     def _is_due(self, state: State) -> bool:
         assert self.update_interval is not None
@@ -157,23 +146,12 @@ class EMA(Algorithm):
 
     def _update(self, state: State) -> None:
         if not self._averages:
-            self._begin(state)
-            return
-        smoothing = self.smoothing
-        if smoothing is None:
-            smoothing = 0.5 ** self._half_lives_passed(state)
-        cf.update_averages(list(self._averages.values()), self._weights(), smoothing)
+            self._averages.begin(state.model)
+        else:
+            smoothing = 0.5 ** self._half_lives_passed(state) if self.smoothing is None else self.smoothing
+            averages, weights = self._averages.tensors()
+            cf.update_averages(averages, weights, smoothing)
         self._updated_at = state.timestamp
-
-    @torch.no_grad()
-    def _begin(self, state: State) -> None:
-        self._model, places = state.model, _places(state.model)
-        self._places = list(places.values())
-        self._averages = {name: weight.clone() for name, weight in zip(places, self._weights(), strict=True)}
-        self._updated_at = state.timestamp
-
-    def _weights(self) -> list[Tensor]:
-        return [holder[name] for holder, name in self._places]
 
     def _half_lives_passed(self, state: State) -> float:
         assert self.half_life is not None
@@ -189,38 +167,6 @@ class EMA(Algorithm):
         batches = state.dataloader_len if unit is TimeUnit.EPOCH else None
         passed = _position(state.timestamp, unit, batches) - _position(self._updated_at, unit, batches)
         return max(passed, 0) / length
-
-    @torch.no_grad()
-    def _exchange(self, *, into_model: bool) -> None:
-        if self._is_in_model is into_model or not self._averages:
-            return
-        averages, weights = list(self._averages.values()), self._weights()
-        held = [weight.clone() for weight in weights]
-        torch._foreach_copy_(weights, averages)
-        torch._foreach_copy_(averages, held)
-        self._is_in_model = into_model
-
-    def _copy(self, model: nn.Module, *, averaged: bool) -> nn.Module:
-        copied = copy.deepcopy(model)
-        if averaged is not self._is_in_model:
-            own: dict[str, Any] = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
-            with torch.no_grad():
-                for name, average in self._averages.items():
-                    own[name].copy_(average)
-        return copied
-
-
-def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
-    """Return by its full name where each parameter and buffer is held; shared ones once."""
-    found: dict[str, tuple[dict[str, Tensor], str]] = {}
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        for holder in (vars(module)["_parameters"], vars(module)["_buffers"]):
-            for name, tensor in holder.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    found[f"{path}.{name}" if path else name] = holder, name
-    return found
 
 
 def _position(timestamp: Timestamp, unit: TimeUnit, batches_per_epoch: int | None) -> float:

@@ -1,0 +1,54 @@
+"""What MixUp and CutMix share: targets, or losses, blended as the samples were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer import functional as cf
+from composer.core import Event, Stage, get_precision_context
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from composer.core import BatchKey, State
+
+__all__ = ["MIX_LOSSES", "MIX_TARGETS", "blend_losses", "blend_targets"]
+
+MIX_TARGETS: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
+"""Where an algorithm runs that blends samples before the forward pass and their targets before the loss."""
+
+MIX_LOSSES: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFTER_LOSS: Stage.LOSS}
+"""Where an algorithm runs that blends samples and then the losses for both targets.
+
+A blend of losses is the outermost, so its samples are blended after those of all who blend targets; and it comes before
+others take back what they did to the targets, so that the partner's loss sees that, too.
+"""
+
+
+def blend_targets(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:
+    """Blend the targets, as they are by now, with the partners', which count by ``share``."""
+    target = cf.ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
+    state.batch_set_item(target_key, torch.lerp(target, target[partners], share))
+
+
+def blend_losses(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:
+    """Compute the loss with the partners' targets, and blend it in by ``share``."""
+    target = state.batch_get_item(target_key)
+    state.batch_set_item(target_key, target[partners])
+    with get_precision_context(state.precision, state.device.type):
+        partner_loss = state.model.loss(state.outputs, state.batch)
+    state.batch_set_item(target_key, target)
+    state.loss = _blend(state.loss, partner_loss, share)
+
+
+def _blend(loss: Any, partner_loss: Any, share: float) -> Any:
+    """Return ``(1 - share) * loss + share * partner_loss``; of losses in a dictionary or list, each by itself."""
+    if isinstance(loss, Mapping):
+        return {name: _blend(value, partner_loss[name], share) for name, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        blended = [_blend(one, other, share) for one, other in zip(loss, partner_loss, strict=True)]
+        return type(loss)(*blended) if hasattr(loss, "_fields") else type(loss)(blended)
+    return (1 - share) * loss + share * partner_loss

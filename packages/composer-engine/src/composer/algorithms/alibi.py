@@ -1,0 +1,70 @@
+"""Alibi: positions as a bias on attention, so that longer sequences than those of training work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, whole_number_from
+from composer.algorithms._surgery import tell
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Alibi"]
+
+
+@attrs.define(eq=False)
+class Alibi(Algorithm):
+    """Replace position embeddings by a bias that grows with the distance (arXiv:2108.12409).
+
+    See :func:`composer.functional.apply_alibi`. Training sequences are folded into shorter ones, which are cheaper.
+
+    Args:
+        max_sequence_length: The longest sequence that the model will see.
+        train_sequence_length_scaling: Training sequences are cut into parts of this fraction of their length, in
+            ``(0, 1]``; a batch of ``(N, L)`` tokens becomes ``(N / scaling, L * scaling)``.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> Alibi(max_sequence_length=8192)
+        Alibi(max_sequence_length=8192, train_sequence_length_scaling=0.25)
+    """
+
+    max_sequence_length: int = attrs.field(
+        validator=whole_number_from(1, meaning="It is the longest sequence that the model will see.")
+    )
+    train_sequence_length_scaling: float = attrs.field(
+        default=0.25, validator=number_between(0, 1, above=True, meaning="It is a fraction of the sequences' length.")
+    )
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
+    reads: ClassVar = {"model", "optimizers", "batch"}
+    writes: ClassVar = {"model", "optimizers", "batch"}
+    owns: ClassVar = {"the position embeddings"}
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return where it runs: at each batch only if sequences are folded."""
+        folds = self.train_sequence_length_scaling < 1
+        return self.runs_at if folds else {Event.INIT: Stage.ARCHITECTURE}
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: the model has no position embeddings any more."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Change the attention, or fold the batch's sequences."""
+        if event is Event.AFTER_DATALOADER:
+            length = state.batch["input_ids"].shape[1]
+            shorter = max(1, int(length * self.train_sequence_length_scaling))
+            state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
+            return
+        report = cf.apply_alibi(state.model, self.max_sequence_length, state.optimizers)
+        tell(self, report, logger, missing=f"{type(state.model).__name__} has this bias already. Remove it.")

@@ -1,0 +1,56 @@
+"""CutOut: blank out a square of every image."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, whole_number_from
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+
+__all__ = ["CutOut"]
+
+
+@attrs.define(eq=False)
+class CutOut(Algorithm):
+    """Blank out squares of the images (arXiv:1708.04552).
+
+    See :func:`composer.functional.cutout_batch`.
+
+    Args:
+        num_holes: How many squares.
+        length: Their side, as a fraction of the image's shorter side, in ``(0, 1]``.
+        uniform_sampling: Whether every pixel is as likely to be blanked; otherwise the square's middle is drawn evenly,
+            and what lies outside the image is cut off.
+        input_key: Where the images lie in a batch.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> CutOut(num_holes=2, length=0.25)
+        CutOut(num_holes=2, length=0.25, uniform_sampling=False, input_key=0)
+    """
+
+    num_holes: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is how many squares to blank."))
+    length: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the image's side.")
+    )
+    uniform_sampling: bool = False
+    input_key: BatchKey = 0
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
+    reads: ClassVar = {"batch.input"}
+    writes: ClassVar = {"batch.input"}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Blank out the squares."""
+        del event, logger
+        images = state.batch_get_item(self.input_key)
+        holed = cf.cutout_batch(
+            images, self.num_holes, self.length, self.uniform_sampling, generator=state.generator(self)
+        )
+        state.batch_set_item(self.input_key, holed)

@@ -1,0 +1,90 @@
+"""Factorize: two small layers instead of a large one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, whole_number_from
+from composer.algorithms._surgery import tell
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+__all__ = ["Factorize"]
+
+
+@attrs.define(eq=False)
+class Factorize(Algorithm):
+    """Replace large convolutions and linear layers by two smaller ones in a row (arXiv:1405.3866).
+
+    See :func:`composer.functional.apply_factorization`.
+
+    Args:
+        factorize_convs: Whether convolutions are factorized.
+        factorize_linears: Whether linear layers are factorized.
+        min_channels: Convolutions with fewer input or output channels are left alone.
+        latent_channels: Channels between the two convolutions; below 1 as a fraction of the smaller side.
+        min_features: Linear layers with fewer input or output features are left alone.
+        latent_features: Features between the two linear layers; below 1 as a fraction of the smaller side.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range, or nothing is to be factorized.
+
+    Example:
+        >>> Factorize(factorize_convs=False, latent_features=64).latent_features
+        64
+    """
+
+    factorize_convs: bool = True
+    factorize_linears: bool = True
+    min_channels: int = attrs.field(
+        default=256, validator=whole_number_from(1, meaning="Convolutions with fewer channels are left alone.")
+    )
+    latent_channels: float = attrs.field(
+        default=0.25, validator=number_between(0, above=True, meaning="It is the channels between two convolutions.")
+    )
+    min_features: int = attrs.field(
+        default=256, validator=whole_number_from(1, meaning="Linear layers with fewer features are left alone.")
+    )
+    latent_features: float = attrs.field(
+        default=128, validator=number_between(0, above=True, meaning="It is the features between two linear layers.")
+    )
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
+    reads: ClassVar = {"model", "optimizers"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the factorized layers"}
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.factorize_convs or self.factorize_linears):
+            raise ValueError(
+                "factorize_convs and factorize_linears are both False, so Factorize has nothing to do; set one."
+            )
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: factorized layers have other weights."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Factorize the layers, and move the optimizers over to the new ones."""
+        del event
+        report = cf.apply_factorization(
+            state.model,
+            factorize_convs=self.factorize_convs,
+            factorize_linears=self.factorize_linears,
+            min_channels=self.min_channels,
+            latent_channels=self.latent_channels,
+            min_features=self.min_features,
+            latent_features=self.latent_features,
+            optimizers=state.optimizers,
+        )
+        wanted = [f"convolution with at least {self.min_channels} channels"] * self.factorize_convs
+        wanted += [f"linear layer with at least {self.min_features} features"] * self.factorize_linears
+        missing = (
+            f"{type(state.model).__name__} has no {' and no '.join(wanted)} that two smaller ones could replace. "
+            "Remove it, or lower min_channels, min_features or the latent sizes."
+        )
+        tell(self, report, logger, missing=missing)

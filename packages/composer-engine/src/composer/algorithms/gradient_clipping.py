@@ -1,0 +1,48 @@
+"""GradientClipping: keep gradients from getting too large."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, one_of
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+__all__ = ["GradientClipping"]
+
+
+@attrs.define(eq=False)
+class GradientClipping(Algorithm):
+    """Limit the gradients after the whole batch's have been computed (arXiv:1211.5063; adaptive: arXiv:2102.06171).
+
+    See :func:`composer.functional.apply_gradient_clipping`.
+
+    Args:
+        clipping_type: What is limited: ``"norm"`` of all gradients together, each ``"value"``, or, ``"adaptive"``, each
+            unit's norm in proportion to that of its weights.
+        clipping_threshold: The limit.
+
+    Raises:
+        TypeError: ``clipping_threshold`` is no number.
+        ValueError: ``clipping_type`` does not exist, or ``clipping_threshold`` is not positive and finite.
+
+    Example:
+        >>> GradientClipping("norm", 1.0)
+        GradientClipping(clipping_type='norm', clipping_threshold=1.0)
+    """
+
+    clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
+    clipping_threshold: float = attrs.field(
+        validator=number_between(0, above=True, meaning="It is what gradients are limited to.")
+    )
+
+    runs_at: ClassVar = {Event.AFTER_TRAIN_BATCH: Stage.GRADIENT}
+    reads: ClassVar = {"model"}
+    writes: ClassVar = {"gradients"}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Clip the gradients."""
+        del event, logger
+        cf.apply_gradient_clipping(state.model, self.clipping_type, self.clipping_threshold)

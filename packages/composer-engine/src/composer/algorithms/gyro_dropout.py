@@ -1,0 +1,91 @@
+"""GyroDropout: dropout with a fixed set of masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, whole_number_from
+from composer.algorithms._surgery import tell
+from composer.core import Algorithm, Event, Logger, Stage, State, TimeUnit
+
+__all__ = ["GyroDropout"]
+
+
+@attrs.define(eq=False)
+class GyroDropout(Algorithm):
+    """Drop by masks that are chosen once and take turns (Lee et al., "Gyro Dropout", MLSys 2022).
+
+    See :func:`composer.functional.apply_gyro_dropout`. Layers are replaced at ``INIT``, so that what was saved can be
+    loaded into them, if the training's length and data are known by then; otherwise at ``FIT_START``.
+
+    Args:
+        p: The probability of dropping a neuron, in ``[0, 1)``.
+        sigma: The number of masks.
+        tau: The number of masks in use at a time, at most ``sigma``.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> GyroDropout(sigma=64, tau=8)
+        GyroDropout(p=0.5, sigma=64, tau=8)
+    """
+
+    p: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, below=True, meaning="It is the probability of dropping a neuron.")
+    )
+    sigma: int = attrs.field(default=256, validator=whole_number_from(1, meaning="It is the number of masks."))
+    tau: int = attrs.field(default=16, validator=whole_number_from(1, meaning="It is the number of masks in use."))
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}
+    reads: ClassVar = {"model", "max_duration", "train_dataloader", "device_train_microbatch_size"}
+    writes: ClassVar = {"model"}
+    owns: ClassVar = {"the dropout layers"}
+
+    def __attrs_post_init__(self) -> None:
+        if self.sigma < self.tau:
+            raise ValueError(f"sigma must be at least tau, got {self.sigma} and {self.tau}. It is the number of masks.")
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: the layers' masks and their turn are saved with the model."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the dropout layers, once."""
+        if cf.count_module_instances(state.model, cf.GyroDropout):
+            return
+        passes = _count_passes(state)
+        if passes is None:
+            if event is Event.FIT_START:
+                raise ValueError(
+                    "GyroDropout divides the training among its masks and must know its length: set "
+                    "State.max_duration in epochs or batches, and train on a loader that has a len()."
+                )
+            return
+        report = cf.apply_gyro_dropout(state.model, passes, 1, self.p, self.sigma, self.tau)
+        tell(self, report, logger, missing=f"{type(state.model).__name__} has no Dropout layer. Remove it.")
+
+
+def _count_passes(state: State) -> int | None:
+    """Return how many forward passes the training will have; None if that is not known."""
+    duration, loader = state.max_duration, state.train_dataloader
+    if duration is None or loader is None:
+        return None
+    if duration.unit is TimeUnit.BATCH:
+        batches = int(duration.value)
+    elif duration.unit is TimeUnit.EPOCH and hasattr(loader, "__len__"):
+        batches = int(duration.value) * len(loader)
+    else:
+        return None
+    return max(1, batches * _parts_of_a_batch(state.device_train_microbatch_size, loader))
+
+
+def _parts_of_a_batch(microbatch_size: int | None, loader: Any) -> int:
+    batch_size = getattr(loader, "batch_size", None)
+    return math.ceil(batch_size / microbatch_size) if microbatch_size and batch_size else 1

@@ -1,0 +1,72 @@
+"""LayerFreezing: stop training the first layers before the last."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import elapsed_duration, number_between
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+__all__ = ["LayerFreezing"]
+
+
+@attrs.define(eq=False)
+class LayerFreezing(Algorithm):
+    """Freeze more and more layers from the first on, at the end of each epoch (arXiv:1706.05806).
+
+    See :func:`composer.functional.freeze_layers`. Parameters are frozen by ``requires_grad``; the optimizers keep them
+    and their state.
+
+    Args:
+        freeze_start: After which part of the training the first layer is frozen, in ``[0, 1]``.
+        freeze_level: Which part of the layers is frozen in the end, in ``[0, 1]``; the last one never is.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> LayerFreezing(freeze_start=0.3, freeze_level=0.5)
+        LayerFreezing(freeze_start=0.3, freeze_level=0.5)
+    """
+
+    freeze_start: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+    )
+    freeze_level: float = attrs.field(
+        default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
+    )
+    _frozen_at: float | None = attrs.field(default=None, init=False, repr=False)
+
+    # At FIT_START what an earlier process had frozen by its last epoch is frozen again.
+    runs_at: ClassVar = {Event.FIT_START: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration"}
+    writes: ClassVar = {"model"}
+    owns: ClassVar = {"which layers are frozen"}
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Return True: frozen parameters get no gradient."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Freeze the layers whose time has come."""
+        if event is Event.EPOCH_END:
+            self._frozen_at = elapsed_duration(self, state)
+        if self._frozen_at is None:
+            return
+        depth, fraction = cf.freeze_layers(
+            state.model, state.optimizers, self._frozen_at, self.freeze_start, self.freeze_level
+        )
+        logger.log_metrics({"layer_freezing/layers_frozen": depth, "layer_freezing/percentage_frozen": fraction})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fraction of the training at which layers were last frozen."""
+        return {"frozen_at": self._frozen_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._frozen_at = state["frozen_at"]

@@ -1,0 +1,63 @@
+"""LowPrecisionLayerNorm: compute layer norms in the precision of the layers around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._surgery import tell
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LowPrecisionLayerNorm"]
+
+_MAY_RUN_AT = (Event.INIT, Event.AFTER_LOAD)
+
+
+@attrs.define(eq=False)
+class LowPrecisionLayerNorm(Algorithm):
+    """Compute layer norms in the run's low precision, where autocast would take float32.
+
+    See :func:`composer.functional.apply_low_precision_layernorm`.
+
+    Args:
+        apply_at: When the norms are replaced: ``Event.INIT``, or ``Event.AFTER_LOAD``.
+
+    Raises:
+        ValueError: ``apply_at`` is another event.
+
+    Example:
+        >>> LowPrecisionLayerNorm().apply_at.value
+        'after_load'
+    """
+
+    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event)
+
+    runs_at: ClassVar = dict.fromkeys(_MAY_RUN_AT, Stage.PRECISION)
+    reads: ClassVar = {"model", "optimizers", "precision"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the layer norms"}
+
+    def __attrs_post_init__(self) -> None:
+        if self.apply_at not in _MAY_RUN_AT:
+            raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {self.apply_at.value!r}.")
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return the one event at which it runs."""
+        return {self.apply_at: Stage.PRECISION}
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return False: the weights are those of the norms that were replaced."""
+        return False
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the norms."""
+        del event
+        report = cf.apply_low_precision_layernorm(state.model, state.precision.value, state.optimizers)
+        missing = f"{type(state.model).__name__} has no nn.LayerNorm, or the run's precision is fp32. Remove it."
+        tell(self, report, logger, missing=missing)

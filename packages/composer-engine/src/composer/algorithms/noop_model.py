@@ -1,0 +1,71 @@
+"""NoOpModel: measure the data loader alone."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer import functional as cf
+from composer.core import Algorithm, Batch, Event, Logger, Stage, State
+
+__all__ = ["NoOpModel"]
+
+
+class _Nothing(nn.Module):
+    """One weight, whose square is the loss; metrics are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, batch: Batch) -> Tensor:
+        del batch
+        return self.weight
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        del batch
+        return outputs.square().sum()
+
+    def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> Tensor:
+        return self.forward(batch) if outputs is None else outputs
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        del is_train
+        return {}
+
+    def update_metric(self, batch: Batch, outputs: Tensor, metric: Any) -> None:
+        """Do nothing: there are no metrics."""
+
+
+@attrs.define(eq=False)
+class NoOpModel(Algorithm):
+    """Exchange the model for one that does nothing, to see how fast the data comes.
+
+    Nothing is trained: the optimizers hold the one weight of the new model.
+
+    Example:
+        >>> NoOpModel()
+        NoOpModel()
+    """
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
+    reads: ClassVar = {"model", "optimizers"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the model"}
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: the weights are not those of the user's model."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Exchange the model and tell the optimizers."""
+        del event
+        former, nothing = state.model, _Nothing().to(state.device)
+        for optimizer in state.optimizers:
+            cf.update_params_in_optimizer(former.parameters(), nothing.parameters(), optimizer)
+        state.model = nothing
+        logger.log_hyperparameters({"NoOpModel/former_model": type(former).__name__})

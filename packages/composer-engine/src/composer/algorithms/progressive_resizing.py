@@ -1,0 +1,103 @@
+"""ProgressiveResizing: begin with small images."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import elapsed_duration, number_between, one_of, whole_number_from
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+
+__all__ = ["ProgressiveResizing"]
+
+
+@attrs.define(eq=False)
+class ProgressiveResizing(Algorithm):
+    """Train on small images first, and let them grow to their full size.
+
+    See :func:`composer.functional.resize_batch`. Sides are multiples of ``size_increment``, so that a compiled model
+    has few sizes to compile for: :meth:`sizes` says which.
+
+    Args:
+        mode: ``"resize"`` scales images; ``"crop"`` takes a random part.
+        initial_scale: The first size, as a fraction of the images' side, in ``(0, 1]``.
+        finetune_fraction: The part of the training at its end that has the full size.
+        delay_fraction: The part of the training at its start that has the first size.
+        size_increment: Sides are multiples of it.
+        resize_targets: Whether targets are images, too, and are resized alike.
+        input_key: Where the images lie in a batch.
+        target_key: Where the targets lie in a batch.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range, or ``delay_fraction`` and ``finetune_fraction`` are more than the whole.
+
+    Example:
+        >>> ProgressiveResizing().sizes(32)
+        [16, 20, 24, 28, 32]
+    """
+
+    mode: str = attrs.field(default="resize", validator=one_of("resize", "crop"))
+    initial_scale: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the images' side.")
+    )
+    finetune_fraction: float = attrs.field(
+        default=0.2, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+    )
+    delay_fraction: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+    )
+    size_increment: int = attrs.field(default=4, validator=whole_number_from(1, meaning="It is a number of pixels."))
+    resize_targets: bool = False
+    input_key: BatchKey = 0
+    target_key: BatchKey = 1
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
+    reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration"}
+    writes: ClassVar = {"batch.input", "batch.target"}
+    owns: ClassVar = {"the size of images"}
+
+    def __attrs_post_init__(self) -> None:
+        if self.delay_fraction + self.finetune_fraction > 1:
+            raise ValueError(
+                "delay_fraction and finetune_fraction must be at most 1 together, got "
+                f"{self.delay_fraction} and {self.finetune_fraction}."
+            )
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Make the batch's images as large as they are to be now."""
+        del event
+        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+        scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
+        if scale < 1:
+            input, resized = cf.resize_batch(
+                input, target, scale, self.mode, self.resize_targets, generator=state.generator(self)
+            )
+            state.batch_set_item(self.input_key, input)
+            if resized is not target:
+                state.batch_set_item(self.target_key, resized)
+        logger.log_metrics(
+            {"progressive_resizing/height": input.shape[-2], "progressive_resizing/width": input.shape[-1]}
+        )
+
+    def scale_at(self, elapsed: float, side: int) -> float:
+        """Return the scale after a fraction ``elapsed`` of the training, for images with that shorter side.
+
+        Example:
+            >>> ProgressiveResizing().scale_at(0.65, side=32)
+            0.75
+        """
+        growing = 1 - self.delay_fraction - self.finetune_fraction
+        if elapsed >= 1 - self.finetune_fraction:
+            return 1.0
+        grown = max(0.0, elapsed - self.delay_fraction) / growing if growing else 0.0
+        wanted = side * (self.initial_scale + (1 - self.initial_scale) * grown)
+        pixels = max(1, round(wanted / self.size_increment)) * self.size_increment
+        return min(pixels, side) / side
+
+    def sizes(self, side: int) -> list[int]:
+        """Return the sides that images with this side will have during the training."""
+        scales = {self.scale_at(step / 1000, side) for step in range(1001)}
+        return sorted(round(side * scale) for scale in scales)

@@ -1,0 +1,58 @@
+"""SAM: look for weights whose neighbours are good, too."""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import number_between, whole_number_from
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Stage, State
+
+__all__ = ["SAM"]
+
+
+@attrs.define(eq=False)
+class SAM(Algorithm):
+    """Take the gradient where the loss is worst nearby, and step from where the weights are (arXiv:2010.01412).
+
+    See :class:`composer.functional.SAMOptimizer`, which every optimizer is wrapped in. Its step needs a closure that
+    computes loss and gradients anew: :class:`composer.Trainer` gives one; a loop of one's own calls
+    ``optimizer.step(closure)``.
+
+    Args:
+        rho: How far away the worst place is looked for, as a norm of all weights together.
+        epsilon: Added to the gradients' norm, so that it can be divided by.
+        interval: Every how many steps; the others are those of the wrapped optimizer.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> SAM(rho=0.1, interval=10)
+        SAM(rho=0.1, epsilon=1e-12, interval=10)
+    """
+
+    rho: float = attrs.field(default=0.05, validator=number_between(0, meaning="It is the neighbourhood's radius."))
+    epsilon: float = attrs.field(default=1e-12, validator=number_between(0, meaning="It is added to a norm."))
+    interval: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is a number of steps."))
+
+    runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
+    reads: ClassVar = {"optimizers"}
+    writes: ClassVar = {"optimizers"}
+    owns: ClassVar = {"the optimizers' step"}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Wrap the optimizers."""
+        del event, logger
+        if not state.optimizers:
+            warnings.warn("SAM found no optimizer to wrap: set State.optimizers.", NoEffectWarning, stacklevel=2)
+        state.optimizers = tuple(
+            optimizer
+            if isinstance(optimizer, cf.SAMOptimizer)
+            else cf.SAMOptimizer(optimizer, self.rho, self.epsilon, self.interval)
+            for optimizer in state.optimizers
+        )

@@ -1,0 +1,138 @@
+"""SelectiveBackprop: train on the samples that are hardest."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer import functional as cf
+from composer.algorithms._checks import elapsed_duration, number_between, whole_number_from
+from composer.core import (
+    Algorithm,
+    Batch,
+    BatchKey,
+    Event,
+    Logger,
+    Stage,
+    State,
+    TimeUnit,
+    batch_set,
+    get_precision_context,
+)
+
+__all__ = ["SelectiveBackprop"]
+
+
+@attrs.define(eq=False)
+class SelectiveBackprop(Algorithm):
+    """Leave out the samples with the lowest losses for a part of the training (arXiv:1910.00762).
+
+    See :func:`composer.functional.select_using_loss`. Everything in the batch that has a row for each sample is chosen
+    alike. The model's ``loss`` is called with ``reduction="none"``, as :class:`composer.models.ComposerClassifier`
+    takes it.
+
+    Args:
+        start: After which part of the training it begins, in ``[0, 1]``.
+        end: After which part it ends.
+        keep: The part of the samples that is kept, in ``(0, 1]``.
+        scale_factor: Images are scaled by it for the extra forward pass, in ``(0, 1]``.
+        interrupt: Every how many batches one is left whole; 0 for none.
+        input_key: Where the samples lie in a batch.
+        target_key: Where the targets lie in a batch.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range, or ``end`` comes before ``start``.
+
+    Example:
+        >>> SelectiveBackprop(start=0.4, keep=0.7).keep
+        0.7
+    """
+
+    start: float = attrs.field(default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training."))
+    end: float = attrs.field(default=0.9, validator=number_between(0, 1, meaning="It is a fraction of the training."))
+    keep: float = attrs.field(
+        default=0.5, validator=number_between(0, 1, above=True, meaning="It is the part of the samples that is kept.")
+    )
+    scale_factor: float = attrs.field(
+        default=1.0, validator=number_between(0, 1, above=True, meaning="Images are scaled by it.")
+    )
+    interrupt: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is a number of batches."))
+    input_key: BatchKey = 0
+    target_key: BatchKey = 1
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT}
+    reads: ClassVar = {"batch", "model", "timestamp", "max_duration"}
+    writes: ClassVar = {"batch"}
+    owns: ClassVar = {"the choice of samples"}
+
+    def __attrs_post_init__(self) -> None:
+        if self.end < self.start:
+            raise ValueError(f"end must not come before start, got {self.end} and {self.start}.")
+
+    def match(self, event: Event, state: State) -> bool:
+        """Return whether samples are chosen by now, and this batch is not to be left whole."""
+        if event is not Event.AFTER_DATALOADER:
+            return False
+        batch_idx = state.timestamp.count(TimeUnit.BATCH, in_epoch=True)
+        elapsed = min(1.0, elapsed_duration(self, state))
+        return cf.should_selective_backprop(elapsed, batch_idx, self.start, self.end, self.interrupt)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Choose samples by an extra forward pass."""
+        del event, logger
+        _check_loss(state.model)
+        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+        whole, target_key = state.batch, self.target_key
+
+        def loss_of_each(outputs: Any, targets: dict[str, Any], reduction: str) -> Tensor:
+            loss: Tensor = state.model.loss(outputs, batch_set(whole, target_key, targets["own"]), reduction=reduction)
+            return loss
+
+        places = torch.arange(len(input), device=input.device)
+        targets = {"own": target, "places": places}
+        with get_precision_context(state.precision, state.device.type):
+            input, targets = cf.select_using_loss(
+                input, targets, _Called(state.model, whole, self.input_key), loss_of_each, self.keep, self.scale_factor
+            )
+        state.batch = _choose(whole, targets["places"], len(places))
+        state.batch_set_item(self.input_key, input)
+        state.batch_set_item(self.target_key, targets["own"])
+
+
+class _Called(nn.Module):
+    """A model that is called with the samples alone; the rest of the batch is known."""
+
+    def __init__(self, model: nn.Module, batch: Batch, input_key: BatchKey) -> None:
+        super().__init__()
+        self.model = model
+        self._batch, self._input_key = batch, input_key
+
+    def forward(self, input: Tensor) -> Any:
+        return self.model(batch_set(self._batch, self._input_key, input))
+
+
+def _check_loss(model: Any) -> None:
+    parameters = inspect.signature(model.loss).parameters.values()
+    if not any(each.name == "reduction" or each.kind is each.VAR_KEYWORD for each in parameters):
+        raise TypeError(
+            f"SelectiveBackprop needs the loss of each sample, and {type(model).__name__}.loss cannot give it: let it "
+            "take reduction='none', def loss(self, outputs, batch, reduction='mean')."
+        )
+
+
+def _choose(batch: Batch, places: Tensor, count: int) -> Batch:
+    """Return the batch with the chosen rows of all tensors that have a row for each sample."""
+    if isinstance(batch, Tensor):
+        return batch[places] if batch.ndim and len(batch) == count else batch
+    if isinstance(batch, dict):
+        chosen = {key: _choose(value, places, count) for key, value in batch.items()}
+        return chosen if type(batch) is dict else type(batch)(chosen)
+    if isinstance(batch, (list, tuple)):
+        items = [_choose(value, places, count) for value in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch

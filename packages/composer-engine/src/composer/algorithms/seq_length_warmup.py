@@ -1,0 +1,80 @@
+"""SeqLengthWarmup: begin with short sequences."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import elapsed_duration, number_between, whole_number_from
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+__all__ = ["SeqLengthWarmup"]
+
+_LENGTH = "It is a number of tokens."
+
+
+@attrs.define(eq=False)
+class SeqLengthWarmup(Algorithm):
+    """Train on short sequences first, and let them grow (arXiv:2108.06084).
+
+    See :func:`composer.functional.set_batch_sequence_length`. The batch is a dictionary as tokenizers give it. Every
+    length is a multiple of ``step_size`` away from the first: so many graphs there are where the model is compiled,
+    ``(max_seq_length - min_seq_length) / step_size`` at most.
+
+    Args:
+        duration: The part of the training during which they grow, in ``[0, 1]``.
+        min_seq_length: The first length.
+        max_seq_length: The last length.
+        step_size: By how much they grow at a time.
+        truncate: Cut sequences off at the length; otherwise fold them into more and shorter ones.
+        preserve_end_of_sequence: Whether a cut sequence keeps its last token.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range, or ``max_seq_length`` is less than ``min_seq_length``.
+
+    Example:
+        >>> SeqLengthWarmup(duration=0.5, max_seq_length=512).max_seq_length
+        512
+    """
+
+    duration: float = attrs.field(
+        default=0.3, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+    )
+    min_seq_length: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
+    max_seq_length: int = attrs.field(default=1024, validator=whole_number_from(1, meaning=_LENGTH))
+    step_size: int = attrs.field(default=8, validator=whole_number_from(1, meaning=_LENGTH))
+    truncate: bool = True
+    preserve_end_of_sequence: bool = False
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
+    reads: ClassVar = {"batch", "timestamp", "max_duration"}
+    writes: ClassVar = {"batch"}
+    owns: ClassVar = {"the length of sequences"}
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_seq_length < self.min_seq_length:
+            raise ValueError(
+                f"max_seq_length must be at least min_seq_length, got {self.max_seq_length} and {self.min_seq_length}."
+            )
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Shorten the batch's sequences to the length of now."""
+        del event
+        length = self.length_at(elapsed_duration(self, state))
+        state.batch = cf.set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)
+        logger.log_metrics({"seq_length_warmup/curr_seq_len": length})
+
+    def length_at(self, elapsed: float) -> int:
+        """Return the length after a fraction ``elapsed`` of the training.
+
+        Example:
+            >>> SeqLengthWarmup(min_seq_length=8, max_seq_length=64, duration=0.5).length_at(0.25)
+            32
+        """
+        if elapsed >= self.duration:
+            return self.max_seq_length
+        growth = (self.max_seq_length - self.min_seq_length) * elapsed / self.duration
+        return self.min_seq_length + int(growth) // self.step_size * self.step_size

@@ -1,0 +1,92 @@
+"""StochasticDepth: leave out residual blocks at random."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._checks import elapsed_duration, number_between, one_of
+from composer.algorithms._surgery import tell
+from composer.core import Algorithm, Event, Logger, Stage, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["StochasticDepth"]
+
+
+@attrs.define(eq=False)
+class StochasticDepth(Algorithm):
+    """Skip residual blocks at random while training (arXiv:1603.09382).
+
+    See :func:`composer.functional.apply_stochastic_depth`.
+
+    Args:
+        target_layer_name: Which blocks: a name such as ``"ResNetBottleneck"``, a class, or classes with rules of one's
+            own.
+        stochastic_method: ``"block"`` skips a block for the whole batch, which saves time; ``"sample"`` for each sample
+            by itself.
+        drop_rate: How likely the last block (``"linear"``) or every block (``"uniform"``) is skipped, in ``[0, 1]``.
+        drop_distribution: Whether the rate grows with the depth, ``"linear"``, or is ``"uniform"``.
+        drop_warmup: The part of the training during which the rates grow from 0, in ``[0, 1]``.
+
+    Raises:
+        TypeError: A value is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> StochasticDepth("ResNetBottleneck", drop_rate=0.1).find_unused_parameters
+        True
+    """
+
+    target_layer_name: Any
+    stochastic_method: str = attrs.field(default="block", validator=one_of("block", "sample"))
+    drop_rate: float = attrs.field(default=0.2, validator=number_between(0, 1, meaning="It is a probability."))
+    drop_distribution: str = attrs.field(default="linear", validator=one_of("linear", "uniform"))
+    drop_warmup: float = attrs.field(
+        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of the training.")
+    )
+    _is_warm: bool = attrs.field(default=False, init=False, repr=False)
+
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.BATCH_START: Stage.ARCHITECTURE}
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the residual blocks"}
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return where it runs: at each batch only if the rates warm up."""
+        return self.runs_at if self.drop_warmup else {Event.INIT: Stage.ARCHITECTURE}
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Return whether blocks are skipped as a whole, so that their parameters get no gradient."""
+        return self.stochastic_method == "block"
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: a model evaluates skipped blocks by their share."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the blocks, or set how likely they are skipped by now."""
+        if event is Event.BATCH_START:
+            self._warm_up(state)
+            return
+        report = cf.apply_stochastic_depth(
+            state.model,
+            self.target_layer_name,
+            self.stochastic_method,
+            self.drop_rate,
+            self.drop_distribution,
+            optimizers=state.optimizers,
+        )
+        tell(self, report, logger, missing=f"{type(state.model).__name__} has no such block. Name another.")
+
+    def _warm_up(self, state: State) -> None:
+        if self._is_warm:
+            return
+        elapsed = elapsed_duration(self, state)
+        self._is_warm = elapsed >= self.drop_warmup
+        cf.set_drop_rates(state.model, self.drop_rate * min(1.0, elapsed / self.drop_warmup), self.drop_distribution)

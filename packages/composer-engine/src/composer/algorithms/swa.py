@@ -1,0 +1,165 @@
+"""SWA: average the weights along the end of the training."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from composer import functional as cf
+from composer.algorithms._averages import SWAPS, AveragedWeights
+from composer.algorithms._checks import number_between, one_of, to_time, whole_number_from
+from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+__all__ = ["SWA"]
+
+
+def _to_swa_start(given: Time | str | int) -> Time:
+    return to_time(given, "swa_start")
+
+
+def _to_swa_end(given: Time | str | int) -> Time:
+    return to_time(given, "swa_end")
+
+
+def _to_update_interval(given: Time | str | int) -> Time:
+    return to_time(given, "update_interval")
+
+
+@attrs.define(eq=False)
+class SWA(Algorithm):
+    """Average the weights over a part of the training, all alike, and end with the average (arXiv:1803.05407).
+
+    See :func:`composer.functional.compute_swa`. Parameters and buffers are averaged. While averages are taken they
+    stand in for evaluations. At ``swa_end`` the model itself goes on from them: what is left of the training lets the
+    running statistics of its norms find to the new weights.
+
+    Args:
+        swa_start: When averaging begins.
+        swa_end: When it ends, and the model takes the averages over.
+        update_interval: How often the average is updated, in batches or epochs.
+        schedule_swa_lr: Whether the learning rates go to ``swa_lr`` from ``swa_start`` on.
+        anneal_strategy: How they go there, ``"linear"`` or ``"cos"``.
+        anneal_steps: Within how many updates they get there.
+        swa_lr: Where they go; None keeps what they are at ``swa_start``.
+
+    Raises:
+        TypeError: A value is no time or no number.
+        ValueError: A value is out of range, or ``swa_end`` does not come after ``swa_start``.
+
+    Example:
+        >>> SWA(swa_start="6ep", swa_end="9ep").update_interval
+        Time(1, 'ep')
+    """
+
+    swa_start: Time = attrs.field(default=Time(0.7, "dur"), converter=_to_swa_start)
+    swa_end: Time = attrs.field(default=Time(0.97, "dur"), converter=_to_swa_end)
+    update_interval: Time = attrs.field(default=Time(1, "ep"), converter=_to_update_interval)
+    schedule_swa_lr: bool = False
+    anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
+    anneal_steps: int = attrs.field(default=10, validator=whole_number_from(0, meaning="It is a number of updates."))
+    swa_lr: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(number_between(0, meaning="It is a learning rate."))
+    )
+
+    _averages: AveragedWeights = attrs.field(factory=lambda: AveragedWeights("SWA"), init=False, repr=False)
+    _num_averaged: int = attrs.field(default=0, init=False, repr=False)
+    _is_over: bool = attrs.field(default=False, init=False, repr=False)
+    _first_lrs: list[list[float]] = attrs.field(factory=list, init=False, repr=False)
+
+    runs_at: ClassVar = dict.fromkeys(
+        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, *sorted(SWAPS)), Stage.WEIGHTS
+    )
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
+    writes: ClassVar = {"model", "optimizers"}
+    owns: ClassVar = {"the weights used for evaluation"}
+
+    def __attrs_post_init__(self) -> None:
+        for name, moment in (("swa_start", self.swa_start), ("swa_end", self.swa_end)):
+            if moment.value < 0 or (moment.unit is TimeUnit.DURATION and moment.value > 1):
+                raise ValueError(f"{name} must be within the training, got {moment}: e.g. '10ep', '0.7dur'.")
+        if self.swa_start.unit is self.swa_end.unit and self.swa_end <= self.swa_start:
+            raise ValueError(f"swa_end must come after swa_start, got {self.swa_end} and {self.swa_start}.")
+        if self.update_interval.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or self.update_interval.value < 1:
+            raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
+
+    def places(self) -> Mapping[Event, Stage]:
+        """Return where it runs: updates come at the end of batches or of epochs."""
+        by_batch = self.update_interval.unit is TimeUnit.BATCH
+        unused = {Event.EPOCH_END} if by_batch else set() if self.schedule_swa_lr else {Event.BATCH_END}
+        return {event: stage for event, stage in self.runs_at.items() if event not in unused}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Update the average, or exchange it with the training weights around an evaluation."""
+        del logger
+        if self._is_over:
+            return
+        self._averages.check(state.model, training=event not in SWAPS and event is not Event.FIT_START)
+        if event is Event.FIT_START:
+            self._averages.restore()
+        elif event in SWAPS:
+            self._averages.swap(event)
+        else:
+            self._advance(event, state)
+
+    def restore(self, state: State) -> None:
+        """Put the training weights back."""
+        del state
+        self._averages.restore()
+
+    def get_swa_model(self, model: nn.Module) -> nn.Module:
+        """Return a copy of ``model`` with the averaged weights.
+
+        Raises:
+            RuntimeError: Nothing has been averaged yet.
+        """
+        if not self._averages and not self._is_over:
+            raise RuntimeError(f"SWA has not averaged anything yet: it begins at {self.swa_start}.")
+        return self._averages.copy_into(model, averaged=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights (the training ones, while the model holds the averages), and how far it is."""
+        progress = {"num_averaged": self._num_averaged, "is_over": self._is_over, "first_lrs": self._first_lrs}
+        return {**self._averages.state_dict(), **progress}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._averages.load_state_dict(state)
+        self._num_averaged, self._is_over = state["num_averaged"], state["is_over"]
+        self._first_lrs = [list(rates) for rates in state["first_lrs"]]
+
+    def _advance(self, event: Event, state: State) -> None:
+        if not self._first_lrs and not state.reached(self.swa_start):
+            return
+        if not self._first_lrs:
+            self._first_lrs = [[group["lr"] for group in one.param_groups] for one in state.optimizers] or [[]]
+        counts_here = event is (Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END)
+        if counts_here and state.timestamp.count(self.update_interval.unit) % self.update_interval.value == 0:
+            self._update(state)
+        if self._averages and state.reached(self.swa_end):
+            self._averages.keep_in_model()
+            self._is_over = True
+        elif self.schedule_swa_lr and self.swa_lr is not None:
+            self._set_learning_rates(state, self.swa_lr)
+
+    def _update(self, state: State) -> None:
+        if not self._averages:
+            self._averages.begin(state.model)
+        else:
+            averages, weights = self._averages.tensors()
+            cf.update_averages(averages, weights, self._num_averaged / (self._num_averaged + 1))
+        self._num_averaged += 1
+
+    def _set_learning_rates(self, state: State, goal: float) -> None:
+        done = min(1.0, self._num_averaged / self.anneal_steps) if self.anneal_steps else 1.0
+        if self.anneal_strategy == "cos":
+            done = (1 - math.cos(math.pi * done)) / 2
+        for optimizer, first in zip(state.optimizers, self._first_lrs, strict=True):
+            for group, rate in zip(optimizer.param_groups, first, strict=True):
+                group["lr"] = rate + (goal - rate) * done

@@ -1,0 +1,64 @@
+"""CutOut: squares without anything in them."""
+
+import pytest
+import torch
+
+from composer.algorithms import CutOut
+from composer.core import Engine, State
+
+
+def holes_of(*algorithms, batch=0, seed=0):
+    """Return which pixels of a batch of ones are blank after AFTER_DATALOADER."""
+    state = State(model=None, rank_zero_seed=seed)
+    engine = Engine(state, algorithms=list(algorithms))
+    for _ in range(batch):
+        state.timestamp = state.timestamp.to_next_batch(samples=4)
+    state.batch = (torch.ones(4, 3, 32, 32), torch.arange(4))
+    engine.run_event("after_dataloader")
+    return state.batch[0] == 0
+
+
+def test_a_square_is_blank():
+    """A square of the given side is blank in every channel of every image, unless the edge cuts it off."""
+    blank = holes_of(CutOut(length=0.25, uniform_sampling=True))
+
+    assert torch.equal(blank, blank[:1, :1].expand_as(blank))
+    rows, columns = blank[0, 0].any(1), blank[0, 0].any(0)
+    assert 0 < rows.sum() <= 8
+    assert blank[0, 0].sum() == rows.sum() * columns.sum()
+
+
+def test_two_of_them_blank_two_places():
+    """Two CutOuts draw differently, and what each blanks is what it blanks alone."""
+    both = holes_of(CutOut(length=0.25), CutOut(length=0.25))
+    first = holes_of(CutOut(length=0.25))
+
+    assert torch.equal(both & first, first)
+    assert both.sum() > first.sum()
+
+
+def test_each_batch_draws_anew():
+    """The next batch has its hole elsewhere; the same batch has it at the same place again."""
+    one, other, again = (holes_of(CutOut(length=0.25), batch=batch) for batch in (0, 1, 0))
+
+    assert not torch.equal(one, other)
+    assert torch.equal(one, again)
+
+
+def test_images_where_the_key_says():
+    """Images are found in a dictionary as well."""
+    state = State(model=None)
+    engine = Engine(state, algorithms=CutOut(input_key="pixels"))
+    state.batch = {"pixels": torch.ones(2, 3, 8, 8), "labels": torch.arange(2)}
+
+    engine.run_event("after_dataloader")
+
+    assert (state.batch["pixels"] == 0).any()
+    assert torch.equal(state.batch["labels"], torch.arange(2))
+
+
+@pytest.mark.parametrize("settings", [{"num_holes": 0}, {"num_holes": 1.5}, {"length": 0}, {"length": 1.5}])
+def test_bad_settings(settings):
+    """Holes of no size or of no number are refused by name."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        CutOut(**settings)

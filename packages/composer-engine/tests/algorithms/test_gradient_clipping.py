@@ -1,0 +1,64 @@
+"""GradientClipping: the whole batch's gradients, after they are complete."""
+
+import pytest
+import torch
+
+from composer.algorithms import GradientClipping
+from composer.core import explain
+
+
+def gradients(model):
+    """Return all gradients as one vector."""
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def test_norm(watch, engine_of, step, batch):
+    """The norm of all gradients together is the threshold, and their direction stays."""
+    free, clipped = watch(), watch()
+    clipped.load_state_dict(free.state_dict())
+
+    step(engine_of(free), batch)
+    step(engine_of(clipped, GradientClipping("norm", 0.01)), batch)
+
+    assert gradients(clipped).norm().item() == pytest.approx(0.01, rel=1e-4)
+    assert torch.allclose(gradients(clipped) / 0.01, gradients(free) / gradients(free).norm(), atol=1e-3)
+
+
+def test_value(watch, engine_of, step, batch):
+    """No gradient is larger than the threshold; smaller ones stay."""
+    free, clipped = watch(), watch()
+    clipped.load_state_dict(free.state_dict())
+
+    step(engine_of(free), batch)
+    step(engine_of(clipped, GradientClipping("value", 0.02)), batch)
+
+    assert torch.equal(gradients(clipped), gradients(free).clamp(-0.02, 0.02))
+
+
+def test_adaptive(watch, engine_of, step, batch):
+    """Each unit's gradient is at most the threshold times its weights' norm."""
+    model = watch()
+    weight = model.layers.weight.detach().clone()
+
+    step(engine_of(model, GradientClipping("adaptive", 0.05)), batch)
+
+    assert (model.layers.weight.grad.norm(dim=1) <= 0.05 * weight.norm(dim=1) * 1.001).all()
+
+
+def test_two_kinds_together(watch, engine_of, step, batch):
+    """By value and then by norm is what both do one after the other."""
+    model = watch()
+
+    step(engine_of(model, GradientClipping("value", 0.02), GradientClipping("norm", 0.01)), batch)
+
+    assert gradients(model).norm() <= 0.0101
+    assert explain([GradientClipping("value", 0.02), GradientClipping("norm", 0.01)]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("size", 1.0), ("norm", 0), ("norm", -1.0), ("norm", float("nan")), ("value", "1")]
+)
+def test_bad_settings(arguments):
+    """Kinds that do not exist and limits that are none are refused."""
+    with pytest.raises((TypeError, ValueError), match="clipping_"):
+        GradientClipping(*arguments)

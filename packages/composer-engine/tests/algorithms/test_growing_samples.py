@@ -1,0 +1,128 @@
+"""ProgressiveResizing and SeqLengthWarmup: small samples first."""
+
+import pytest
+import torch
+
+from composer.algorithms import ProgressiveResizing, SeqLengthWarmup
+from composer.core import Engine, State
+
+
+def sizes_over_a_training(algorithm, batch, size_of, epochs=10):
+    """Return what size the batch has at each of ten batches."""
+    state = State(model=None, max_duration=f"{epochs}ba")
+    engine = Engine(state, algorithms=algorithm)
+    sizes = []
+    for _ in range(epochs):
+        state.batch = batch()
+        engine.run_event("after_dataloader")
+        sizes.append(size_of(state.batch))
+        state.timestamp = state.timestamp.to_next_batch(samples=2)
+    return sizes
+
+
+class TestProgressiveResizing:
+    def test_images_grow_between_delay_and_finetuning(self):
+        """Half the size for half the training, the full size for its last fifth, multiples of four in between."""
+        sizes = sizes_over_a_training(
+            ProgressiveResizing(), lambda: (torch.rand(2, 3, 32, 32), torch.arange(2)), lambda batch: batch[0].shape[-1]
+        )
+
+        # At 50, 60 and 70 per cent a third more each of 16 to 32: 16, 21.3, 26.7, to the nearest multiple of four.
+        assert sizes == [16, 16, 16, 16, 16, 16, 20, 28, 32, 32]
+
+    def test_all_sizes_are_announced(self):
+        """The sizes that occur are those that `sizes` names."""
+        algorithm = ProgressiveResizing(initial_scale=0.3, delay_fraction=0.1, size_increment=8)
+        batch = lambda: (torch.rand(2, 3, 64, 64), torch.arange(2))  # noqa: E731
+
+        sizes = sizes_over_a_training(algorithm, batch, lambda batch: batch[0].shape[-1], epochs=50)
+
+        assert set(sizes) <= set(algorithm.sizes(64))
+        assert all(size % 8 == 0 for size in sizes)
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    def test_masks_go_along(self, mode):
+        """With resize_targets, targets of the images' size have the same size after it."""
+        algorithm = ProgressiveResizing(mode=mode, resize_targets=True)
+        batch = lambda: (torch.rand(2, 3, 32, 32), torch.rand(2, 1, 32, 32))  # noqa: E731
+
+        sizes = sizes_over_a_training(algorithm, batch, lambda batch: [each.shape[-1] for each in batch])
+
+        assert all(image == mask for image, mask in sizes)
+        assert sizes[0] == [16, 16]
+
+    def test_needs_the_trainings_length(self):
+        """Fractions of a training without end mean nothing."""
+        state = State(model=None)
+        engine = Engine(state, algorithms=ProgressiveResizing())
+        state.batch = (torch.rand(2, 3, 32, 32), torch.arange(2))
+
+        with pytest.raises(ValueError, match="max_duration"):
+            engine.run_event("after_dataloader")
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"mode": "stretch"},
+            {"initial_scale": 0},
+            {"finetune_fraction": 1.5},
+            {"delay_fraction": -0.1},
+            {"size_increment": 0},
+            {"delay_fraction": 0.7, "finetune_fraction": 0.7},
+        ],
+    )
+    def test_bad_settings(self, settings):
+        """Settings out of range are refused by name."""
+        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+            ProgressiveResizing(**settings)
+
+
+class TestSeqLengthWarmup:
+    @pytest.fixture
+    def tokens(self):
+        """Two sequences of 64 tokens as a tokenizer gives them."""
+        return lambda: {
+            "input_ids": torch.arange(128).view(2, 64),
+            "attention_mask": torch.ones(2, 64, dtype=torch.long),
+            "labels": torch.arange(128).view(2, 64),
+        }
+
+    def test_sequences_grow(self, tokens):
+        """From the first length in steps to the last, all entries alike."""
+        algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=8, max_seq_length=64, step_size=8)
+        shapes = sizes_over_a_training(algorithm, tokens, lambda batch: {each.shape[1] for each in batch.values()})
+
+        # 8 + 56 * (0, 0.2, 0.4, 0.6, 0.8) in whole steps of 8.
+        assert shapes == [{8}, {16}, {24}, {40}, {48}, {64}, {64}, {64}, {64}, {64}]
+
+    def test_folded_instead_of_cut(self, tokens):
+        """With truncate=False no token is lost that a whole number of rows can hold."""
+        algorithm = SeqLengthWarmup(duration=1.0, min_seq_length=16, max_seq_length=64, step_size=16, truncate=False)
+        batches = []
+
+        sizes_over_a_training(algorithm, tokens, batches.append, epochs=1)
+
+        assert batches[0]["input_ids"].shape == (8, 16)
+        assert sorted(batches[0]["input_ids"].flatten().tolist()) == list(range(128))
+
+    def test_longer_than_the_batch(self, tokens):
+        """A length that the sequences do not have leaves them as they are."""
+        algorithm = SeqLengthWarmup(duration=0.0, max_seq_length=1024)
+        shapes = sizes_over_a_training(algorithm, tokens, lambda batch: batch["input_ids"].shape[1], epochs=1)
+
+        assert shapes == [64]
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"duration": 1.5},
+            {"min_seq_length": 0},
+            {"max_seq_length": 4},
+            {"step_size": 0},
+            {"min_seq_length": 2.5},
+        ],
+    )
+    def test_bad_settings(self, settings):
+        """Settings out of range are refused by name."""
+        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+            SeqLengthWarmup(**settings)

@@ -1,0 +1,110 @@
+"""LayerFreezing: the first layers stop, the optimizer keeps its state, and a resumed run freezes the same."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import LayerFreezing
+
+
+@pytest.fixture
+def deep(watch):
+    """Return a maker of a model of five linear layers."""
+    return lambda: watch(nn.Sequential(nn.Linear(8, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 3)))
+
+
+def frozen_layers(engine):
+    """Return for each layer whether it is frozen."""
+    return [not layer.weight.requires_grad for layer in engine.state.model.layers]
+
+
+def test_more_and_more_from_the_first_on(deep, engine_of, step, batch, end_epoch):
+    """From half of the training on, layers are frozen in proportion; the last one never is."""
+    engine, frozen = engine_of(deep(), LayerFreezing(), max_duration="10ep"), []
+
+    for _ in range(10):
+        step(engine, batch)
+        end_epoch(engine)
+        frozen.append(sum(frozen_layers(engine)))
+
+    # floor((elapsed - 0.5) / 0.5 * 4) at the epochs' ends.
+    assert frozen == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+    assert frozen_layers(engine) == [True, True, True, True, False]
+
+
+def test_frozen_layers_stand_still_and_keep_their_state(deep, engine_of, step, batch, end_epoch):
+    """Neither momentum nor weight decay moves a frozen layer; its momentum is kept."""
+    engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
+    optimizer = engine.state.optimizers[0]
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    for _ in range(2):
+        step(engine, batch)
+        end_epoch(engine)
+    first = engine.state.model.layers[0].weight
+    before, momentum = first.detach().clone(), optimizer.state[first]["momentum_buffer"].clone()
+
+    step(engine, batch)
+
+    assert torch.equal(first, before)
+    assert torch.equal(optimizer.state[first]["momentum_buffer"], momentum)
+    assert len(optimizer.param_groups[0]["params"]) == 10
+
+
+def test_resumed_in_the_middle_of_an_epoch(deep, engine_of, step, batch, end_epoch):
+    """What is frozen after a resume is what the last EPOCH_END froze, and the weights end the same, bit for bit."""
+    torch.manual_seed(1)
+    model = deep()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    whole = engine_of(model, LayerFreezing(), max_duration="4ep")
+    saved = {}
+    for epoch in range(4):
+        for number in range(2):
+            step(whole, batch)
+            if (epoch, number) == (3, 0):
+                saved = {
+                    "algorithm": whole.state.algorithms[0].state_dict(),
+                    "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+                    "timestamp": whole.state.timestamp,
+                    "frozen": frozen_layers(whole),
+                    "momentum": [
+                        whole.state.optimizers[0].state[each].get("momentum_buffer") for each in model.parameters()
+                    ],
+                }
+                saved["momentum"] = [None if each is None else each.clone() for each in saved["momentum"]]
+        end_epoch(whole)
+
+    other = deep()
+    other.load_state_dict(saved["model"])
+    resumed = engine_of(other, LayerFreezing(), max_duration="4ep", start=False)
+    resumed.state.timestamp = saved["timestamp"]
+    for parameter, momentum in zip(other.parameters(), saved["momentum"], strict=True):
+        resumed.state.optimizers[0].state[parameter]["momentum_buffer"] = momentum
+    resumed.state.algorithms[0].load_state_dict(saved["algorithm"])
+    resumed.run_event("fit_start")
+    frozen = frozen_layers(resumed)
+    step(resumed, batch)
+
+    assert frozen == saved["frozen"]
+    assert sum(frozen) > 0
+    assert all(torch.equal(one, two) for one, two in zip(other.parameters(), model.parameters(), strict=True))
+    assert not torch.equal(start["layers.4.weight"], other.layers[4].weight)
+
+
+def test_says_that_parameters_go_without_gradients():
+    """Distributed training has to expect it."""
+    assert LayerFreezing().find_unused_parameters
+
+
+def test_needs_the_trainings_length(deep, engine_of, end_epoch):
+    """Fractions of a training without end mean nothing."""
+    engine = engine_of(deep(), LayerFreezing())
+
+    with pytest.raises(ValueError, match="max_duration"):
+        end_epoch(engine)
+
+
+@pytest.mark.parametrize("settings", [{"freeze_start": 1.5}, {"freeze_level": -0.1}, {"freeze_start": "late"}])
+def test_bad_settings(settings):
+    """Settings out of range are refused by name."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        LayerFreezing(**settings)

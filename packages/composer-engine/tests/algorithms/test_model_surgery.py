@@ -1,0 +1,333 @@
+"""Algorithms that change the model's layers: what they change, what optimizers then hold, and what they say."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from composer import functional as cf
+from composer.algorithms import (
+    Alibi,
+    BlurPool,
+    Factorize,
+    FusedLayerNorm,
+    GatedLinearUnits,
+    GhostBatchNorm,
+    GyroDropout,
+    LowPrecisionGroupNorm,
+    LowPrecisionLayerNorm,
+    NoOpModel,
+    SqueezeExcite,
+    StochasticDepth,
+    WeightStandardization,
+)
+from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, explain
+
+OPENING = ("init", "before_load", "after_load", "fit_start")
+
+
+class Wrapped(nn.Module):
+    """A model of a library, called with a batch and asked for its loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        if isinstance(batch, dict):
+            outputs = self.model(**batch)
+            return outputs.logits
+        return self.model(batch[0])
+
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs.float(), batch[1]) if isinstance(batch, tuple) else outputs.float().square().mean()
+
+
+def bottlenecks():
+    """A torchvision ResNet of bottlenecks, as small as it gets."""
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return Wrapped(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=3))
+
+
+def convolutions():
+    """Layers that every surgery on images finds something in."""
+    layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3), nn.GroupNorm(4, 16), nn.Dropout(0.5)]
+    head = [nn.Flatten(), nn.LazyLinear(32), nn.LayerNorm(32), nn.Linear(32, 16), nn.Linear(16, 3)]
+    model = nn.Sequential(*layers, *head)
+    model(torch.rand(2, 3, 8, 8))
+    return Wrapped(model)
+
+
+def transformer(kind):
+    """A small GPT-2 or BERT."""
+    import transformers
+
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=32)
+        return Wrapped(transformers.GPT2LMHeadModel(config))
+    config = transformers.BertConfig(
+        num_hidden_layers=1, num_attention_heads=2, hidden_size=16, intermediate_size=32, vocab_size=32
+    )
+    return Wrapped(transformers.BertForMaskedLM(config))
+
+
+class ByHand(nn.Module):
+    """A norm that is written out, operation by operation."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+IMAGES = (torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))
+TOKENS = {"input_ids": torch.randint(32, (2, 16))}
+CASES = {
+    "SqueezeExcite": (lambda: SqueezeExcite(latent_channels=4, min_channels=16), convolutions, cf.SqueezeExciteConv2d),
+    "Factorize": (
+        lambda: Factorize(min_channels=16, min_features=16, latent_channels=0.25, latent_features=4),
+        convolutions,
+        (cf.FactorizedConv2d, cf.FactorizedLinear),
+    ),
+    "GhostBatchNorm": (lambda: GhostBatchNorm(2), convolutions, cf.GhostBatchNorm2d),
+    "WeightStandardization": (WeightStandardization, convolutions, cf.WeightStandardizer),
+    "LowPrecisionLayerNorm": (LowPrecisionLayerNorm, convolutions, cf.LowPrecisionLayerNorm),
+    "LowPrecisionGroupNorm": (LowPrecisionGroupNorm, convolutions, cf.LowPrecisionGroupNorm),
+    "FusedLayerNorm": (
+        FusedLayerNorm,
+        lambda: Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), ByHand(8), nn.Linear(8, 3))),
+        nn.RMSNorm,
+    ),
+    "GyroDropout": (lambda: GyroDropout(sigma=4, tau=2), convolutions, cf.GyroDropout),
+    "StochasticDepth": (
+        lambda: StochasticDepth("ResNetBottleneck", "sample"),
+        bottlenecks,
+        cf.StochasticDepthBlock,
+    ),
+    "Alibi": (lambda: Alibi(64), lambda: transformer("gpt2"), cf.AlibiBias),
+    "GatedLinearUnits": (GatedLinearUnits, lambda: transformer("bert"), cf.GatedLinearUnit),
+}
+
+
+def start(model, *algorithms, batch=IMAGES, **options):
+    """Return an engine after the events before training."""
+    loader = DataLoader([0, 1, 2, 3], batch_size=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    state = State(model=model, optimizers=optimizer, max_duration="2ep", train_dataloader=loader, **options)
+    engine = Engine(state, algorithms=list(algorithms))
+    for event in OPENING:
+        engine.run_event(event)
+    state.batch = batch
+    return engine
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestEach:
+    def test_layers_are_replaced_and_trained(self, name):
+        """The layers are there, and one step of the optimizer that was made before moves every parameter."""
+        make, make_model, inserted = CASES[name]
+        batch = TOKENS if name in {"Alibi", "GatedLinearUnits"} else IMAGES
+        engine = start(make_model(), make(), batch=batch, precision="amp_bf16")
+        state = engine.state
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+        before = [parameter.detach().clone() for parameter in state.model.parameters()]
+
+        state.model.train()
+        state.model.loss(state.model(state.batch), state.batch).backward()
+        state.optimizers[0].step()
+
+        assert cf.count_module_instances(state.model, inserted) > 0
+        assert all(not torch.equal(one, two) for one, two in zip(state.model.parameters(), before, strict=True))
+
+    def test_twice_is_refused(self, name):
+        """The second would find nothing, or change what the first made."""
+        make, _, _ = CASES[name]
+
+        with pytest.raises(AlgorithmConflictError, match=name):
+            explain([make(), make()])
+
+    def test_nothing_found_is_said(self, name):
+        """On a model without such layers it warns with the reason, or refuses an architecture that it does not know."""
+        make, _, _ = CASES[name]
+
+        with (
+            pytest.warns(NoEffectWarning, match=name)
+            if name
+            not in {
+                "Alibi",
+                "GatedLinearUnits",
+            }
+            else pytest.raises(ValueError, match="GPT-2")
+        ):
+            start(Wrapped(nn.Sequential(nn.Identity(), nn.Embedding(2, 2))), make(), precision="amp_bf16")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(CASES) - {"LowPrecisionLayerNorm", "LowPrecisionGroupNorm", "FusedLayerNorm"})
+)
+def test_required_on_load(name):
+    """What changes the names or the meaning of weights says that loading needs it."""
+    assert CASES[name][0]().required_on_load()
+
+
+class TestTogether:
+    def test_norms_have_one_owner(self):
+        """FusedLayerNorm and LowPrecisionLayerNorm both replace layer norms."""
+        with pytest.raises(AlgorithmConflictError, match="LowPrecisionLayerNorm"):
+            explain([FusedLayerNorm(), LowPrecisionLayerNorm()])
+
+    @pytest.mark.parametrize("first_blur", [True, False])
+    def test_many_on_one_model(self, first_blur):
+        """Blur, squeeze-and-excite, factors, ghost norms and standardized weights in one model, which trains."""
+        blur = [BlurPool(min_channels=1)]
+        rest = [
+            SqueezeExcite(latent_channels=4, min_channels=16),
+            Factorize(min_channels=16, factorize_linears=False),
+            GhostBatchNorm(2),
+            WeightStandardization(),
+        ]
+        model = bottlenecks()
+
+        engine = start(model, *(blur + rest if first_blur else rest + blur))
+        engine.state.model.loss(engine.state.model(engine.state.batch), engine.state.batch).backward()
+        held = {id(each) for group in engine.state.optimizers[0].param_groups for each in group["params"]}
+
+        assert held == {id(parameter) for parameter in model.parameters()}
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class TestLowPrecision:
+    @pytest.mark.parametrize("kind", [LowPrecisionLayerNorm, LowPrecisionGroupNorm])
+    def test_where(self, kind):
+        """It runs where it is told to, and nowhere else is allowed."""
+        assert set(kind(apply_at="init").places()) == {Event.INIT}
+        with pytest.raises(ValueError, match="apply_at"):
+            kind(apply_at="fit_start")
+
+    def test_norms_compute_in_the_runs_precision(self):
+        """Under amp_bf16 the norm's output is bfloat16, on the CPU as well, where autocast would give float32."""
+        engine = start(convolutions(), LowPrecisionLayerNorm(), precision="amp_bf16")
+        norm = next(each for each in engine.state.model.modules() if isinstance(each, cf.LowPrecisionLayerNorm))
+
+        with torch.autocast("cpu", torch.bfloat16):
+            assert norm(torch.rand(2, 32)).dtype is torch.bfloat16
+
+
+class TestStochasticDepth:
+    def test_rates_warm_up(self):
+        """Over the first half of the training the rates grow in proportion from zero."""
+        engine = start(bottlenecks(), StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=0.5))
+        engine.state.max_duration = "8ba"
+        rates = []
+        for _ in range(6):
+            engine.run_event("batch_start")
+            blocks = [each for each in engine.state.model.modules() if isinstance(each, cf.StochasticDepthBlock)]
+            rates.append(blocks[-1].drop_rate)
+            engine.state.timestamp = engine.state.timestamp.to_next_batch(samples=4)
+
+        assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
+
+    def test_says_that_parameters_go_without_gradients(self):
+        """Blocks that are skipped as a whole get no gradient; skipped samples leave some."""
+        assert StochasticDepth("ResNetBottleneck").find_unused_parameters
+        assert not StochasticDepth("ResNetBottleneck", "sample").find_unused_parameters
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"stochastic_method": "row"}, {"drop_rate": 1.5}, {"drop_distribution": "normal"}, {"drop_warmup": 2}],
+    )
+    def test_bad_settings(self, settings):
+        """Settings out of range are refused by name."""
+        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+            StochasticDepth("ResNetBottleneck", **settings)
+
+
+class TestGyroDropout:
+    def test_period_follows_from_the_trainings_length(self):
+        """Every mask has its part of two epochs of two batches, each of two microbatches."""
+        engine = start(convolutions(), GyroDropout(sigma=4, tau=1), device_train_microbatch_size=1)
+        layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
+
+        assert layer.period == 2 * 2 * 2 * 1 / 4
+
+    def test_replaced_before_loading_where_the_length_is_known(self):
+        """Layers are replaced at INIT, so that saved masks find their place; without a length, at FIT_START."""
+        model = convolutions()
+        state = State(model=model, train_dataloader=DataLoader([0, 1], batch_size=1))
+        engine = Engine(state, algorithms=GyroDropout(sigma=4, tau=2))
+
+        engine.run_event("init")
+        early = cf.count_module_instances(model, cf.GyroDropout)
+        state.max_duration = "2ep"
+        engine.run_event("fit_start")
+
+        assert early == 0
+        assert cf.count_module_instances(model, cf.GyroDropout) == 1
+
+    def test_needs_a_length(self):
+        """A training of unknown length cannot be divided among masks."""
+        engine = Engine(State(model=convolutions()), algorithms=GyroDropout())
+
+        with pytest.raises(ValueError, match="max_duration"):
+            engine.run_event("fit_start")
+
+
+class TestAlibi:
+    def test_sequences_are_folded(self):
+        """A batch of (N, L) becomes (4 N, L / 4), token by token."""
+        engine = start(transformer("gpt2"), Alibi(64), batch=TOKENS)
+
+        engine.run_event("after_dataloader")
+
+        assert engine.state.batch["input_ids"].shape == (8, 4)
+        assert torch.equal(engine.state.batch["input_ids"].reshape(2, 16), TOKENS["input_ids"])
+
+    def test_not_folded_at_full_length(self):
+        """With scaling 1 no batch is touched."""
+        assert set(Alibi(64, train_sequence_length_scaling=1).places()) == {Event.INIT}
+
+    @pytest.mark.parametrize("arguments", [(0,), (64, 0), (64, 1.5), ("long",)])
+    def test_bad_settings(self, arguments):
+        """Lengths that are none are refused."""
+        with pytest.raises((TypeError, ValueError), match="sequence_length"):
+            Alibi(*arguments)
+
+
+class TestNoOpModel:
+    def test_trains_nothing(self):
+        """The model costs nothing, takes any batch, and optimizers hold its one weight."""
+        engine = start(convolutions(), NoOpModel())
+        state = engine.state
+
+        state.model.loss(state.model("any batch"), "any batch").backward()
+        state.optimizers[0].step()
+
+        assert sum(parameter.numel() for parameter in state.model.parameters()) == 1
+        assert len(state.optimizers[0].param_groups[0]["params"]) == 1
+        assert state.model.get_metrics(is_train=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: SqueezeExcite(latent_channels=0), "latent_channels"),
+        (lambda: SqueezeExcite(min_channels=0), "min_channels"),
+        (lambda: Factorize(latent_features=-1), "latent_features"),
+        (lambda: Factorize(factorize_convs=False, factorize_linears=False), "factorize_convs"),
+        (lambda: GhostBatchNorm(0), "ghost_batch_size"),
+        (lambda: WeightStandardization(-1), "n_last_layers_ignore"),
+        (lambda: GyroDropout(p=1.0), "p must"),
+        (lambda: GyroDropout(sigma=2, tau=4), "sigma"),
+        (lambda: GatedLinearUnits(act_fn="gelu"), "act_fn"),
+    ],
+)
+def test_bad_settings(make, name):
+    """Settings out of range are refused by name when the algorithm is made."""
+    with pytest.raises((TypeError, ValueError), match=name):
+        make()

@@ -1,0 +1,101 @@
+"""SAM: every optimizer is wrapped, once, and what is saved does not depend on it."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composer import functional as cf
+from composer.algorithms import SAM
+from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, explain
+
+
+def sam_step_by_hand(model, inputs, targets, rate, rho):
+    """The paper's formula: the gradient at the weights plus rho times their own gradient, normalised."""
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    gradients = torch.autograd.grad(cross_entropy(model(inputs), targets), list(model.parameters()))
+    norm = torch.sqrt(sum(gradient.square().sum() for gradient in gradients))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.add_(rho * gradient / norm)
+    gradients = torch.autograd.grad(cross_entropy(model(inputs), targets), list(model.parameters()))
+    return [weight - rate * gradient for weight, gradient in zip(weights, gradients, strict=True)]
+
+
+def closure_of(model, optimizer, batch):
+    """Return what computes loss and gradients anew."""
+
+    def compute():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    return compute
+
+
+def test_steps_by_the_papers_formula(batch):
+    """One step with the wrapped optimizer equals the formula worked out by hand."""
+    model = torch.nn.Linear(8, 3).double()
+    inputs, targets = batch[0].double(), batch[1]
+    expected = sam_step_by_hand(copy.deepcopy(model), inputs, targets, rate=0.1, rho=0.5)
+    state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    Engine(state, algorithms=SAM(rho=0.5)).run_event("after_load")
+    (optimizer,) = state.optimizers
+    optimizer.step(closure_of(model, optimizer, (inputs, targets)))
+
+    assert all(torch.allclose(new, old) for new, old in zip(model.parameters(), expected, strict=True))
+
+
+def test_every_optimizer_once():
+    """All optimizers are wrapped, and not again by a second fit or load."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    state = State(model=model, optimizers=optimizers)
+    engine = Engine(state, algorithms=SAM())
+
+    engine.run_event("after_load")
+    wrapped = state.optimizers
+    engine.run_event("after_load")
+
+    assert [each.base_optimizer for each in wrapped] == optimizers
+    assert all(isinstance(each, cf.SAMOptimizer) for each in wrapped)
+    assert state.optimizers == wrapped
+
+
+def test_saved_state_does_not_depend_on_the_wrapping(batch):
+    """What the wrapped optimizer saves, the plain one loads, and the other way round."""
+    model = torch.nn.Linear(8, 3)
+    plain = torch.optim.Adam(model.parameters())
+    state = State(model=model, optimizers=plain)
+    Engine(state, algorithms=SAM(interval=2)).run_event("after_load")
+    (optimizer,) = state.optimizers
+    optimizer.step(closure_of(model, optimizer, batch))
+
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = torch.optim.Adam(torch.nn.Linear(8, 3).parameters())
+    other.load_state_dict(saved)
+
+    assert saved["state"].keys() == plain.state_dict()["state"].keys()
+    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], saved["state"][0]["exp_avg"])
+
+
+def test_two_are_refused():
+    """Two would wrap each other."""
+    with pytest.raises(AlgorithmConflictError, match="SAM"):
+        explain([SAM(), SAM()])
+
+
+def test_no_optimizer_is_said():
+    """Without optimizers it says that it did nothing."""
+    with pytest.warns(NoEffectWarning, match="optimizer"):
+        Engine(State(model=None), algorithms=SAM()).run_event("after_load")
+
+
+@pytest.mark.parametrize("settings", [{"rho": -1}, {"epsilon": -1}, {"interval": 0}, {"interval": 1.5}, {"rho": "far"}])
+def test_bad_settings(settings):
+    """Settings out of range are refused by name."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        SAM(**settings)

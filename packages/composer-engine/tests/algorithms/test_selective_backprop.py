@@ -1,0 +1,142 @@
+"""SelectiveBackprop: the hardest samples, with all that belongs to them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composer.algorithms import MixUp, SelectiveBackprop
+from composer.core import AlgorithmConflictError, Engine, Event, State, explain
+
+
+class Model(nn.Module):
+    """A linear layer after a batch norm and dropout; called with pairs or dictionaries."""
+
+    def __init__(self, keys=(0, 1)):
+        super().__init__()
+        self.keys = keys
+        self.norm, self.drop, self.layer = nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+
+    def forward(self, batch):
+        return self.layer(self.drop(self.norm(batch[self.keys[0]])))
+
+    def loss(self, outputs, batch, reduction="mean"):
+        return cross_entropy(outputs, batch[self.keys[1]], reduction=reduction)
+
+
+def select(model, batch, batch_in_epoch=0, epochs=6, **settings):
+    """Return the batch after AFTER_DATALOADER of a batch at six tenths of the training."""
+    state = State(model=model, max_duration="10ep")
+    engine = Engine(state, algorithms=SelectiveBackprop(**settings))
+    for _ in range(epochs):
+        state.timestamp = state.timestamp.to_next_batch(samples=8).to_next_epoch()
+    for _ in range(batch_in_epoch):
+        state.timestamp = state.timestamp.to_next_batch(samples=8)
+    state.batch = batch
+    engine.run_event("after_dataloader")
+    return state.batch
+
+
+@pytest.fixture
+def samples():
+    """Eight samples and labels."""
+    return torch.randn(8, 8), torch.arange(8) % 3
+
+
+def hardest(model, samples, count):
+    """Return which samples have the highest loss in evaluation mode, in their order."""
+    model.eval()
+    losses = cross_entropy(model(samples), samples[1], reduction="none")
+    model.train()
+    return losses.topk(count).indices.sort().values
+
+
+def test_keeps_the_highest_losses(samples):
+    """Half of the samples are left, those with the highest losses, in the batch's order."""
+    model = Model()
+    expected = hardest(model, samples, 4)
+
+    inputs, targets = select(model, samples)
+
+    assert torch.equal(inputs, samples[0][expected])
+    assert torch.equal(targets, samples[1][expected])
+
+
+def test_takes_along_what_belongs_to_the_samples(samples):
+    """Everything with a row for each sample is chosen alike; the rest stays."""
+    model = Model(keys=("x", "y"))
+    batch = {"x": samples[0], "y": samples[1], "mask": torch.arange(8), "step": torch.tensor(3), "name": "batch"}
+    expected = hardest(model, batch | {1: samples[1]}, 4)
+
+    chosen = select(model, batch, input_key="x", target_key="y")
+
+    assert torch.equal(chosen["mask"], expected)
+    assert torch.equal(chosen["x"], samples[0][expected])
+    assert chosen["step"].item() == 3
+    assert chosen["name"] == "batch"
+
+
+def test_leaves_no_trace_in_the_model(samples):
+    """The extra forward pass moves no running statistics, draws nothing and leaves no gradient."""
+    model = Model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    select(model, samples)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("epochs", "batch_in_epoch", "count"), [(4, 0, 8), (5, 0, 4), (5, 1, 8), (8, 2, 4), (9, 0, 8)])
+def test_when(samples, epochs, batch_in_epoch, count):
+    """Between start and end, but for every second batch."""
+    inputs, _ = select(Model(), samples, epochs=epochs, batch_in_epoch=batch_in_epoch)
+
+    assert len(inputs) == count
+
+
+def test_loader_keeps_its_own(samples):
+    """The batch that the loader gave stays as it is."""
+    batch, inputs = list(samples), samples[0].clone()
+
+    select(Model(), batch)
+
+    assert torch.equal(batch[0], inputs)
+    assert len(batch[1]) == 8
+
+
+def test_a_loss_without_reduction_is_refused(samples):
+    """A model whose loss cannot be asked for each sample is named, with the way out."""
+
+    class Mean(Model):
+        def loss(self, outputs, batch):
+            return cross_entropy(outputs, batch[1])
+
+    with pytest.raises(TypeError, match="reduction='none'"):
+        select(Mean(), samples)
+
+
+def test_comes_before_augmentation():
+    """Samples are chosen by the losses of clean data, whatever the order of the list."""
+    plan = explain([MixUp(), SelectiveBackprop()])
+
+    assert [entry.key for entry in plan.entries[Event.AFTER_DATALOADER]] == ["SelectiveBackprop"]
+
+
+def test_two_are_refused():
+    """Two would choose from what is chosen."""
+    with pytest.raises(AlgorithmConflictError, match="SelectiveBackprop"):
+        explain([SelectiveBackprop(), SelectiveBackprop()])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"start": -0.1}, {"end": 0.2}, {"keep": 0}, {"keep": 1.5}, {"scale_factor": 0}, {"interrupt": -1}],
+)
+def test_bad_settings(settings):
+    """Settings out of range are refused by name."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        SelectiveBackprop(**settings)

@@ -1,0 +1,266 @@
+"""SWA: the mean of the weights along the end of the training."""
+
+import pytest
+import torch
+
+from composer.algorithms import EMA, SWA
+from composer.core import AlgorithmConflictError, Engine, State, explain
+
+
+@pytest.fixture
+def run(norm_net, engine_of, step, batch, end_epoch):
+    """Return what trains for ten epochs of two batches; it hands out the engine after each batch and epoch."""
+
+    def train(*algorithms, epochs=10, seen=lambda engine, moment: None, engine=None):
+        engine = engine or engine_of(norm_net(), *algorithms, max_duration="10ep")
+        for _ in range(epochs):
+            for _ in range(2):
+                step(engine, batch)
+                seen(engine, "batch")
+            end_epoch(engine)
+            seen(engine, "epoch")
+        return engine
+
+    return train
+
+
+@pytest.fixture
+def evaluate():
+    """Return what starts and ends an evaluation, and gives the weights in between."""
+
+    def weights_during(engine):
+        engine.run_event("eval_start")
+        during = {name: tensor.clone() for name, tensor in engine.state.model.state_dict().items()}
+        engine.run_event("eval_end")
+        return during
+
+    return weights_during
+
+
+def mean_of(weights):
+    """Return the mean by name; of whole numbers the last."""
+    return {
+        name: torch.stack([each[name] for each in weights]).mean(0) if weights[0][name].is_floating_point() else last
+        for name, last in weights[-1].items()
+    }
+
+
+class TestAverage:
+    def test_is_the_mean_of_the_epochs_ends(self, run, weights_of, evaluate):
+        """From swa_start on, every epoch's weights count alike."""
+        at_ends = []
+
+        def note(engine, moment):
+            if moment == "epoch":
+                at_ends.append(weights_of(engine.state.model))
+
+        engine = run(SWA(swa_start="4ep", swa_end="9ep"), epochs=8, seen=note)
+
+        expected = mean_of(at_ends[3:])
+        averaged = evaluate(engine)
+        assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
+
+    def test_every_few_batches(self, run, weights_of, evaluate):
+        """An interval in batches counts batches, across epochs."""
+        after = []
+
+        def note(engine, moment):
+            if moment == "batch":
+                after.append(weights_of(engine.state.model))
+
+        engine = run(SWA(swa_start="6ba", swa_end="19ba", update_interval="3ba"), epochs=6, seen=note)
+
+        expected = mean_of([after[5], after[8], after[11]])
+        averaged = evaluate(engine)
+        assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
+
+    def test_stands_in_and_gives_back(self, run, weights_of, same_bits, evaluate):
+        """After an evaluation the weights that are trained are there again, bit for bit, and as the same objects."""
+        engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
+        before, objects = weights_of(engine.state.model), list(engine.state.model.parameters())
+
+        during = evaluate(engine)
+
+        assert not same_bits(during, before)
+        assert same_bits(weights_of(engine.state.model), before)
+        assert all(one is other for one, other in zip(engine.state.model.parameters(), objects, strict=True))
+
+    def test_given_back_when_an_evaluation_raises(self, run, weights_of, same_bits):
+        """engine.restore brings the training weights back after an evaluation was broken off."""
+        engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
+        before = weights_of(engine.state.model)
+        engine.run_event("eval_start")
+
+        engine.restore()
+
+        assert same_bits(weights_of(engine.state.model), before)
+
+    def test_nothing_before_its_start(self, run, weights_of, same_bits, evaluate):
+        """Evaluations before swa_start see the training weights, and there is no averaged model yet."""
+        engine = run(SWA(swa_start="8ep", swa_end="9ep"), epochs=3)
+
+        assert same_bits(evaluate(engine), weights_of(engine.state.model))
+        with pytest.raises(RuntimeError, match="8ep"):
+            engine.state.algorithms[0].get_swa_model(engine.state.model)
+
+
+class TestEnd:
+    def test_model_goes_on_from_the_averages(self, run, weights_of, evaluate):
+        """At swa_end the model has the averages, and evaluations see the model as it is."""
+        at_ends = []
+
+        def note(engine, moment):
+            if moment == "epoch":
+                at_ends.append(weights_of(engine.state.model))
+
+        engine = run(SWA(swa_start="4ep", swa_end="7ep"), epochs=6, seen=note)
+        run(engine=engine, epochs=1, seen=lambda engine, moment: None)
+
+        # The seventh epoch's own end was averaged, too, before the model took over.
+        averaged = weights_of(engine.state.model)
+        assert torch.equal(evaluate(engine)["layers.0.weight"], averaged["layers.0.weight"])
+        plain = mean_of(at_ends[3:])
+        assert not torch.equal(averaged["layers.0.weight"], plain["layers.0.weight"])
+
+    def test_training_goes_on(self, run, weights_of, same_bits):
+        """After swa_end steps change the weights again and nothing is averaged any more."""
+        engine = run(SWA(swa_start="2ep", swa_end="4ep"), epochs=4)
+        at_end = weights_of(engine.state.model)
+
+        run(engine=engine, epochs=1)
+
+        assert not same_bits(weights_of(engine.state.model), at_end)
+        assert engine.state.algorithms[0].state_dict()["is_over"]
+
+
+class TestLearningRate:
+    @pytest.mark.parametrize(("strategy", "expected"), [("linear", [0.075, 0.05]), ("cos", [0.075, 0.05])])
+    def test_goes_to_its_goal(self, strategy, expected, run):
+        """In two updates the rate goes from what it was to swa_lr; half-way both strategies are in the middle."""
+        rates = []
+        algorithm = SWA(
+            swa_start="4ep",
+            swa_end="9ep",
+            schedule_swa_lr=True,
+            anneal_strategy=strategy,
+            anneal_steps=2,
+            swa_lr=0.05,
+        )
+
+        run(
+            algorithm,
+            epochs=6,
+            seen=lambda engine, moment: rates.append(engine.state.optimizers[0].param_groups[0]["lr"]),
+        )
+
+        assert rates[:11] == [0.1] * 11
+        assert rates[11] == pytest.approx(expected[0])
+        assert rates[-1] == pytest.approx(expected[1])
+
+    def test_stays_without_a_goal(self, run):
+        """Without swa_lr the rates are left alone."""
+        engine = run(SWA(swa_start="4ep", swa_end="9ep", schedule_swa_lr=True), epochs=6)
+
+        assert engine.state.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
+class TestState:
+    def test_resumes_to_the_same_bits(self, norm_net, engine_of, run, weights_of, same_bits):
+        """A training that goes on from what was saved ends with the weights and averages of one without a break."""
+        settings = {"swa_start": "3ep", "swa_end": "8ep"}
+        torch.manual_seed(3)
+        whole = run(SWA(**settings), epochs=9)
+
+        torch.manual_seed(3)
+        first = run(SWA(**settings), epochs=5)
+        saved = first.state.algorithms[0].state_dict()
+        model = norm_net()
+        model.load_state_dict(first.state.model.state_dict())
+        second = engine_of(model, SWA(**settings), max_duration="10ep", start=False)
+        second.state.optimizers[0].load_state_dict(first.state.optimizers[0].state_dict())
+        second.state.timestamp = first.state.timestamp
+        second.state.algorithms[0].load_state_dict(saved)
+        second.run_event("fit_start")
+        run(engine=second, epochs=4)
+
+        assert same_bits(weights_of(second.state.model), weights_of(whole.state.model))
+
+    @pytest.mark.parametrize("kind", [SWA, EMA])
+    def test_says_which_weights_it_saves(self, kind, run):
+        """Outside of evaluations the averaged weights are saved; during one, the training's own."""
+        engine = run(kind(**({"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {})), epochs=4)
+        algorithm = engine.state.algorithms[0]
+
+        outside = algorithm.state_dict()
+        engine.run_event("eval_start")
+        during = algorithm.state_dict()
+        engine.run_event("eval_end")
+
+        assert {"averaged_weights", "training_weights"} & outside.keys() == {"averaged_weights"}
+        assert {"averaged_weights", "training_weights"} & during.keys() == {"training_weights"}
+
+    @pytest.mark.parametrize("kind", [SWA, EMA])
+    def test_saved_during_an_evaluation(self, kind, run, norm_net, engine_of, weights_of, same_bits):
+        """Saved while the averages were in the model, both sets are where they belong after loading."""
+        settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
+        engine = run(kind(**settings), epochs=4)
+        training = weights_of(engine.state.model)
+        engine.run_event("eval_start")
+        in_model, saved = weights_of(engine.state.model), engine.state.algorithms[0].state_dict()
+
+        model = norm_net()
+        model.load_state_dict(in_model)
+        other = engine_of(model, kind(**settings), max_duration="10ep", start=False)
+        other.state.algorithms[0].load_state_dict(saved)
+        other.run_event("fit_start")
+
+        assert same_bits(weights_of(model), training)
+        other.run_event("eval_start")
+        assert same_bits(weights_of(model), in_model)
+
+    @pytest.mark.parametrize("kind", [SWA, EMA])
+    def test_weights_of_another_model_are_refused(self, kind, run, watch, engine_of):
+        """What was saved of a model with other layers is refused with their names."""
+        engine = run(kind(**({"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {})), epochs=4)
+        other = engine_of(watch(), kind(), max_duration="10ep", start=False)
+        other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
+
+        with pytest.raises(ValueError, match=r"layers\.weight"):
+            other.run_event("fit_start")
+
+
+def test_not_together_with_ema():
+    """Only one algorithm may have the weights used for evaluation."""
+    with pytest.raises(AlgorithmConflictError, match="EMA"):
+        explain([EMA(), SWA()])
+
+
+def test_fractions_need_a_length(norm_net, batch, step):
+    """'0.7dur' of a training without end is an error that says what to set."""
+    model = norm_net()
+    state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+    engine = Engine(state, algorithms=SWA(update_interval="1ba"))
+    engine.run_event("fit_start")
+
+    with pytest.raises(ValueError, match="max_duration"):
+        step(engine, batch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"swa_start": "1.5dur"},
+        {"swa_start": "-1ep"},
+        {"swa_end": "0.5dur"},
+        {"update_interval": "0ba"},
+        {"update_interval": "10sp"},
+        {"anneal_strategy": "jump"},
+        {"anneal_steps": -1},
+        {"swa_lr": -0.1},
+        {"swa_start": "soon"},
+    ],
+)
+def test_bad_settings(settings):
+    """Settings that mean nothing are refused by name."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
+        SWA(**settings)

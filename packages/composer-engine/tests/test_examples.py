@@ -1,0 +1,70 @@
+"""The loops in ``examples/`` train, and agree where they do the same."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """The two examples, as modules."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    names = ("plain_loop", "accumulation_and_amp")
+    yield tuple(importlib.import_module(name) for name in names)
+    for name in names:
+        del sys.modules[name]
+
+
+def weights(model):
+    """Return all numbers of a model."""
+    return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
+
+
+@pytest.mark.parametrize("name", ["plain_loop", "accumulation_and_amp"])
+def test_they_run_by_themselves(name):
+    """Each is a program that says how the loss fell, without a warning."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
+
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("loss ")
+
+
+def test_the_loss_falls(loops):
+    """Both loops learn the task."""
+    losses = [loop.train()[1] for loop in loops]
+
+    assert all(sum(each[-4:]) < 0.8 * sum(each[:4]) for each in losses)
+
+
+def test_one_microbatch_in_full_precision_is_the_plain_loop(loops):
+    """Without parts and mixed precision the second loop gives the first one's weights and losses, bit for bit."""
+    plain, other = loops
+
+    expected, expected_losses = plain.train()
+    model, losses = other.train(microbatch_size=None, precision="fp32")
+
+    assert losses == expected_losses
+    assert torch.equal(weights(model), weights(expected))
+
+
+def test_parts_change_nothing_but_what_is_drawn(loops, monkeypatch):
+    """Where MixUp blends nothing, as it draws for every part by itself, parts of unequal size give the same weights."""
+    plain, other = loops
+    mixup = plain.MixUp
+    for loop in loops:
+        monkeypatch.setattr(loop, "MixUp", lambda alpha: mixup(alpha=0))
+
+    expected, _ = plain.train(epochs=1)
+    model, _ = other.train(epochs=1, microbatch_size=12, precision="fp32")
+
+    assert torch.allclose(weights(model), weights(expected), atol=1e-5)

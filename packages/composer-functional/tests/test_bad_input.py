@@ -1,0 +1,219 @@
+"""Bad input of every public function is answered in a sentence of ours, before anything is changed."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+
+
+class named(dict):
+    """Arguments given by name, at the end of a call."""
+
+
+NAN = float("nan")
+IMAGES, IDS = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+EMPTY, NO_IDS = torch.rand(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)
+LOGITS = torch.randn(4, 3)
+MODEL = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 3))
+NO_MODEL = {"weights": torch.rand(3)}
+TOKENS = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+WRONG_SIZES = [(0, 0), (-8, 8)]
+SURGERY = [(NO_MODEL,), (None,)]
+
+BAD = {
+    "alibi_slopes": [(0,), (-1,), (4, named(dtype=torch.int64))],
+    "apply_alibi": [(NO_MODEL, 64), (MODEL, 64), (MODEL, 0)],
+    "apply_blurpool": [*SURGERY, (MODEL, named(min_channels=0)), (MODEL, named(optimizers="adam"))],
+    "apply_channels_last": SURGERY,
+    "apply_factorization": [
+        *SURGERY,
+        (MODEL, named(min_channels=0)),
+        (MODEL, named(latent_channels=0)),
+        (MODEL, named(min_features=-1)),
+        (MODEL, named(latent_features=NAN)),
+    ],
+    "apply_fused_layernorm": SURGERY,
+    "apply_gated_linear_units": [*SURGERY, (MODEL,), (MODEL, named(act_fn="gelu"))],
+    "apply_ghost_batchnorm": [*SURGERY, (MODEL, named(ghost_batch_size=0))],
+    "apply_gradient_clipping": [(MODEL, "norms", 1.0), (MODEL, "norm", -1.0), (MODEL, "value", NAN), (3, "norm", 1.0)],
+    "apply_gyro_dropout": [
+        (NO_MODEL, 4, 2, 0.5, 4, 2),
+        (MODEL, 0, 2, 0.5, 4, 2),
+        (MODEL, 4, 0, 0.5, 4, 2),
+        (MODEL, 4, 2, 1.0, 4, 2),
+        (MODEL, 4, 2, NAN, 4, 2),
+        (MODEL, 4, 2, 0.5, 2, 4),
+        (MODEL, 4, 2, 0.5, 4, 0),
+    ],
+    "apply_low_precision_groupnorm": [*SURGERY, (MODEL, "amp_int3"), (MODEL, torch.int64)],
+    "apply_low_precision_layernorm": [*SURGERY, (MODEL, "amp_int3"), (MODEL, torch.int64)],
+    "apply_squeeze_excite": [*SURGERY, (MODEL, named(latent_channels=0)), (MODEL, named(min_channels=0))],
+    "apply_stochastic_depth": [
+        (NO_MODEL, "ResNetBottleneck"),
+        (MODEL, "ResNetNeckbottle"),
+        (MODEL, "ResNetBottleneck", "sometimes"),
+        (MODEL, "ResNetBottleneck", named(drop_rate=1.5)),
+        (MODEL, "ResNetBottleneck", named(drop_rate=NAN)),
+        (MODEL, "ResNetBottleneck", named(drop_distribution="normal")),
+    ],
+    "apply_weight_standardization": [*SURGERY, (MODEL, -1)],
+    "augmix": [(-1,), (NAN,), (3, 1, 0), (3, 1, 3, 0), (3, 1, 3, 1.0, "best")],
+    "augmix_batch": [
+        (LOGITS,),
+        (EMPTY,),
+        (IDS,),
+        (IMAGES, 11),
+        (IMAGES, named(augmentation_set="best")),
+    ],
+    "augmix_image": [
+        (LOGITS,),
+        ("cat.png",),
+        (IMAGES[0], 11),
+        (IMAGES[0], named(width=0)),
+        (IMAGES[0], named(alpha=0)),
+    ],
+    "check_for_index_targets": [("cat",), ([0, 1],)],
+    "colout": [(-0.1,), (0.1, 1.0), (0.1, NAN), (0.1, 0.1, "sometimes")],
+    "colout_batch": [(LOGITS,), ("cat.png",), (EMPTY,), (IMAGES, 1.0), (IMAGES, 0.1, -0.1), (IMAGES, named(p_row=NAN))],
+    "compute_ema": [(MODEL, nn.Linear(2, 2)), (MODEL, MODEL, 1.5), (MODEL, MODEL, NAN), (NO_MODEL, MODEL)],
+    "compute_swa": [(MODEL, nn.Linear(2, 2), 1), (MODEL, MODEL, -1), (NO_MODEL, MODEL, 1)],
+    "count_layers_to_freeze": [(-1, 0.5), (4, 1.5), (4, NAN), (4, 0.5, -0.1), (4, 0.5, 0.5, 2.0)],
+    "count_module_instances": [(NO_MODEL, nn.Linear), (MODEL, "Linear")],
+    "cutmix": [(LOGITS, IDS), (IMAGES, IDS), (EMPTY, NO_IDS, 1.0, 3), (IMAGES, IDS[:2], 1.0, 3), (IMAGES, IDS, -1, 3)],
+    "cutmix_batch": [
+        (LOGITS, IDS),
+        (EMPTY, NO_IDS),
+        (IMAGES, IDS[:2]),
+        (IMAGES, IDS, -0.1),
+        (IMAGES, IDS, NAN),
+        (IMAGES, IDS, named(alpha=-1)),
+        (IMAGES, IDS, named(bbox=(0, 0, 9, 9))),
+        (IMAGES, IDS, named(indices=IDS[:2])),
+    ],
+    "cutout_batch": [
+        (LOGITS,),
+        (EMPTY,),
+        (IMAGES, -1),
+        (IMAGES, 1, 1.5),
+        (IMAGES, 1, NAN),
+        (IMAGES, named(boxes=[(0, 0, 9, 9)])),
+    ],
+    "draw_augmix": [(-1,), (4, -1), (4, NAN), (4, 3, 1, 0), (4, named(augmentation_set="best"))],
+    "draw_beta": [(0,), (-1,), (NAN,)],
+    "draw_box": [(WRONG_SIZES[0], (1, 1)), ((8, 8), (-1, 1))],
+    "draw_corner": [((8, 8), (9, 9)), ((8, 8), (0, 0))],
+    "draw_cutmix_box": [(WRONG_SIZES[0],), ((8, 8), 1.5), ((8, 8), NAN), ((8, 8), named(alpha=-1))],
+    "draw_holes": [(WRONG_SIZES[0],), ((8, 8), -1), ((8, 8), 1, 1.5), ((8, 8), 1, NAN)],
+    "draw_kept": [(-1, 0.1), (8, 1.0), (8, -0.1), (8, NAN)],
+    "draw_mixing": [(-1,), (NAN,), (float("inf"),)],
+    "draw_permutation": [(-1,), (torch.tensor(3),)],
+    "draw_randaugment": [(-1,), (4, 11), (4, NAN), (4, 9, -1), (4, 9, 2, "best")],
+    "ensure_targets_one_hot": [(LOGITS, IDS[:2]), (LOGITS, LOGITS[:, :2]), (LOGITS, "cat")],
+    "factorize_conv2d": [(LOGITS, 1), (torch.rand(4, 3, 3, 3), 0), (torch.rand(4, 3, 3, 3), 99)],
+    "factorize_matrix": [(IMAGES, 1), (LOGITS, 0), (LOGITS, 99), (LOGITS, 1, named(inputs=torch.rand(5, 7)))],
+    "freeze_layers": [(NO_MODEL, None, 0.5), (MODEL, None, 1.5), (MODEL, None, NAN), (MODEL, "adam", 0.5)],
+    "infer_target_type": [(LOGITS, IDS[:2]), (LOGITS, LOGITS[:, :2])],
+    "mixup": [(IMAGES, IDS), (EMPTY, NO_IDS, 0.2, 3), (IMAGES, IDS, -1, 3), (IMAGES.byte(), IDS, 0.2, 3)],
+    "mixup_batch": [
+        (EMPTY, NO_IDS),
+        (IMAGES.byte(), IDS),
+        (IMAGES, IDS[:2]),
+        (IMAGES, IDS, 1.5),
+        (IMAGES, IDS, NAN),
+        (IMAGES, IDS, named(alpha=-1)),
+        (IMAGES, IDS, named(indices=IDS[:2])),
+    ],
+    "randaugment": [(-1,), (11,), (NAN,), (9, -1), (9, 2, "best")],
+    "randaugment_batch": [(LOGITS,), (EMPTY,), (IDS,), (IMAGES, 11), (IMAGES, 9, -1), (IMAGES, 9, 2, "best")],
+    "randaugment_image": [(LOGITS,), ("cat.png",), (IMAGES[0], 11), (IMAGES[0], NAN), (IMAGES[0], 9, -1)],
+    "replace_module_classes": [(NO_MODEL, {}), (MODEL, {nn.ReLU: lambda module, index: "GELU"})],
+    "resize_batch": [
+        (LOGITS, IDS, 0.5),
+        (EMPTY, NO_IDS, 0.5),
+        (IMAGES, IDS, 0),
+        (IMAGES, IDS, 1.5),
+        (IMAGES, IDS, NAN),
+        (IMAGES, IDS, 0.5, "stretch"),
+        (IMAGES, IDS, 0.5, "resize", True),
+    ],
+    "select_using_loss": [
+        (EMPTY, NO_IDS, MODEL, nn.functional.cross_entropy),
+        (IMAGES, IDS[:2], MODEL, nn.functional.cross_entropy),
+        (IMAGES, IDS, MODEL, nn.functional.cross_entropy, 0),
+        (IMAGES, IDS, MODEL, nn.functional.cross_entropy, NAN),
+        (IMAGES, IDS, MODEL, nn.functional.cross_entropy, 0.5, 2.0),
+    ],
+    "set_batch_sequence_length": [(IMAGES, 4), (TOKENS, 0), ({}, 4), (TOKENS, 2.5)],
+    "set_drop_rates": [(NO_MODEL, 0.1), (MODEL, 1.5), (MODEL, NAN), (MODEL, 0.1, "normal")],
+    "should_selective_backprop": [(1.5, 0), (NAN, 0), (0.5, -1), (0.5, 0, 0.9, 0.5), (0.5, 0, named(interrupt=-1))],
+    "smooth_labels": [(LOGITS, IDS[:2]), (LOGITS, IDS, 1.5), (LOGITS, IDS, NAN), (LOGITS, LOGITS[:, :2])],
+    "soft_cross_entropy": [(LOGITS, IDS[:2]), (LOGITS, LOGITS[:, :2]), (LOGITS, IDS, named(reduction="median"))],
+    "standardize_weight": [(IDS,), (torch.rand(3), -1.0), ("weight",)],
+    "unfreeze_layers": [(NO_MODEL,)],
+    "update_averages": [([LOGITS], [], 0.5), ([LOGITS], [LOGITS], 1.5), ([LOGITS], [LOGITS], NAN)],
+    "update_params_in_optimizer": [(MODEL.parameters(), MODEL.parameters(), "adam")],
+}
+CLASSES = {
+    "AlibiBias": [(0,)],
+    "AugmentAndMixTransform": [(11,), (3, 1, 0)],
+    "BlurConv2d": [(nn.Linear(2, 2),)],
+    "ColOutTransform": [(1.0,), (0.1, NAN)],
+    "FactorizedConv2d": [(16, 16, 3, named(latent_channels=0))],
+    "FactorizedLinear": [(16, 16, named(latent_features=0))],
+    "GatedLinearUnit": [(nn.Linear(2, 2), nn.Linear(2, 2), "gelu")],
+    "GhostBatchNorm2d": [(4, 0)],
+    "GyroDropout": [(0, 1), (4, 2, 1.0), (4, 2, 0.5, 2, 4)],
+    "LowPrecisionLayerNorm": [(4, named(precision=torch.int64))],
+    "RandAugmentTransform": [(11,), (9, -1), (9, 2, "best")],
+    "SAMOptimizer": [("sgd",), (SGD, -0.1), (SGD, NAN), (SGD, 0.05, 0), (SGD, 0.05, 1e-12, 0)],
+    "SqueezeExcite2d": [(0,), (16, 0), (16, NAN)],
+}
+CASES = [(name, number) for name, calls in (BAD | CLASSES).items() for number in range(len(calls))]
+
+
+def call(name, number):
+    """Call a public function as a case says."""
+    *arguments, last = (BAD | CLASSES)[name][number]
+    if isinstance(last, named):
+        return getattr(cf, name)(*arguments, **last)
+    return getattr(cf, name)(*arguments, last)
+
+
+def test_every_function_is_asked():
+    """No public function is left out."""
+    functions = {name for name in cf.__all__ if name[0].islower()}
+
+    assert functions == set(BAD)
+
+
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_the_answer_is_a_sentence(name, number):
+    """The error is raised by our own code, says what came, and says it in a sentence or two."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(name, number)
+
+    place = traceback.extract_tb(caught.value.__traceback__)[-1].filename
+    text = str(caught.value)
+    assert Path(place).is_relative_to(Path(cf.__file__).parent), place
+    assert 30 < len(text) < 600
+    assert text.endswith((".", ")"))
+
+
+def test_nothing_is_changed():
+    """After all these calls the model that they were given is what it was."""
+    weights = {name: tensor.clone() for name, tensor in MODEL.state_dict().items()}
+
+    for name, number in CASES:
+        with pytest.raises((TypeError, ValueError)):
+            call(name, number)
+
+    assert [type(layer) for layer in MODEL] == [nn.Conv2d, nn.ReLU, nn.Flatten, nn.Linear]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in MODEL.state_dict().items())
