@@ -32,6 +32,13 @@ COLORS = 256
 FOLDER = Path(__file__).parent / "pictures"
 
 
+def augmix() -> list[Panel]:
+    """Show a photograph and three draws."""
+    flower = photographs()[1]
+    draws = [(f"draw {seed}", cf.augmix_image(flower, generator=seeded(seed))) for seed in (1, 2, 3)]
+    return [("before", flower), *draws]
+
+
 def blurpool() -> list[Panel]:
     """Show what is left of roof tiles when only every fourth pixel is looked at."""
     border = 8
@@ -101,7 +108,23 @@ def progressive_resizing() -> list[Panel]:
     return [*sizes, ('mode="crop", 0.5', crop[0])]
 
 
-PICTURES = [blurpool, colout, cutmix, cutout, mixup, progressive_resizing]
+def randaugment() -> list[Panel]:
+    """Show a photograph and four pairs of operations on it."""
+    flower = photographs()[1]
+    pairs = {
+        "shear_x, color": ([10, 5], [0.25, 0.3]),
+        "solarize, rotate": ([4, 9], [0.75, 15.0]),
+        "equalize, translate_y": ([2, 13], [0.0, 0.2]),
+        "posterize, sharpness": ([3, 8], [2.0, 1.9]),
+    }
+    panels = [("before", flower)]
+    for names, (operations, magnitudes) in pairs.items():
+        draws = cf.RandAugmentDraws(torch.tensor(operations)[:, None], torch.tensor(magnitudes)[:, None])
+        panels.append((names, cf.randaugment_image(flower, draws=draws)))
+    return panels
+
+
+PICTURES = [augmix, blurpool, colout, cutmix, cutout, mixup, progressive_resizing, randaugment]
 
 
 def photographs(side: int = SIDE) -> Tensor:

@@ -183,7 +183,6 @@ class TestTargets:
     @pytest.mark.parametrize(
         "target",
         [torch.arange(20), torch.rand(20, 40), torch.rand(20, 9, 4), torch.rand(3, 20, 40), {"boxes": 1}, None, 7],
-        ids=str,
     )
     def test_other_targets_pass(self, target: object):
         """Labels, boxes and whatever else have nothing to lose."""

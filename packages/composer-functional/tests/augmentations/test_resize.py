@@ -198,7 +198,7 @@ class TestBoth:
         assert passed is masks
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
-    @pytest.mark.parametrize("target", [torch.arange(2), torch.rand(2, 8, 8), {"boxes": 1}, None], ids=str)
+    @pytest.mark.parametrize("target", [torch.arange(2), torch.rand(2, 8, 8), {"boxes": 1}, None])
     def test_targets_pass_by_default(self, mode: str, target: object):
         """Unless asked for, no target is changed."""
         images = torch.rand(2, 3, 8, 8)

@@ -173,10 +173,11 @@ class TestFactorizeMatrix:
         with pytest.raises(ValueError, match=r"weight must have shape \(out, in\) and an element at least"):
             cf.factorize_matrix(torch.rand(shape), 1)
 
-    def test_integers_are_refused(self):
-        """They have no factors."""
-        with pytest.raises(TypeError, match=r"weight must be floating point, got torch\.int64"):
-            cf.factorize_matrix(torch.ones(2, 2, dtype=torch.int64), 1)
+    @pytest.mark.parametrize("weight", [torch.ones(2, 2, dtype=torch.int64), [[1.0]]])
+    def test_what_is_no_weight_is_refused(self, weight: object):
+        """Integers have no factors, and lists are no tensors."""
+        with pytest.raises(TypeError, match=r"weight must be a floating point tensor, got (torch\.int64|list)"):
+            cf.factorize_matrix(weight, 1)
 
     @pytest.mark.parametrize("shape", [(), (10, 4), (0, 6)])
     def test_bad_inputs_are_refused(self, shape: tuple[int, ...]):

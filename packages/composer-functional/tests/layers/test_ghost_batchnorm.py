@@ -192,6 +192,11 @@ class TestGhostBatchNorm:
         assert list(layer.state_dict()) == list(plain.state_dict())
         assert isinstance(layer, nn.BatchNorm2d)
 
+    def test_made_of_one_in_evaluation_it_is_too(self):
+        """The mode is that of the layer it is made of."""
+        assert not cf.GhostBatchNorm2d.from_batchnorm(nn.BatchNorm2d(3).eval(), 0, ghost_batch_size=2).training
+        assert cf.GhostBatchNorm2d.from_batchnorm(nn.BatchNorm2d(3), 0, ghost_batch_size=2).training
+
     def test_swa_renews_its_statistics(self):
         """The update_bn of torch finds the layer, and averages over the batches."""
         layer = cf.GhostBatchNorm1d(3, ghost_batch_size=2)

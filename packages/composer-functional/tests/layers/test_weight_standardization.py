@@ -111,7 +111,7 @@ class TestStandardizeWeight:
 
     def test_integers_are_refused(self):
         """They have no unit variance."""
-        with pytest.raises(TypeError, match=r"weight must be floating point, got torch\.int64"):
+        with pytest.raises(TypeError, match=r"weight must be a floating point tensor, got torch\.int64"):
             cf.standardize_weight(torch.ones(2, 2, dtype=torch.int64))
 
     @pytest.mark.parametrize("shape", [(), (3,), (0, 3), (3, 0, 2)])

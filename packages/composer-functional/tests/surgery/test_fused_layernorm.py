@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import types
+import warnings
 
 import pytest
 import torch
@@ -123,7 +125,7 @@ class Matrix(HandRMSNorm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, 8))
+        self.weight = nn.Parameter(torch.ones(1, 8))
 
 
 class Gamma(nn.Module):
@@ -178,6 +180,14 @@ class Drawing(HandRMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.rand(())
+
+
+class Complaining(HandRMSNorm):
+    """Warns in forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("this norm is slow", UserWarning, stacklevel=1)
+        return super().forward(x)
 
 
 class Own(torch.autograd.Function):
@@ -268,9 +278,24 @@ class TestApplyFusedLayernorm:
     def test_a_forward_that_was_exchanged_stays(self):
         """A function put over one layer's forward is what runs, so the layer is left."""
         norm = HandRMSNorm()
-        norm.forward = lambda x: x
+        norm.forward = types.MethodType(lambda self, x: type(self).forward(self, x), norm)
 
         assert not cf.apply_fused_layernorm(nn.Sequential(norm))
+
+    @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-8, 1e-12])
+    def test_usual_epsilons_need_not_be_attributes(self, eps: float):
+        """An epsilon that stands in the code is found by trying."""
+        model = nn.Sequential(type("Coded", (HandRMSNorm,), {"epsilon": eps, "__module__": __name__})())
+        del model[0].epsilon
+
+        report = cf.apply_fused_layernorm(model)
+
+        assert len(report) == 1
+        assert model[0].eps == eps
+
+    def test_what_a_trial_warns_of_is_not_heard(self):
+        """A norm that warns is replaced without a word."""
+        assert cf.apply_fused_layernorm(nn.Sequential(Complaining()))
 
     @pytest.mark.parametrize(
         ("module", "name", "new"),

@@ -337,7 +337,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     command = [sys.executable, __file__, str(folder)]
     processes = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True) for rank in "01"]
     for process in processes:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=400)
         assert process.returncode == 0, errors
     return json.loads((folder / "differences.json").read_text())
 

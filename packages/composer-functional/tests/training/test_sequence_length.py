@@ -159,6 +159,16 @@ class TestPreservingTheEnd:
 
         assert shorter["types"].tolist() == [[0, 1, 9], [0, 1, 6], [0, 1, 9]]
 
+    def test_any_number_but_zero_is_real(self):
+        """A mask may count the texts in a sequence instead of saying 1."""
+        batch = _batch()
+        batch["attention_mask"][0] = torch.tensor([2, 2, 2, 1, 1, 1, 1, 1, 0, 0])
+
+        shorter = cf.set_batch_sequence_length(batch, 4, preserve_end_of_sequence=True)
+
+        assert shorter["input_ids"][0].tolist() == [1, 2, 3, 8]
+        assert shorter["attention_mask"][0].tolist() == [2, 2, 2, 1]
+
     def test_nothing_but_padding(self):
         """A sequence without a real token stays masked out."""
         batch = _batch()

@@ -22,10 +22,14 @@ def check_for_index_targets(targets: Tensor) -> bool:
     Returns:
         ``True`` for int64, int32, int16, int8 and uint8.
 
+    Raises:
+        TypeError: ``targets`` is not a tensor.
+
     Example:
         >>> check_for_index_targets(torch.tensor([2, 0])), check_for_index_targets(torch.rand(2, 3))
         (True, False)
     """
+    _check_tensor("targets", targets)
     return targets.dtype in _INTEGERS
 
 
@@ -40,6 +44,7 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         ``"indices"`` or ``"probabilities"``.
 
     Raises:
+        TypeError: ``input`` or ``targets`` is not a tensor.
         ValueError: ``targets`` is neither.
 
     Example:
@@ -48,6 +53,8 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         >>> infer_target_type(torch.rand(2, 3), torch.rand(2, 3))
         'probabilities'
     """
+    _check_tensor("input", input)
+    _check_tensor("targets", targets)
     if input.ndim < 2:
         raise ValueError(f"input must have shape (N, C, ...), got {tuple(input.shape)}. It holds scores of C classes.")
     if targets.shape == input.shape:
@@ -131,6 +138,11 @@ def soft_cross_entropy(
         probabilities = target if target.is_floating_point() else target.to(_at_least_float32(input))
         return cross_entropy(input, probabilities, weight, reduction=reduction)
     return cross_entropy(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}. Of several, hand in one at a time.")
 
 
 def _at_least_float32(input: Tensor) -> torch.dtype:

@@ -162,7 +162,10 @@ def augmix_batch(
     if draws is None:
         draws = draw_augmix(input.shape[0], severity, depth, width, alpha, augmentation_set, generator=generator)
     _check_draws(draws, input.shape[0])
-    return map_samples(_mix, input, draws.operations, draws.magnitudes, draws.weights, draws.mixing)
+    if not draws.operations.shape[0]:
+        return input.clone()
+    width = draws.weights.shape[0]
+    return map_samples(_mix, input, draws.operations, draws.magnitudes, draws.weights, draws.mixing, copies=width)
 
 
 def augmix_image(
@@ -316,14 +319,12 @@ def _apply_draws(img: Any, draws: AugMixDraws, augmentation_set: AugmentationSet
 def _mix(
     images: Tensor, bound: float, operations: Tensor, magnitudes: Tensor, weights: Tensor, mixing: Tensor
 ) -> Tensor:
-    if not operations.shape[0]:
-        return images
     shares = torch.cat((weights * mixing, 1 - mixing[None])).to(images.dtype)
     shares = send(shares, images.device)[..., None, None, None]
+    chains = apply_steps(images, bound, operations.flatten(1), magnitudes.flatten(1), interpolation="bilinear")
     mixed = images * shares[-1]
-    for chain in range(weights.shape[0]):
-        changed = apply_steps(images, bound, operations[:, chain], magnitudes[:, chain], interpolation="bilinear")
-        mixed.addcmul_(changed, shares[chain])
+    for chain, share in zip(chains.view(-1, *images.shape), shares[:-1], strict=True):
+        mixed.addcmul_(chain, share)
     return mixed.round_() if bound != 1 else mixed
 
 

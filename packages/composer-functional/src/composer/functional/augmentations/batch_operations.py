@@ -19,21 +19,21 @@ from composer.functional.augmentations.operations import GEOMETRIC, OPERATIONS
 _BYTE = 255.0
 _FIRST_GEOMETRIC = OPERATIONS.index(GEOMETRIC[0])
 _WHOLE_PIXELS = ("translate_x", "translate_y")
-_PIXELS_AT_ONCE = 2**20
+_PIXELS_AT_ONCE = 2**21
 
 _Operation = Callable[[Tensor, Tensor, float], Tensor]
 
 
-def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor) -> Tensor:
+def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor, copies: int = 1) -> Tensor:
     """Call ``function(images, bound, *draws)`` with the images as operations take them, and undo that with its result.
 
-    On the CPU it is called for a few samples at a time, so many as stay in a core's cache with what is computed from
-    them: that takes a third to half the time.
+    On the CPU it is called for a few large samples at a time, so that they stay in the cache between operations.
 
     Args:
         function: Returns images of the same shape and dtype; it may not change those that it gets.
         input: The images, uint8 or floating point.
         draws: Tensors with the samples in their last dimension.
+        copies: How many images the function makes of one.
 
     Returns:
         A new tensor with the shape, dtype and memory format of ``input``.
@@ -43,11 +43,10 @@ def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor) 
     bound = 1.0 if input.is_floating_point() else _BYTE
     count = input.shape[0]
     is_split = input.device.type == "cpu" and not torch.compiler.is_compiling()
-    at_once = max(_PIXELS_AT_ONCE // input[0].numel(), 1) if is_split else count
+    at_once = max(_PIXELS_AT_ONCE // (copies * input[0].numel()), 1) if is_split else count
     for start in range(0, count, at_once):
         rows = slice(start, start + at_once)
-        images = input[rows].to(dtype).contiguous()
-        output[rows] = function(images, bound, *(draw[..., rows] for draw in draws))
+        output[rows] = function(input[rows].to(dtype).contiguous(), bound, *(draw[..., rows] for draw in draws))
     return output
 
 
@@ -81,12 +80,13 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
     Args:
         images: The images, shape ``(n, C, H, W)``, contiguous, float32 or float64, from 0 to ``bound``.
         bound: 1, or 255 for whole numbers.
-        operations: Places in ``OPERATIONS``, shape ``(steps, n)``, int64, on the CPU.
+        operations: Places in ``OPERATIONS``, shape ``(steps, m)``, int64, on the CPU; at least one step. ``m`` may be a
+            multiple of ``n``: the images are begun with anew.
         magnitudes: How strong they are, same shape, float32, on the CPU.
         interpolation: ``"nearest"`` or ``"bilinear"``, for geometric operations.
 
     Returns:
-        The images, same shape and dtype; ``images`` itself if there are no steps.
+        The changed images, shape ``(m, C, H, W)``, same dtype.
     """
     numbers = _numbers(operations, magnitudes, *images.shape[-2:]).to(images.dtype)
     groups = torch.tensor(_GROUPS, device="cpu")[operations]
@@ -106,12 +106,10 @@ def _apply_to_groups(
     images: Tensor, groups: Tensor, numbers: Tensor, functions: tuple[_Operation, ...], bound: float
 ) -> Tensor:
     """In each step, put together the samples of one operation; all that depends on the draw is known on the CPU."""
-    if not groups.shape[0]:
-        return images
     order = groups.argsort(dim=1, stable=True)
     ranks = order.argsort(dim=1)
     # Where a step finds the samples that it wants among those of the step before, and where each is at last.
-    places = torch.cat((order[:1], ranks[:-1].gather(1, order[1:]), ranks[-1:]))
+    places = torch.cat((order[:1] % len(images), ranks[:-1].gather(1, order[1:]), ranks[-1:]))
     places = send(places, images.device)
     numbers = send(numbers.gather(1, order[..., None].expand_as(numbers)), images.device)
     for step, row in enumerate(groups):
@@ -131,6 +129,7 @@ def _apply_everywhere(
     images: Tensor, groups: Tensor, numbers: Tensor, functions: tuple[_Operation, ...], bound: float
 ) -> Tensor:
     """Apply every operation to every sample and choose, so that one compiled graph serves all draws."""
+    images = images.repeat(groups.shape[1] // len(images), 1, 1, 1)
     for group, strengths in zip(groups.to(images.device), numbers.to(images.device), strict=True):
         chosen = images
         for place, function in enumerate(functions[1:], 1):

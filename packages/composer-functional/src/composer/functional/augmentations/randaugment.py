@@ -159,6 +159,8 @@ def randaugment_batch(
     if draws is None:
         draws = draw_randaugment(input.shape[0], severity, depth, augmentation_set, generator=generator)
     check_draws(draws.operations, draws.magnitudes, input.shape[:1])
+    if not draws.operations.shape[0]:
+        return input.clone()
     return map_samples(partial(apply_steps, interpolation="nearest"), input, draws.operations, draws.magnitudes)
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from composer.functional.augmentations.colout import select_rows_and_columns
-from composer.functional.augmentations.cutout import check_images, draw_integer
-from composer.functional.random import _check_on_cpu
+from composer.functional.augmentations.cutout import check_images, draw_pair
 
 __all__ = ["draw_corner", "resize_batch"]
 
@@ -41,9 +40,8 @@ def draw_corner(
             f"crop_size must be at least 1 and at most the image's height and width {tuple(size)}, "
             f"got {tuple(crop_size)}."
         )
-    _check_on_cpu(generator)
-    row, column = (draw_integer(0, whole - part + 1, generator) for whole, part in zip(size, crop_size, strict=True))
-    return row, column
+    across, along = draw_pair(generator)
+    return int(across * (size[0] - crop_size[0] + 1)), int(along * (size[1] - crop_size[1] + 1))
 
 
 def resize_batch(

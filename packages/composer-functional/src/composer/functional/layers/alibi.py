@@ -40,7 +40,7 @@ def alibi_slopes(
     _check_heads(num_heads)
     power = 1 << (num_heads.bit_length() - 1)
     steps = torch.arange(1, power + 1, dtype=dtype, device=device) * (8 / power)
-    between = (torch.arange(num_heads - power, dtype=dtype, device=device) + 1.0) * (8 / power)
+    between = (torch.arange(num_heads - power, dtype=dtype, device=device) + 0.5) * (8 / power)
     return torch.exp2(-torch.cat([steps, between]))
 
 

@@ -143,6 +143,7 @@ class BlurConv2d(nn.Module):
         blur_first: Whether to blur before the convolution.
 
     Raises:
+        TypeError: ``conv`` is no two-dimensional convolution.
         ValueError: ``conv`` has stride 1, so that there is nothing to blur.
 
     Example:
@@ -152,6 +153,8 @@ class BlurConv2d(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, blur_first: bool = True) -> None:
         super().__init__()
+        if not isinstance(conv, nn.Conv2d):
+            raise TypeError(f"conv must be a torch.nn.Conv2d, got {type(conv).__name__}.")
         if max(conv.stride) == 1:
             raise ValueError("conv must have a stride above 1, got 1. Without subsampling there is nothing to blur.")
         self.blur_first = blur_first

@@ -39,7 +39,7 @@ def factorize_matrix(
 
     Raises:
         ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
-        TypeError: ``weight`` is not floating point.
+        TypeError: ``weight`` is not a floating point tensor.
         RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
 
     Example:
@@ -93,7 +93,7 @@ def factorize_conv2d(
 
     Raises:
         ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
-        TypeError: ``weight`` is not floating point.
+        TypeError: ``weight`` is not a floating point tensor.
         RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
 
     Example:
@@ -324,8 +324,9 @@ def _fit_to_data(weight: Tensor, rank: int, inputs: Tensor, targets: Tensor | No
 
 
 def _check_weight(weight: Tensor, ndim: int, shape: str) -> None:
-    if not weight.is_floating_point():
-        raise TypeError(f"weight must be floating point, got {weight.dtype}.")
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"weight must be a floating point tensor, got {kind}.")
     if weight.ndim != ndim or weight.numel() == 0:
         raise ValueError(f"weight must have shape {shape} and an element at least, got {tuple(weight.shape)}.")
 

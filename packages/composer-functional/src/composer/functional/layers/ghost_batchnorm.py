@@ -47,12 +47,8 @@ class _GhostBatchNorm(_BatchNorm):
         return self._normalize_each(input, sizes)
 
     def _normalize_each(self, input: Tensor, sizes: list[int]) -> Tensor:
-        running_mean, running_var, batches = (
-            (self.running_mean, self.running_var, self.num_batches_tracked)
-            if self.track_running_stats
-            else (None, None, None)
-        )
-        means, variances = _make_room(running_mean, sizes), _make_room(running_var, sizes)
+        statistics = self._make_statistics(len(sizes))
+        means, variances = ([None] * len(sizes),) * 2 if statistics is None else statistics
         # Every n-th sample as a ghost batch could be normalised by one call, as more channels. That is not faster:
         # ResNet-18, forward and backward of (128, 3, 32, 32) on one thread: plain 0.34 s, this loop 0.35 s, one call
         # 0.38 s; and with the channels last, it would take two copies each way instead of one.
@@ -60,23 +56,31 @@ class _GhostBatchNorm(_BatchNorm):
             batch_norm(part, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
             for part, mean, variance in zip(torch.split(input, sizes), means, variances, strict=True)
         ]
-        if batches is not None:
-            batches.add_(1)
-        self._track(running_mean, means, sizes)
-        self._track(running_var, variances, sizes)
+        if statistics is not None:
+            self._track(statistics, sizes)
         return torch.cat(parts)
 
-    def _track(self, running: Tensor | None, ghosts: Tensor | list[None], sizes: list[int]) -> None:
-        """Move a running statistic towards the average over the samples' ghost batches."""
-        if running is None or not isinstance(ghosts, Tensor):
-            return
+    def _make_statistics(self, count: int) -> Tensor | None:
+        """Return zeros that each ghost batch's mean and variance replace, if they are tracked."""
+        if not self.track_running_stats or self.running_mean is None:
+            return None
+        return self.running_mean.new_zeros(2, count, self.num_features)
+
+    def _track(self, statistics: Tensor, sizes: list[int]) -> None:
+        """Move running mean and variance towards the average over the samples' ghost batches."""
         samples = sum(sizes)
         larger = samples % len(sizes)  # so many have a sample more than the others
-        average = ghosts[:larger].sum(0) * (sizes[0] / samples) + ghosts[larger:].sum(0) * (sizes[-1] / samples)
-        if self.momentum is not None:
-            running.lerp_(average, self.momentum)
-        elif self.num_batches_tracked is not None:
-            running.lerp_(average, self.num_batches_tracked.to(running.dtype).reciprocal())
+        average = statistics[:, larger:].sum(1) * (sizes[-1] / samples)
+        if larger:
+            average += statistics[:, :larger].sum(1) * (sizes[0] / samples)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        for running, new in zip((self.running_mean, self.running_var), average, strict=True):
+            assert running is not None
+            if self.momentum is not None:
+                running.lerp_(new, self.momentum)
+            elif self.num_batches_tracked is not None:
+                running.lerp_(new, self.num_batches_tracked.to(running.dtype).reciprocal())
 
     def extra_repr(self) -> str:
         """Add the size of the ghost batches."""
@@ -186,11 +190,6 @@ class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
         >>> GhostBatchNorm3d(2, ghost_batch_size=2)(torch.rand(4, 2, 3, 3, 3)).shape
         torch.Size([4, 2, 3, 3, 3])
     """
-
-
-def _make_room(running: Tensor | None, sizes: list[int]) -> Tensor | list[None]:
-    """Return zeros that each ghost batch's statistics replace; for torch they are running ones."""
-    return [None] * len(sizes) if running is None else running.new_zeros(len(sizes), len(running))
 
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:

@@ -110,9 +110,9 @@ class LowPrecisionGroupNorm(nn.GroupNorm):
             return super().forward(input)
         weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
         if not _autocasts(input):
-            return group_norm(input.to(dtype), self.num_groups, weight, bias).to(input.dtype)
+            return group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps).to(input.dtype)
         with torch.autocast(input.device.type, enabled=False):
-            return group_norm(input.to(dtype), self.num_groups, weight, bias)
+            return group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
 
     def extra_repr(self) -> str:
         """Name the precision after the settings of the plain layer."""

@@ -23,7 +23,7 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
         A new tensor with the shape, dtype and memory format of ``weight``.
 
     Raises:
-        TypeError: ``weight`` is not floating point.
+        TypeError: ``weight`` is not a floating point tensor.
         ValueError: ``weight`` has less than two dimensions or no element, or ``eps`` is not above 0.
 
     Example:
@@ -31,8 +31,9 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
         >>> weight[0].mean().abs() < 1e-6, round(weight[0].std(correction=0).item(), 3)
         (tensor(True), 1.0)
     """
-    if not weight.is_floating_point():
-        raise TypeError(f"weight must be floating point, got {weight.dtype}.")
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"weight must be a floating point tensor, got {kind}.")
     if weight.ndim < 2 or weight.numel() == 0:
         raise ValueError(f"weight must have shape (out, in, ...) and an element at least, got {tuple(weight.shape)}.")
     if not eps > 0:

@@ -34,9 +34,9 @@ def apply_fused_layernorm(model: nn.Module, optimizers: Optimizer | Sequence[Opt
     A layer is replaced only if it was seen to compute the same. It must hold nothing but a one-dimensional ``weight``,
     and perhaps a ``bias``; a copy of it is run on the CPU on random inputs of many sizes and scales, with other
     weights, in training and evaluation, in float32 and bfloat16, and must agree with torch's layer in outputs and
-    gradients within rounding, and in dtype. The global generators are not touched. A layer called with more than the
-    tensor, hooks that replace its ``forward``, and an unusual ``eps`` that is no attribute of it, are not recognised
-    and left alone. Under autocast the outputs have the dtype that autocast gives torch's layers.
+    gradients within rounding, and in dtype. The global generators are not touched. Left alone are layers that take more
+    than the tensor, whose ``forward`` was exchanged, or whose ``eps`` is unusual and no attribute of theirs. Under
+    autocast the outputs have the dtype that autocast gives torch's layers.
 
     The second time nothing is left to replace. ``torch.export`` works.
 

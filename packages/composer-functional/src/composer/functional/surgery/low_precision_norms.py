@@ -67,7 +67,7 @@ def apply_low_precision_layernorm(
             new = LowPrecisionLayerNorm(shape, norm.eps, affine, norm.bias is not None, precision=dtype)
         return _take_parameters(new, norm)
 
-    return _apply(model, nn.LayerNorm, LowPrecisionLayerNorm, lower, precision, optimizers)
+    return _apply(model, nn.LayerNorm, lower, precision, optimizers)
 
 
 def apply_low_precision_groupnorm(
@@ -107,13 +107,12 @@ def apply_low_precision_groupnorm(
             new = LowPrecisionGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine, precision=dtype)
         return _take_parameters(new, norm)
 
-    return _apply(model, nn.GroupNorm, LowPrecisionGroupNorm, lower, precision, optimizers)
+    return _apply(model, nn.GroupNorm, lower, precision, optimizers)
 
 
 def _apply(
     model: nn.Module,
     plain: type[nn.Module],
-    low: type[nn.Module],
     lower: Callable[[Any, torch.dtype | None], nn.Module],
     precision: torch.dtype | str | None,
     optimizers: Optimizer | Sequence[Optimizer] | None,
@@ -123,9 +122,9 @@ def _apply(
 
     def is_wanted(module: nn.Module) -> bool:
         if not isinstance(module, plain) or type(module).forward not in replaceable:
-            return False
+            return False  # our own layers too
         # Pruning and parametrizations compute the weight from others, by what hangs on this very module.
-        return set(vars(module)["_parameters"]) == {"weight", "bias"} and not list(module.children())
+        return set(vars(module)["_parameters"]) == {"weight", "bias"}
 
     def replace(norm: nn.Module, _: int) -> nn.Module | None:
         return lower(norm, dtype) if is_wanted(norm) else None
@@ -135,8 +134,8 @@ def _apply(
             f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
             "Wrap it: torch.nn.Sequential(model)."
         )
-    policies: dict[type[nn.Module], ReplacementFunction] = {plain: replace, low: lambda norm, _: norm}
-    return replace_module_classes(model, {} if dtype is torch.float32 else policies, optimizers)
+    policies: dict[type[nn.Module], ReplacementFunction] = {} if dtype is torch.float32 else {plain: replace}
+    return replace_module_classes(model, policies, optimizers)
 
 
 def _find_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:

@@ -67,6 +67,19 @@ def update_params_in_optimizer(
                 _remove(optimizer, group, parameter)
 
 
+def check_optimizers(optimizers: Optimizer | Sequence[Optimizer]) -> Sequence[Optimizer]:
+    """Return the optimizers as a sequence.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    listed = [optimizers] if isinstance(optimizers, Optimizer) else optimizers
+    wrong = [type(each).__name__ for each in listed if not isinstance(each, Optimizer)]
+    if wrong:
+        raise TypeError(f"optimizers must be one or several torch.optim.Optimizer, got {wrong[0]} among them.")
+    return listed
+
+
 _Named = list[tuple[str | None, nn.Parameter]]
 _Group = dict[str, Any]
 
@@ -86,11 +99,7 @@ def _check_named(params: _Named) -> None:
 def _find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list[tuple[Optimizer, _Group]]]:
     """For each parameter, by identity, the groups that hold it."""
     holders: dict[int, list[tuple[Optimizer, _Group]]] = {}
-    for optimizer in [optimizers] if isinstance(optimizers, Optimizer) else optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"optimizers must be one or several torch.optim.Optimizer, got {type(optimizer).__name__} among them."
-            )
+    for optimizer in check_optimizers(optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 holders.setdefault(id(parameter), []).append((optimizer, group))

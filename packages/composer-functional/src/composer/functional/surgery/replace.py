@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.functional.surgery.optimizers import update_params_in_optimizer
+from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -134,7 +134,7 @@ def replace_module_classes(
         A report of what was replaced; empty if nothing was.
 
     Raises:
-        TypeError: ``module`` is not a module, or a function returned something else.
+        TypeError: ``module`` is not a module, ``optimizers`` are none, or a function returned something else.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -144,6 +144,8 @@ def replace_module_classes(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    if optimizers is not None:
+        check_optimizers(optimizers)
     seen = {} if indices is None else indices
     walk = _Walk(policies, recurse_on_replacements, seen, next(_tensors(module), None))
     walk.visit(module, "", frozenset({id(module)}))
@@ -162,10 +164,17 @@ def count_module_instances(module: nn.Module, cls: type[nn.Module] | tuple[type[
     Returns:
         Their number.
 
+    Raises:
+        TypeError: ``module`` is not a module, or ``cls`` is neither a class nor a tuple of them.
+
     Example:
         >>> count_module_instances(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), nn.Linear)
         2
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    if not all(isinstance(each, type) for each in (cls if isinstance(cls, tuple) else (cls,))):
+        raise TypeError(f"cls must be a class of modules or a tuple of classes, such as torch.nn.Linear, got {cls!r}.")
     return sum(isinstance(each, cls) for each in module.modules())
 
 

@@ -34,8 +34,8 @@ def apply_stochastic_depth(
     Block ``l`` of ``L``, counted from 1, is dropped with probability ``l / L * drop_rate`` (linear) or ``drop_rate``
     (uniform). It becomes a :class:`StochasticDepthBlock`, which says what is computed, with the same parameters under
     the same names: checkpoints of the plain model fit, and the other way round. Weights trained by ``"block"`` expect
-    in evaluation the scale that only the stochastic block has. What is stochastic already is left as it is; change it
-    by :func:`set_drop_rates`. The last block's probability may be a drop warm-up's, set before each batch.
+    in evaluation the scale that only the stochastic block has. What is stochastic already is left as it is; change its
+    rates by :func:`set_drop_rates`.
 
     Distributed, each rank drops other blocks, whose parameters then have no gradient there: ``DistributedDataParallel``
     needs ``find_unused_parameters=True`` with ``"block"``. ``torch.export`` works in evaluation, and with ``"sample"``
@@ -113,6 +113,7 @@ def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = 
         drop_distribution: ``"linear"``: block ``l`` of ``L`` gets ``l / L * drop_rate``; ``"uniform"``: each the same.
 
     Raises:
+        TypeError: ``model`` is not a module.
         ValueError: ``drop_rate`` or ``drop_distribution`` is not one of those above, or there are no such blocks.
 
     Example:
@@ -123,6 +124,8 @@ def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = 
         [0.05, 0.1]
     """
     _check_rates(drop_rate, drop_distribution)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     blocks = [module for module in model.modules() if isinstance(module, StochasticDepthBlock)]
     if not blocks:
         raise ValueError("model must hold stochastic blocks, got one without. Call apply_stochastic_depth first.")

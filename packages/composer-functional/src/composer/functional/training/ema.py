@@ -22,6 +22,7 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         smoothing: The old average's weight, in ``[0, 1]``. With a half-life of ``n`` steps it is ``2 ** (-1 / n)``.
 
     Raises:
+        TypeError: One of the two is not a module.
         ValueError: ``smoothing`` lies outside ``[0, 1]``, or the two differ in the names of parameters and buffers.
 
     Example:
@@ -31,6 +32,9 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         >>> torch.allclose(average.weight, expected)
         True
     """
+    for name, given in (("model", model), ("ema_model", ema_model)):
+        if not isinstance(given, nn.Module):
+            raise TypeError(f"{name} must be a torch.nn.Module, got {type(given).__name__}.")
     averaged: list[Tensor] = []
     current: list[Tensor] = []
     if not _collect_pairs(ema_model, model, averaged, current, set()):

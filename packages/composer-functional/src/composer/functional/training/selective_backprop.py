@@ -102,7 +102,8 @@ def select_using_loss(
     with torch.no_grad(), _evaluating(model):
         losses = loss_fun(model(_shrink(input, scale_factor)), target, reduction="none")
     # Under autocast, weights were cast without a graph; the training pass must not find these copies.
-    torch.clear_autocast_cache()
+    if not torch.compiler.is_compiling():
+        torch.clear_autocast_cache()
     losses = _average(losses, num_samples)
     # What only rounding keeps below the next whole number is that one.
     num_kept = max(1, int(keep * num_samples + 1e-6))

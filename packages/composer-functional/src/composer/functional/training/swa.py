@@ -29,7 +29,7 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
         How many models are in the average now: ``num_averaged + 1``.
 
     Raises:
-        TypeError: ``num_averaged`` is not an int.
+        TypeError: One of the two is not a module, or ``num_averaged`` is not an int.
         ValueError: ``num_averaged`` is negative, or the two differ in the names of parameters and buffers.
         RuntimeError: Two tensors differ in shape (raised by torch).
 
@@ -42,6 +42,9 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
         >>> num_averaged, average.weight.item()
         (3, 3.0)
     """
+    for name, given in (("model", model), ("swa_model", swa_model)):
+        if not isinstance(given, nn.Module):
+            raise TypeError(f"{name} must be a torch.nn.Module, got {type(given).__name__}.")
     if not isinstance(num_averaged, int):
         raise TypeError(f"num_averaged must be an int, got {num_averaged!r}. Count it, or use what this returns.")
     if num_averaged < 0:

@@ -1,0 +1,316 @@
+"""AugMix on batches and on single images; what both share with RandAugment is tested there."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+
+from composer import functional as cf
+
+
+def double(img: Tensor, level: float) -> Tensor:
+    """Make an image brighter, whatever the level."""
+    return img * 2
+
+
+def add_level(img: Tensor, level: float) -> Tensor:
+    """Add the level."""
+    return img + level
+
+
+def mix_by_hand(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
+    """Blend chains, each computed alone as all that AugMix leaves of the image, as the formula says, in float64."""
+    shape = (-1, 1, 1, 1)
+    mixed = (1 - draws.mixing.double()).view(shape) * images.double()
+    one = torch.ones(1, images.shape[0])
+    for chain, weight in enumerate(draws.weights):
+        operations, magnitudes = draws.operations[:, chain, None], draws.magnitudes[:, chain, None]
+        changed = cf.augmix_batch(images, draws=cf.AugMixDraws(operations, magnitudes, one, one[0]))
+        mixed += (draws.mixing.double() * weight).view(shape) * changed.double()
+    return mixed
+
+
+class TestBatch:
+    @pytest.mark.parametrize("width", [1, 2, 4])
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+    def test_blends_as_the_formula_says(self, dtype: torch.dtype, width: int, device: torch.device):
+        """What comes out is (1 - mixing) of the image and mixing of the weighted chains, bytes rounded once."""
+        white = 255 if dtype == torch.uint8 else 1
+        images = (torch.rand(12, 3, 9, 8, device=device) * white).to(dtype)
+        draws = cf.draw_augmix(12, 5, width=width)
+
+        output = cf.augmix_batch(images, draws=draws)
+
+        tolerance = 0.502 if dtype == torch.uint8 else 1e-6
+        assert (output.double() - mix_by_hand(images, draws)).abs().max() <= tolerance
+
+    def test_two_chains_by_hand(self):
+        """Half of the image, a quarter of it darkened twice, a quarter of it inverted."""
+        draws = cf.AugMixDraws(
+            torch.tensor([[[7], [4]], [[7], [0]]]),
+            torch.tensor([[[0.5], [0.0]], [[0.5], [0.0]]]),
+            torch.tensor([[0.5], [0.5]]),
+            torch.tensor([0.5]),
+        )
+
+        output = cf.augmix_batch(torch.full((1, 1, 2, 2), 0.8), draws=draws)
+        in_bytes = cf.augmix_batch(torch.full((1, 1, 2, 2), 200, dtype=torch.uint8), draws=draws)
+
+        torch.testing.assert_close(output, torch.full((1, 1, 2, 2), 0.4 + 0.05 + 0.05))
+        assert (in_bytes == round(100 + 50 / 4 + 55 / 4)).all()
+
+    @given(
+        seed=st.integers(0, 2**40),
+        count=st.integers(1, 5),
+        channels=st.sampled_from([1, 3]),
+        size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+        dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64]),
+        depth=st.integers(-1, 3),
+    )
+    def test_laws(self, seed, count, channels, size, dtype, depth):
+        """Same generator, same result; shape, dtype and range are kept, and the input is as before."""
+        white = 255 if dtype == torch.uint8 else 1
+        images = (torch.rand(count, channels, *size) * white).to(dtype)
+        before = images.clone()
+
+        first, second = (
+            cf.augmix_batch(images, 7, depth, generator=torch.Generator().manual_seed(seed)) for _ in range(2)
+        )
+        draws = cf.draw_augmix(count, 7, depth, generator=torch.Generator().manual_seed(seed))
+
+        assert torch.equal(first, second)
+        assert torch.equal(first, cf.augmix_batch(images, draws=draws))
+        assert (first.shape, first.dtype) == (images.shape, dtype)
+        assert 0 <= first.min() <= first.max() <= white + 1e-6
+        assert torch.equal(images, before)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+    def test_depth_zero_is_the_identity(self, dtype: torch.dtype, device: torch.device):
+        """Chains without operations leave every bit, in a new tensor."""
+        images = (torch.rand(4, 3, 5, 6, device=device) * 200).to(dtype)
+
+        output = cf.augmix_batch(images, depth=0)
+
+        assert torch.equal(output, images)
+        assert output.data_ptr() != images.data_ptr()
+
+    def test_mixing_zero_is_the_identity(self):
+        """With no weight, chains do not show."""
+        images, draws = torch.rand(4, 3, 5, 6), cf.draw_augmix(4)
+        draws = cf.AugMixDraws(draws.operations, draws.magnitudes, draws.weights, torch.zeros(4))
+
+        assert torch.equal(cf.augmix_batch(images, draws=draws), images)
+
+    def test_memory_format_is_kept(self, device: torch.device):
+        """Channels last stays channels last, with the same values."""
+        images, draws = torch.rand(6, 3, 8, 9, device=device), cf.draw_augmix(6)
+
+        output = cf.augmix_batch(images.contiguous(memory_format=torch.channels_last), draws=draws)
+
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(output, cf.augmix_batch(images, draws=draws))
+
+    def test_other_samples_do_not_matter(self):
+        """A sample alone comes out as in its batch."""
+        images, draws = torch.rand(9, 3, 8, 9), cf.draw_augmix(9)
+
+        together = cf.augmix_batch(images, draws=draws)
+
+        for row in range(9):
+            own = slice(row, row + 1)
+            alone = cf.AugMixDraws(
+                draws.operations[..., own], draws.magnitudes[..., own], draws.weights[:, own], draws.mixing[own]
+            )
+            assert torch.equal(cf.augmix_batch(images[own], draws=alone), together[own])
+
+    def test_compiles_without_a_break(self):
+        """With the draws handed in, one graph serves all of them."""
+        graphs = []
+        compiled = torch.compile(
+            cf.augmix_batch, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph
+        )
+        images = torch.rand(6, 3, 9, 8)
+
+        for _ in range(2):
+            draws = cf.draw_augmix(6, width=2)
+
+            torch.testing.assert_close(
+                compiled(images, draws=draws), cf.augmix_batch(images, draws=draws), atol=1e-6, rtol=0
+            )
+        assert len(graphs) == 1
+
+
+class TestDrawAugmix:
+    def test_shapes(self):
+        """A weight for each chain, of each sample; the chains' weights add up to one."""
+        draws = cf.draw_augmix(7, depth=2, width=4)
+
+        assert draws.operations.shape == draws.magnitudes.shape == (2, 4, 7)
+        assert (draws.weights.shape, draws.mixing.shape) == ((4, 7), (7,))
+        torch.testing.assert_close(draws.weights.sum(0), torch.ones(7))
+        assert (draws.operations > 0).all()
+
+    def test_random_depth_is_one_two_or_three(self):
+        """Chains end after 1, 2 or 3 operations, as often, and nothing comes after an end."""
+        operations = cf.draw_augmix(1000, generator=torch.Generator().manual_seed(1)).operations
+
+        lengths = (operations > 0).sum(0)
+        assert torch.equal(operations > 0, torch.arange(3)[:, None, None] < lengths)
+        counts = torch.bincount(lengths.flatten(), minlength=4)
+        assert counts[0] == 0
+        assert stats.chisquare(counts[1:].tolist()).pvalue > 0.001
+
+    @pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
+    def test_weights_are_distributed_as_the_paper_says(self, alpha: float):
+        """Each weight of a Dirichlet distribution is one of a Beta distribution; mixing is as well."""
+        draws = cf.draw_augmix(2000, width=3, alpha=alpha, generator=torch.Generator().manual_seed(1))
+
+        one_of_three = stats.kstest(draws.weights[1].tolist(), stats.beta(alpha, 2 * alpha).cdf)
+        assert one_of_three.pvalue > 0.001
+        assert stats.kstest(draws.mixing.tolist(), stats.beta(alpha, alpha).cdf).pvalue > 0.001
+
+    def test_extreme_alpha(self):
+        """Neither a tiny nor a huge alpha gives weights that are none."""
+        for alpha in (1e-4, 1e4):
+            draws = cf.draw_augmix(50, alpha=alpha)
+
+            torch.testing.assert_close(draws.weights.sum(0), torch.ones(50))
+            assert ((draws.mixing >= 0) & (draws.mixing <= 1)).all()
+
+
+class TestImage:
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    def test_a_tensor_is_a_batch_of_one(self, dtype: torch.dtype):
+        """The same draw gives the same as in a batch."""
+        images, draws = (torch.rand(1, 3, 9, 8) * 255).to(dtype), cf.draw_augmix(1)
+
+        output = cf.augmix_image(images[0], draws=draws)
+
+        assert torch.equal(output, cf.augmix_batch(images, draws=draws)[0])
+
+    @given(seed=st.integers(0, 2**40))
+    def test_pil_images_blend_as_the_formula_says(self, seed: int):
+        """The chains that RandAugment would apply, without what it does not interpolate, weighed and rounded once."""
+        img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
+        draws = cf.draw_augmix(1, augmentation_set="all", generator=torch.Generator().manual_seed(seed))
+        pointwise = draws.operations.where((draws.operations < 9) | (draws.operations > 11), 0)
+        draws = cf.AugMixDraws(pointwise, draws.magnitudes, draws.weights, draws.mixing)
+
+        output = cf.augmix_image(img, draws=draws)
+
+        expected = (1 - draws.mixing) * pil_to_tensor(img)
+        for chain, weight in enumerate(draws.weights):
+            steps = cf.RandAugmentDraws(draws.operations[:, chain], draws.magnitudes[:, chain])
+            expected = expected + draws.mixing * weight * pil_to_tensor(cf.randaugment_image(img, draws=steps))
+        assert (output.mode, output.size) == (img.mode, img.size)
+        assert (pil_to_tensor(output) - expected).abs().max() <= 0.501
+
+    def test_same_generator_same_image(self):
+        """A PIL image has the draws of its generator, and stays as it is."""
+        img = to_pil_image(torch.randint(256, (1, 9, 14), dtype=torch.uint8))
+        before = img.tobytes()
+
+        first, second = (cf.augmix_image(img, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+        other = cf.augmix_image(img, generator=torch.Generator().manual_seed(2))
+
+        assert first.mode == "L"
+        assert first.tobytes() == second.tobytes() != other.tobytes()
+        assert img.tobytes() == before
+
+    def test_depth_zero_is_the_identity(self):
+        """Without operations a PIL image is as before, bit for bit."""
+        img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
+
+        assert cf.augmix_image(img, depth=0).tobytes() == img.tobytes()
+
+    def test_ones_own_functions(self):
+        """Chains of functions are blended by the same formula; -1 is the end of one."""
+        img = torch.ones(1, 2, 2)
+        draws = cf.AugMixDraws(
+            torch.tensor([[[0], [1]], [[0], [-1]]]),
+            torch.tensor([[[0.0], [3.0]], [[0.0], [2.0]]]),
+            torch.tensor([[0.25], [0.75]]),
+            torch.tensor([0.5]),
+        )
+
+        output = cf.augmix_image(img, augmentation_set=[double, add_level], draws=draws)
+        in_bytes = cf.augmix_image((img * 10).byte(), augmentation_set=[double, add_level], draws=draws)
+
+        torch.testing.assert_close(output, torch.full((1, 2, 2), 0.5 + 0.5 * (0.25 * 4 + 0.75 * 4)))
+        assert in_bytes.dtype == torch.uint8
+        assert (in_bytes == round(5 + 0.5 * (0.25 * 40 + 0.75 * 13))).all()
+
+    def test_ones_own_functions_take_pil_images(self):
+        """Functions of PIL images are blended as PIL images, whatever the length of their chains."""
+        img = to_pil_image(torch.full((3, 4, 5), 40, dtype=torch.uint8))
+
+        output = cf.augmix_image(img, augmentation_set=[lambda img, level: img.point(lambda value: 255 - value)])
+
+        values = {value for channel in output.getextrema() for value in channel}
+        assert len(values) == 1
+        assert 40 <= values.pop() <= 215
+
+
+class TestTransform:
+    def test_settings_arrive(self):
+        """What the transform was made with is what it does, shows, and keeps in a pickle."""
+        transform = pickle.loads(pickle.dumps(cf.augmix(4, 2, 2, 0.5, "safe")))
+        img = torch.rand(3, 8, 8)
+        torch.manual_seed(2)
+        output = transform(img)
+        torch.manual_seed(2)
+
+        assert torch.equal(output, cf.augmix_image(img, 4, 2, 2, 0.5, "safe"))
+        assert repr(transform) == (
+            "AugmentAndMixTransform(severity=4, depth=2, width=2, alpha=0.5, augmentation_set='safe')"
+        )
+
+
+class TestRefused:
+    @pytest.mark.parametrize("alpha", [0, -1.0, math.nan, math.inf])
+    def test_alpha_out_of_range(self, alpha: float):
+        """It parametrises two distributions."""
+        with pytest.raises(ValueError, match=f"alpha must be positive and finite, got {alpha}"):
+            cf.augmix_batch(torch.rand(2, 3, 4, 4), alpha=alpha)
+        with pytest.raises(ValueError, match=f"alpha must be positive and finite, got {alpha}"):
+            cf.augmix(alpha=alpha)
+
+    def test_no_chains(self):
+        """There must be one."""
+        with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+            cf.augmix_image(torch.rand(3, 4, 4), width=0)
+        with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+            cf.augmix(width=0)
+
+    @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 4, 4), (2, 2, 4, 4)])
+    def test_other_shapes(self, shape: tuple[int, ...]):
+        """Colours need three channels, and a batch samples."""
+        with pytest.raises(ValueError, match=r"input must be a batch \(N, C, H, W\) with .* got shape"):
+            cf.augmix_batch(torch.zeros(shape))
+
+    def test_other_dtypes(self):
+        """Of integers only bytes have a known white."""
+        with pytest.raises(TypeError, match=r"input must be uint8, or floating point .* got torch.int64"):
+            cf.augmix_batch(torch.zeros(2, 3, 4, 4, dtype=torch.int64))
+
+    def test_draws_of_other_shapes(self):
+        """Operations, weights and mixing belong to the same samples and chains."""
+        draws, images = cf.draw_augmix(2), torch.rand(2, 3, 4, 4)
+        others = [
+            cf.draw_augmix(3),
+            cf.AugMixDraws(draws.operations, draws.magnitudes, draws.weights[:2], draws.mixing),
+            cf.AugMixDraws(draws.operations, draws.magnitudes, draws.weights, draws.mixing[:1]),
+            cf.AugMixDraws(draws.operations, draws.magnitudes, draws.weights[:, :1], draws.mixing),
+        ]
+
+        for other in others:
+            with pytest.raises(ValueError, match="draws must hold"):
+                cf.augmix_batch(images, draws=other)

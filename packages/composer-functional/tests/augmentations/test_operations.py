@@ -1,0 +1,131 @@
+"""How operations are drawn: which, how strong, and how often."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer import functional as cf
+
+ENHANCEMENTS = [5, 6, 7, 8]
+
+
+def draw_many(severity: float, augmentation_set: str = "all") -> dict[int, torch.Tensor]:
+    """Sort the magnitudes of many draws by their operation."""
+    draws = cf.draw_randaugment(3000, severity, 2, augmentation_set, generator=torch.Generator().manual_seed(3))
+    return {number: draws.magnitudes[draws.operations == number] for number in draws.operations.unique().tolist()}
+
+
+class TestSets:
+    @pytest.mark.parametrize(
+        ("name", "numbers"),
+        [("all", [*range(1, 14)]), ("safe", [1, 2, 3, 4, *range(9, 14)]), ("original", [*range(1, 14)])],
+    )
+    def test_each_operation_is_as_likely(self, name: str, numbers: list[int]):
+        """The sets hold what they say, the identity never, and each as often up to four standard deviations."""
+        drawn = draw_many(9, name)
+
+        expected = 6000 / len(numbers)
+        assert sorted(drawn) == numbers
+        assert all(abs(len(part) - expected) < 4 * math.sqrt(expected) for part in drawn.values())
+
+    @pytest.mark.parametrize(
+        ("number", "low", "high"),
+        [
+            (3, 1, 4),
+            (4, 0.2, 1),
+            *[(number, 0.28, 1.72) for number in ENHANCEMENTS],
+            (9, -24, 24),
+            (10, -0.24, 0.24),
+            (11, -0.24, 0.24),
+            (12, -0.8 / 3, 0.8 / 3),
+            (13, -0.8 / 3, 0.8 / 3),
+        ],
+    )
+    def test_ranges_at_severity_8(self, number: int, low: float, high: float):
+        """Magnitudes fill the range of the severity, and both signs where there are two."""
+        magnitudes = draw_many(8)[number]
+        magnitudes = magnitudes.ceil() if number == 3 else magnitudes
+
+        slack = 0.02 * (high - low)
+        assert low - 1e-6 <= magnitudes.min() <= low + slack
+        assert high - slack <= magnitudes.max() <= high + 1e-6
+
+    def test_original_ranges(self):
+        """The authors' enhancements go from 0.1 upwards, and so are darkest where they should be weakest."""
+        drawn = draw_many(5, "original")
+
+        for number in ENHANCEMENTS:
+            assert 0.1 <= drawn[number].min() < 0.13
+            assert 0.97 < drawn[number].max() <= 1.0
+        assert drawn[9].abs().max() <= 15
+
+    @pytest.mark.parametrize("name", ["all", "safe"])
+    def test_severity_zero_is_the_identity_but_for_three(self, name: str):
+        """Only what has no strength, and posterize, change an image at severity 0."""
+        images = torch.rand(3000, 3, 2, 2)
+        draws = cf.draw_randaugment(3000, 0, 1, name)
+
+        output = cf.randaugment_batch(images, draws=draws)
+
+        others = draws.operations[0] > 3
+        torch.testing.assert_close(output[others], images[others], atol=1e-6, rtol=0)
+        assert others.any()
+        assert (draws.magnitudes[draws.operations == 3] == 4).all()
+
+
+class TestDraws:
+    @given(seed=st.integers(0, 2**40), count=st.integers(1, 9), depth=st.integers(0, 4), severity=st.floats(0, 10))
+    def test_same_generator_same_draws(self, seed: int, count: int, depth: int, severity: float):
+        """Draws depend on the generator alone, lie on the CPU, and have a row for each step."""
+        first, second = (
+            cf.draw_randaugment(count, severity, depth, generator=torch.Generator().manual_seed(seed)) for _ in range(2)
+        )
+
+        assert torch.equal(first.operations, second.operations)
+        assert torch.equal(first.magnitudes, second.magnitudes)
+        assert first.operations.shape == first.magnitudes.shape == (depth, count)
+        assert (first.operations.dtype, first.magnitudes.dtype) == (torch.int64, torch.float32)
+
+    def test_the_default_generator_is_torchs(self):
+        """Without a generator, torch's seed decides; it is what loader workers are given."""
+        torch.manual_seed(5)
+        first, mixture = cf.draw_randaugment(7), cf.draw_augmix(7)
+        torch.manual_seed(5)
+
+        assert torch.equal(first.magnitudes, cf.draw_randaugment(7).magnitudes)
+        assert torch.equal(mixture.weights, cf.draw_augmix(7).weights)
+
+    def test_severity_is_a_largest_level(self):
+        """Levels are even from 0 up: their mean is half of the severity."""
+        degrees = draw_many(8)[9].abs()
+
+        assert abs(degrees.mean() - 12) < 4 * degrees.std() / math.sqrt(len(degrees))
+
+
+@pytest.mark.parametrize("draw", [cf.draw_randaugment, cf.draw_augmix])
+class TestRefused:
+    @pytest.mark.parametrize("severity", [-0.1, 10.1, math.nan])
+    def test_severity_out_of_range(self, draw, severity: float):
+        """There are ten levels."""
+        with pytest.raises(ValueError, match=rf"severity must lie in \[0, 10\], got {severity}"):
+            draw(2, severity)
+
+    def test_no_samples(self, draw):
+        """There must be something to draw for."""
+        with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+            draw(0)
+
+    def test_unknown_set(self, draw):
+        """The message lists those that there are."""
+        with pytest.raises(ValueError, match='augmentation_set must be "all", "safe" or "original", got \'most\''):
+            draw(2, augmentation_set="most")
+
+    def test_functions(self, draw):
+        """Functions are for one image."""
+        with pytest.raises(TypeError, match=r"augmentation_set must be .* for a batch, got list\. Functions are for"):
+            draw(2, augmentation_set=[abs])

@@ -1,0 +1,338 @@
+"""RandAugment on batches, on single images, and in a data loader."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+
+from composer import functional as cf
+
+
+def halve(img: Tensor, level: float) -> Tensor:
+    """Make an image darker, whatever the level."""
+    return img * 0.5
+
+
+def brighten(img: Tensor, level: float) -> Tensor:
+    """Add the level."""
+    return img + level
+
+
+class Pictures(Dataset):
+    """A data set of grey PIL images, with a transform."""
+
+    def __init__(self, transform) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        steps = torch.arange(20, dtype=torch.uint8)
+        return self.transform(to_pil_image((steps[:, None] * 5 + steps * 7).repeat(3, 1, 1)))
+
+
+class TestBatch:
+    @given(
+        seed=st.integers(0, 2**40),
+        count=st.integers(1, 5),
+        channels=st.sampled_from([1, 3]),
+        size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+        dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64]),
+        augmentation_set=st.sampled_from(["all", "safe", "original"]),
+    )
+    def test_laws(self, seed, count, channels, size, dtype, augmentation_set):
+        """Same generator, same result; shape, dtype and range are kept, and the input is as before."""
+        white = 255 if dtype == torch.uint8 else 1
+        images = (torch.rand(count, channels, *size) * white).to(dtype)
+        before = images.clone()
+
+        first, second = (
+            cf.randaugment_batch(images, 9, 2, augmentation_set, generator=torch.Generator().manual_seed(seed))
+            for _ in range(2)
+        )
+        draws = cf.draw_randaugment(count, 9, 2, augmentation_set, generator=torch.Generator().manual_seed(seed))
+
+        assert torch.equal(first, second)
+        assert torch.equal(first, cf.randaugment_batch(images, draws=draws))
+        assert (first.shape, first.dtype) == (images.shape, dtype)
+        assert 0 <= first.min() <= first.max() <= white
+        assert torch.equal(images, before)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+    def test_depth_zero_is_the_identity(self, dtype: torch.dtype, device: torch.device):
+        """With nothing to do, samples pass through bit for bit, in a new tensor."""
+        images = (torch.rand(4, 3, 5, 6, device=device) * 200).to(dtype)
+
+        output = cf.randaugment_batch(images, depth=0)
+
+        assert torch.equal(output, images)
+        assert output.data_ptr() != images.data_ptr()
+
+    def test_half_precision_is_worked_on_in_single(self):
+        """Coordinates in bfloat16 would be off by pixels: only the result is rounded."""
+        images, draws = torch.rand(40, 3, 64, 64).bfloat16(), cf.draw_randaugment(40)
+
+        output = cf.randaugment_batch(images, draws=draws)
+
+        assert torch.equal(output, cf.randaugment_batch(images.float(), draws=draws).bfloat16())
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    def test_memory_format_is_kept(self, dtype: torch.dtype, device: torch.device):
+        """Channels last stays channels last, with the same values."""
+        images, draws = (torch.rand(6, 3, 8, 9, device=device) * 200).to(dtype), cf.draw_randaugment(6)
+        last = images.contiguous(memory_format=torch.channels_last)
+
+        output = cf.randaugment_batch(last, draws=draws)
+
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(output, cf.randaugment_batch(images, draws=draws))
+
+    def test_steps_follow_each_other(self):
+        """The first row of the draws comes first: dark pixels inverted and then halved are not halved and inverted."""
+        images = torch.full((2, 1, 2, 2), 0.8)
+        invert_halve = cf.RandAugmentDraws(torch.tensor([[4, 7], [7, 4]]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
+
+        output = cf.randaugment_batch(images, draws=invert_halve)
+
+        torch.testing.assert_close(output[:, 0, 0, 0], torch.tensor([0.1, 0.6]))
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    def test_compiles_without_a_break(self, dtype: torch.dtype):
+        """With the draws handed in, one graph serves all of them."""
+        graphs = []
+        compiled = torch.compile(
+            cf.randaugment_batch, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph
+        )
+        images = (torch.rand(14, 3, 9, 8) * 255).to(dtype)
+
+        for severity in (3, 9):
+            draws = cf.draw_randaugment(14, severity)
+
+            torch.testing.assert_close(
+                compiled(images, draws=draws), cf.randaugment_batch(images, draws=draws), atol=1e-6, rtol=0
+            )
+        assert len(graphs) == 1
+
+    def test_each_sample_has_its_own_draw(self):
+        """Copies of one image come out differently."""
+        images = torch.rand(1, 3, 16, 16).expand(20, 3, 16, 16)
+
+        output = cf.randaugment_batch(images)
+
+        assert len({tuple(image.flatten().tolist()) for image in output}) > 15
+
+
+class TestImage:
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    def test_a_tensor_is_a_batch_of_one(self, dtype: torch.dtype):
+        """The same draw gives the same as in a batch."""
+        images, draws = (torch.rand(1, 3, 9, 8) * 255).to(dtype), cf.draw_randaugment(1)
+
+        output = cf.randaugment_image(images[0], draws=draws)
+
+        assert torch.equal(output, cf.randaugment_batch(images, draws=draws)[0])
+
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    @pytest.mark.parametrize("augmentation_set", ["all", "safe", "original"])
+    def test_pil_images_keep_mode_and_size(self, mode: str, augmentation_set: str):
+        """Every operation gives an image like its input, which is as before."""
+        img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8)).convert(mode)
+        before = img.tobytes()
+
+        outputs = [cf.randaugment_image(img, 9, 2, augmentation_set) for _ in range(60)]
+
+        assert {(output.mode, output.size) for output in outputs} == {(mode, (14, 9))}
+        assert img.tobytes() == before
+        assert len({output.tobytes() for output in outputs}) > 20
+
+    @given(seed=st.integers(0, 2**40))
+    def test_same_generator_same_image(self, seed: int):
+        """A PIL image and a tensor have the same draws, which depend on the generator alone."""
+        img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
+
+        first, second = (cf.randaugment_image(img, generator=torch.Generator().manual_seed(seed)) for _ in range(2))
+        draws = cf.draw_randaugment(1, generator=torch.Generator().manual_seed(seed))
+
+        assert first.tobytes() == second.tobytes() == cf.randaugment_image(img, draws=draws).tobytes()
+
+    def test_ones_own_functions(self):
+        """Functions get the image and a level from 0 to the severity, one after the other."""
+        img = torch.ones(2, 2)[None]
+        draws = cf.RandAugmentDraws(torch.tensor([[1], [0]]), torch.tensor([[3.0], [0.0]]))
+
+        output = cf.randaugment_image(img, augmentation_set=[halve, brighten], draws=draws)
+        levels = {float(cf.randaugment_image(img, 4, 1, [brighten])[0, 0, 0]) - 1 for _ in range(50)}
+
+        assert torch.equal(output, torch.full((1, 2, 2), 2.0))
+        assert 0 <= min(levels) < 1
+        assert 3 < max(levels) <= 4
+
+    def test_ones_own_functions_take_pil_images(self):
+        """What a function returns is the result."""
+        img = to_pil_image(torch.zeros(3, 4, 5, dtype=torch.uint8))
+
+        output = cf.randaugment_image(img, augmentation_set=[lambda img, level: img.rotate(90, expand=True)], depth=1)
+
+        assert output.size == (4, 5)
+
+    def test_pillow_is_not_needed(self):
+        """Tensors are changed where Pillow, NumPy and torchvision are not installed."""
+        code = (
+            "import sys; sys.modules.update(dict.fromkeys(['PIL', 'PIL.Image', 'torchvision', 'kornia']));"
+            "import torch; from composer import functional as cf;"
+            "img = torch.rand(3, 8, 8);"
+            "print(cf.randaugment()(img).shape == cf.augmix()(img).shape == img.shape)"
+        )
+
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+        assert run.stdout.strip() == "True"
+
+
+class TestTransform:
+    def test_settings_arrive(self):
+        """What the transform was made with is what it does, and what it shows."""
+        transform = cf.randaugment(4, 3, "safe")
+        img = torch.rand(3, 8, 8)
+        torch.manual_seed(2)
+        output = transform(img)
+        torch.manual_seed(2)
+
+        assert torch.equal(output, cf.randaugment_image(img, 4, 3, "safe"))
+        assert repr(transform) == "RandAugmentTransform(severity=4, depth=3, augmentation_set='safe')"
+
+    def test_can_be_pickled(self):
+        """A copy from a pickle draws and does the same."""
+        transform = pickle.loads(pickle.dumps(cf.RandAugmentTransform(5, 2, [halve, brighten])))
+        img = torch.rand(3, 8, 8)
+        torch.manual_seed(2)
+        output = transform(img)
+        torch.manual_seed(2)
+
+        assert torch.equal(output, cf.randaugment_image(img, 5, 2, [halve, brighten]))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("make", [cf.randaugment, cf.augmix])
+    def test_in_a_data_loader(self, make, workers: int):
+        """In a composition, in worker processes: each sample, epoch and seed has other draws, a seed the same."""
+        normalize = transforms.Normalize([0.5] * 3, [0.5] * 3)
+        pictures = Pictures(transforms.Compose([make(), transforms.ToTensor(), normalize]))
+        loader = DataLoader(pictures, batch_size=8, num_workers=workers)
+
+        torch.manual_seed(3)
+        first, second = torch.cat(list(loader)), torch.cat(list(loader))
+        torch.manual_seed(3)
+        again = torch.cat(list(loader))
+
+        assert first.shape == (16, 3, 20, 20)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, second)
+        assert len({tuple(image.flatten().tolist()) for image in first}) > 8
+
+
+class TestRefused:
+    @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 4, 4), (2, 2, 4, 4), (2, 3, 0, 4), (2, 4, 4, 4)])
+    def test_other_shapes(self, shape: tuple[int, ...]):
+        """Colours need three channels, and a batch samples."""
+        with pytest.raises(ValueError, match=r"input must be a batch \(N, C, H, W\) with .* got shape"):
+            cf.randaugment_batch(torch.zeros(shape))
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64])
+    def test_other_dtypes(self, dtype: torch.dtype):
+        """Of integers only bytes have a known white."""
+        with pytest.raises(TypeError, match=rf"input must be uint8, or floating point .* got {dtype}"):
+            cf.randaugment_batch(torch.zeros(2, 3, 4, 4, dtype=dtype))
+
+    def test_no_tensor(self):
+        """A batch is a tensor."""
+        with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
+            cf.randaugment_batch([1, 2])
+
+    def test_functions_for_a_batch(self):
+        """They would need a loop over samples."""
+        with pytest.raises(TypeError, match="Functions are for randaugment_image"):
+            cf.randaugment_batch(torch.rand(2, 3, 4, 4), augmentation_set=[halve])
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_draws_for_other_samples(self, count: int):
+        """Each sample needs its draw."""
+        with pytest.raises(ValueError, match=r"draws must hold operations and magnitudes of shape \(depth, 2\)"):
+            cf.randaugment_batch(torch.rand(2, 3, 4, 4), draws=cf.draw_randaugment(count))
+
+    def test_draws_on_a_device(self):
+        """To read them there would mean to wait."""
+        draws = cf.RandAugmentDraws(torch.zeros(1, 2, dtype=torch.int64, device="meta"), torch.zeros(1, 2))
+
+        with pytest.raises(ValueError, match="draws must be on the CPU, got meta"):
+            cf.randaugment_batch(torch.rand(2, 3, 4, 4), draws=draws)
+
+    @pytest.mark.parametrize("call", [cf.draw_randaugment, cf.randaugment])
+    def test_negative_depth(self, call):
+        """There is no less than nothing to do."""
+        arguments = {"count": 1} if call is cf.draw_randaugment else {}
+        with pytest.raises(ValueError, match="depth must be at least 0, got -1"):
+            call(**arguments, depth=-1)
+
+    @pytest.mark.parametrize("make", [cf.randaugment, cf.augmix])
+    def test_settings_of_transforms(self, make):
+        """They are checked where they are written, not in a worker."""
+        with pytest.raises(ValueError, match=r"severity must lie in \[0, 10\], got nan"):
+            make(severity=math.nan)
+        with pytest.raises(ValueError, match="augmentation_set must be"):
+            make(augmentation_set="none")
+        with pytest.raises(TypeError, match=r"augmentation_set must be .* or a list of functions"):
+            make(augmentation_set=3)
+        with pytest.raises(TypeError, match=r"augmentation_set must be .* or a list of functions"):
+            make(augmentation_set=["all"])
+        with pytest.raises(ValueError, match="augmentation_set must hold at least one function"):
+            make(augmentation_set=[])
+
+    @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
+    def test_other_images(self, change):
+        """One image: three dimensions, or a grey or colour image of Pillow's."""
+        with pytest.raises(TypeError, match=r"img must be a PIL image or a tensor .* got str"):
+            change("cat.jpg")
+        with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\), got shape \(1, 3, 4, 4\)"):
+            change(torch.rand(1, 3, 4, 4))
+        with pytest.raises(ValueError, match=r"img must have the mode .*, got 'RGBA'\. Convert it: img\.convert"):
+            change(to_pil_image(torch.rand(4, 5, 5)))
+        with pytest.raises(ValueError, match=r"img must have at least one pixel, got size \(0, 5\)"):
+            change(to_pil_image(torch.rand(3, 5, 5)).crop((0, 0, 0, 5)))
+
+    def test_generator_on_a_device(self):
+        """Draws are made on the CPU."""
+        if not torch.cuda.is_available():
+            pytest.skip("needs a generator that is not on the CPU")
+        with pytest.raises(ValueError, match="generator must be on the CPU"):
+            cf.draw_randaugment(2, generator=torch.Generator("cuda"))
+
+
+def test_pixels_of_pil_images_and_tensors_are_close():
+    """Over many draws of two steps, the two ways of working differ by one or two in nearly all pixels."""
+    pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 6, 6), size=(48, 40), mode="bicubic").clamp(0, 1)[0]
+    pixels = (pixels * 255).byte()
+    img = to_pil_image(pixels)
+
+    differences = torch.stack(
+        [
+            (
+                pil_to_tensor(cf.randaugment_image(img, generator=torch.Generator().manual_seed(seed))).int()
+                - cf.randaugment_image(pixels, generator=torch.Generator().manual_seed(seed)).int()
+            ).abs()
+            for seed in range(100)
+        ]
+    )
+
+    assert (differences <= 2).float().mean() > 0.97

@@ -1,0 +1,273 @@
+"""Layer freezing: which layers, when, and that nothing moves them or is left behind."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from composer import functional as cf
+
+FRACTIONS = st.floats(0, 1)
+
+
+def _network() -> nn.Sequential:
+    """Five layers with parameters: the end of the training freezes four of them."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten()),
+        nn.Linear(36, 4), nn.Linear(4, 2),
+    )  # fmt: skip
+
+
+def _trained(model: nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(2, 3, 5, 5)).square().sum().backward()
+    optimizer.step()
+
+
+class TestCountLayersToFreeze:
+    @pytest.mark.parametrize(
+        ("duration", "start", "level", "expected"),
+        [
+            (0.0, 0.5, 1.0, 0),
+            (0.5, 0.5, 1.0, 0),
+            (0.75, 0.5, 1.0, 5),
+            (0.7499, 0.5, 1.0, 4),
+            (1.0, 0.5, 1.0, 10),
+            (1.0, 0.5, 0.5, 5),
+            (0.6, 0.0, 0.5, 3),
+            (0.0, 0.0, 1.0, 0),
+            (1.0, 1.0, 1.0, 0),
+            (1.0, 0.0, 0.0, 0),
+            (0.3, 0.0, 1.0, 3),
+            (0.1 + 0.2 - 1e-16, 0.0, 1.0, 3),
+        ],
+    )
+    def test_by_hand(self, duration: float, start: float, level: float, expected: int):
+        """Of eleven layers, ten of which may be frozen."""
+        assert cf.count_layers_to_freeze(11, duration, start, level) == expected
+
+    @given(num_layers=st.integers(0, 200), a=FRACTIONS, b=FRACTIONS, start=FRACTIONS, level=FRACTIONS)
+    def test_never_shrinks_and_spares_the_last(self, num_layers: int, a: float, b: float, start: float, level: float):
+        """As the training goes on more is frozen, but never the last layer."""
+        early, late = sorted((a, b))
+
+        counts = [cf.count_layers_to_freeze(num_layers, each, start, level) for each in (early, late)]
+
+        assert 0 <= counts[0] <= counts[1] <= max(num_layers - 1, 0)
+
+    @given(num_layers=st.integers(1, 200), start=st.floats(0, 0.99))
+    def test_in_the_end_all_others_are_frozen(self, num_layers: int, start: float):
+        """Whenever it begins."""
+        assert cf.count_layers_to_freeze(num_layers, 1.0, start) == num_layers - 1
+
+    @pytest.mark.parametrize("name", ["current_duration", "freeze_start", "freeze_level"])
+    @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+    def test_fractions_out_of_range(self, name: str, value: float):
+        """The message names the parameter, its range and what came."""
+        settings = {"current_duration": 0.5} | {name: value}
+
+        with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {value}"):
+            cf.count_layers_to_freeze(5, **settings)
+
+    def test_negative_number_of_layers(self):
+        """There are none of that kind."""
+        with pytest.raises(ValueError, match="num_layers must be at least 0, got -1"):
+            cf.count_layers_to_freeze(-1, 0.5)
+
+
+class TestFreezeLayers:
+    @pytest.mark.parametrize(("duration", "depth"), [(0.5, 0), (0.63, 1), (0.75, 2), (0.9, 3), (1.0, 4)])
+    def test_freezes_the_first_layers(self, duration: float, depth: int):
+        """In the model's order, also within blocks."""
+        model = _network()
+        layers = ["0", "1", "3.0", "4", "5"]
+
+        result = cf.freeze_layers(model, None, duration)
+
+        assert result == (depth, depth / 5)
+        assert _trained(model) == [f"{layer}.{kind}" for layer in layers[depth:] for kind in ("weight", "bias")]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+            lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+            lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, foreach=True),
+        ],
+    )
+    def test_optimizers_leave_frozen_layers_alone(self, make):
+        """Neither momentum nor weight decay moves them; groups and state stay."""
+        model = _network()
+        optimizer = make(model.parameters())
+        _train(model, optimizer)
+        before, state = copy.deepcopy(dict(model.named_parameters())), copy.deepcopy(optimizer.state_dict())
+
+        cf.freeze_layers(model, optimizer, 0.75)
+        _train(model, optimizer)
+
+        moved = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+        assert moved == ["3.0.weight", "3.0.bias", "4.weight", "4.bias", "5.weight", "5.bias"]
+        after = optimizer.state_dict()
+        assert after["param_groups"] == state["param_groups"]
+        assert after["state"].keys() == state["state"].keys()
+        for name, value in state["state"][0].items():
+            assert torch.equal(torch.as_tensor(after["state"][0][name]), torch.as_tensor(value))
+
+    def test_gradients_are_dropped_at_once(self):
+        """A step that follows before the next backward pass does not use those that are there."""
+        model = _network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(2, 3, 5, 5)).sum().backward()
+        before = model[0].weight.detach().clone()
+
+        cf.freeze_layers(model, [optimizer], 0.75)
+        optimizer.step()
+
+        assert model[0].weight.grad is None
+        assert torch.equal(model[0].weight, before)
+
+    def test_no_graph_for_the_first_layers(self):
+        """What a frozen layer makes of the input needs no gradient: that is where time is saved."""
+        model = _network()
+
+        cf.freeze_layers(model, None, 0.75)
+
+        assert not model[:3](torch.randn(2, 3, 5, 5)).requires_grad
+
+    def test_thaws_when_less_is_to_be_frozen(self):
+        """Such as after a training was made longer."""
+        model = _network()
+        cf.freeze_layers(model, None, 1.0)
+
+        depth, _ = cf.freeze_layers(model, None, 0.75)
+
+        assert depth == 2
+        assert _trained(model) == ["3.0.weight", "3.0.bias", "4.weight", "4.bias", "5.weight", "5.bias"]
+
+    def test_what_the_user_froze_stays_frozen(self):
+        """Before, while and after everything else is."""
+        model = _network()
+        model[0].bias.requires_grad_(False)
+        model[5].weight.requires_grad_(False)
+        before = _trained(model)
+
+        for duration in (0.75, 1.0, 0.9, 0.2):
+            cf.freeze_layers(model, None, duration)
+
+        assert _trained(model) == before
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+    def test_copies_know_what_was_frozen(self, copied):
+        """A copy of a model can be thawed, too."""
+        model = _network()
+        cf.freeze_layers(model, None, 1.0)
+
+        twin = copied(model)
+
+        assert cf.unfreeze_layers(twin) == 8
+        assert len(_trained(twin)) == 10
+
+    def test_again_at_the_same_point(self):
+        """Nothing changes, but what was trained again by hand is frozen again, and thaws in the end."""
+        model = _network()
+        cf.freeze_layers(model, None, 0.75)
+        model[0].requires_grad_()
+
+        assert cf.freeze_layers(model, None, 0.75) == (2, 0.4)
+
+        assert "0.weight" not in _trained(model)
+        assert cf.unfreeze_layers(model) == 4
+        assert len(_trained(model)) == 10
+
+    def test_shared_weights_are_trained_as_long_as_one_layer_is(self):
+        """An embedding that is the last layer's weight stays; the state dict is as ever."""
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False))
+        model[2].weight = model[0].weight
+        keys = model.state_dict().keys()
+
+        cf.freeze_layers(model, None, 1.0)
+
+        assert _trained(model) == ["0.weight"]
+        assert model.state_dict().keys() == keys
+
+    def test_shared_weights_thaw(self):
+        """Also by the layer that did not note them."""
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        cf.freeze_layers(model, None, 1.0)
+        assert _trained(model) == ["2.weight", "2.bias"]
+
+        cf.freeze_layers(model, None, 0.75)
+
+        assert _trained(model) == ["0.weight", "1.bias", "2.weight", "2.bias"]
+
+    def test_parameters_beside_children(self):
+        """Attention holds parameters itself and has a child that does: both are layers."""
+        model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.Linear(4, 1))
+
+        assert cf.freeze_layers(model, None, 1.0) == (2, 2 / 3)
+
+        assert _trained(model) == ["1.weight", "1.bias"]
+
+    def test_weights_stay(self):
+        """Weights stay bit for bit."""
+        model = _network()
+        before = copy.deepcopy(model.state_dict())
+
+        cf.freeze_layers(model, None, 1.0)
+
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    @pytest.mark.parametrize("model", [nn.ReLU(), nn.Linear(2, 2)])
+    def test_models_without_a_layer_to_freeze(self, model: nn.Module):
+        """No layer, or only the last."""
+        assert cf.freeze_layers(model, None, 1.0) == (0, 0.0)
+
+    @pytest.mark.parametrize("name", ["current_duration", "freeze_start", "freeze_level"])
+    def test_fractions_out_of_range(self, name: str):
+        """The message names the parameter; nothing is frozen."""
+        model = _network()
+
+        with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got 2"):
+            cf.freeze_layers(model, None, **({"current_duration": 1.0} | {name: 2}))
+
+        assert len(_trained(model)) == 10
+
+    def test_no_model(self):
+        """The message says what came."""
+        with pytest.raises(TypeError, match=r"The model must be a torch\.nn\.Module, got list"):
+            cf.freeze_layers([], None, 0.5)
+
+    @pytest.mark.parametrize("optimizers", [3, [nn.Linear(1, 1)]])
+    def test_no_optimizers(self, optimizers: object):
+        """The message says what came."""
+        with pytest.raises(TypeError, match=r"optimizers must be one or several .* or None, got (int|Linear)"):
+            cf.freeze_layers(_network(), optimizers, 0.5)
+
+
+class TestUnfreezeLayers:
+    def test_gives_back_what_was_frozen(self):
+        """And says how much that was; a second time there is nothing left."""
+        model = _network()
+        model[1].requires_grad_(False)
+        cf.freeze_layers(model, None, 1.0)
+
+        assert cf.unfreeze_layers(model) == 6
+        assert cf.unfreeze_layers(model) == 0
+        assert len(_trained(model)) == 8
+
+    def test_no_model(self):
+        """The message says what came."""
+        with pytest.raises(TypeError, match=r"The model must be a torch\.nn\.Module, got int"):
+            cf.unfreeze_layers(3)

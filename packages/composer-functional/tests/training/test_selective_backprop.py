@@ -1,0 +1,342 @@
+"""Selective backprop against losses sorted by hand, and that the extra pass leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import UserDict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate, mse_loss
+
+from composer import functional as cf
+
+
+class _Known(nn.Module):
+    """A model whose output is the input: the targets decide the losses."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
+
+
+def _batch(size: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 3, 8, 8), torch.randint(5, (size,))
+
+
+def _losses(values: list[float]) -> tuple[Tensor, Tensor]:
+    """Samples (numbered) and targets with these squared errors."""
+    numbers = torch.arange(len(values), dtype=torch.float64)[:, None]
+    return numbers, numbers + torch.tensor(values, dtype=torch.float64).sqrt()[:, None]
+
+
+class TestShouldSelectiveBackprop:
+    @pytest.mark.parametrize(
+        ("duration", "expected"), [(0.0, False), (0.49, False), (0.5, True), (0.89, True), (0.9, False), (1.0, False)]
+    )
+    def test_between_start_and_end(self, duration: float, expected: bool):
+        """The start belongs to it, the end does not."""
+        assert cf.should_selective_backprop(duration, batch_idx=0) is expected
+
+    @pytest.mark.parametrize(
+        ("interrupt", "expected"),
+        [(0, [True] * 6), (1, [False] * 6), (2, [True, False] * 3), (3, [True, True, False] * 2)],
+    )
+    def test_whole_batches_in_between(self, interrupt: int, expected: list[bool]):
+        """Every so many batches one is left whole."""
+        chosen = [cf.should_selective_backprop(0.6, index, interrupt=interrupt) for index in range(6)]
+
+        assert chosen == expected
+
+    @pytest.mark.parametrize("name", ["current_duration", "start", "end"])
+    @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+    def test_fractions_out_of_range(self, name: str, value: float):
+        """The message names the parameter, its range and what came."""
+        settings = {"current_duration": 0.6, "batch_idx": 0, "start": 0.0, "end": 1.0} | {name: value}
+
+        with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {value}"):
+            cf.should_selective_backprop(**settings)
+
+    def test_end_before_start(self):
+        """Nothing would ever be selected."""
+        with pytest.raises(ValueError, match=r"end must not come before start, got 0\.2 and 0\.5"):
+            cf.should_selective_backprop(0.6, 0, start=0.5, end=0.2)
+
+    @pytest.mark.parametrize("name", ["batch_idx", "interrupt"])
+    def test_negative_numbers(self, name: str):
+        """The message names the parameter and what came."""
+        with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
+            cf.should_selective_backprop(0.6, **({"batch_idx": 0} | {name: -1}))
+
+
+class TestChoice:
+    @pytest.mark.parametrize(
+        ("keep", "expected"),
+        [(0.5, [1, 3]), (0.25, [3]), (0.75, [1, 3, 4]), (0.01, [3]), (1.0, [0, 1, 2, 3, 4]), (0.6, [1, 3, 4])],
+    )
+    def test_by_hand(self, keep: float, expected: list[int]):
+        """Those with the highest losses, in the batch's order, at least one."""
+        numbers, targets = _losses([1.0, 5.0, 0.5, 9.0, 2.0])
+
+        chosen, chosen_targets = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=keep)
+
+        assert chosen.flatten().tolist() == expected
+        assert torch.equal(chosen_targets, targets[expected])
+
+    def test_keeps_the_number_that_was_meant(self):
+        """Rounding takes no sample away: 0.29 * 100 is a little less than 29."""
+        numbers, targets = _losses([1.0] * 100)
+
+        chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=0.29)
+
+        assert len(chosen) == 29
+
+    def test_of_equals_the_first(self):
+        """A tie is not decided by chance."""
+        numbers, targets = _losses([4.0] * 40)
+
+        chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=0.25)
+
+        assert chosen.flatten().tolist() == list(range(10))
+
+    @given(values=st.lists(st.floats(0, 100), min_size=1, max_size=20), keep=st.floats(0.01, 1))
+    def test_nobody_left_out_is_worse(self, values: list[float], keep: float):
+        """Each loss that was chosen is at least as high as each that was not."""
+        numbers, targets = _losses(values)
+        losses = (numbers - targets).square().flatten()
+
+        chosen = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=keep)[0].flatten().long()
+
+        left_out = sorted(set(range(len(values))) - set(chosen.tolist()))
+        assert chosen.tolist() == sorted(chosen.tolist())
+        assert not left_out or losses[chosen].min() >= losses[left_out].max()
+
+    def test_agrees_with_an_evaluation(self, device: torch.device):
+        """The losses are those that the model has in evaluation mode."""
+        model, (images, labels) = _network().to(device), (each.to(device) for each in _batch())
+        with torch.no_grad():
+            losses = cross_entropy(copy.deepcopy(model).eval()(images), labels, reduction="none")
+        worst = losses.topk(4).indices.sort().values
+
+        chosen, chosen_labels = cf.select_using_loss(images, labels, model, cross_entropy)
+
+        assert torch.equal(chosen, images[worst])
+        assert torch.equal(chosen_labels, labels[worst])
+
+    def test_several_losses_a_sample_are_averaged(self):
+        """Such as one for each pixel."""
+        images, labels = torch.zeros(3, 2, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
+        images[0, 1], images[1, 1, 0], images[2, 1, 0, 0] = 1.0, 3.0, 4.0
+
+        chosen, _ = cf.select_using_loss(images, labels, _Known(), cross_entropy, keep=0.34)
+
+        assert torch.equal(chosen, images[1:2])
+
+    def test_dictionaries(self):
+        """Each tensor is selected from; the rest stays. The model gets the dictionary."""
+        numbers, targets = _losses([1.0, 5.0, 0.5, 9.0])
+        batch = UserDict(numbers=numbers, mask=torch.arange(4), name="some")
+
+        chosen, chosen_targets = cf.select_using_loss(
+            batch,
+            {"labels": targets},
+            lambda given: given["numbers"],
+            lambda output, target, reduction: mse_loss(output, target["labels"], reduction=reduction),
+        )
+
+        assert chosen.keys() == {"numbers", "mask", "name"}
+        assert chosen["numbers"].flatten().tolist() == chosen["mask"].tolist() == [1, 3]
+        assert chosen["name"] == "some"
+        assert torch.equal(chosen_targets["labels"], targets[[1, 3]])
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_keeps_dtype_and_memory_format(self, dtype: torch.dtype):
+        """Of what is returned."""
+        images = torch.randn(4, 3, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)
+
+        chosen, _ = cf.select_using_loss(images, images + images, _Known(), mse_loss)
+
+        assert chosen.dtype == dtype
+        assert chosen.is_contiguous(memory_format=torch.channels_last)
+
+    def test_inputs_that_require_gradients(self):
+        """Are selected from with a graph."""
+        numbers, targets = _losses([1.0, 5.0])
+        numbers.requires_grad_()
+
+        chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss)
+        chosen.sum().backward()
+
+        assert numbers.grad.flatten().tolist() == [0.0, 1.0]
+
+    def test_compiles_without_a_break(self):
+        """One graph, with the model in it."""
+        compiled = torch.compile(cf.select_using_loss, fullgraph=True, backend="eager")
+        model, (images, labels) = _network(), _batch()
+
+        chosen, _ = compiled(images, labels, model, cross_entropy, scale_factor=0.5)
+
+        assert torch.equal(chosen, cf.select_using_loss(images, labels, model, cross_entropy, scale_factor=0.5)[0])
+        assert all(module.training for module in model.modules())
+
+
+class TestScaleFactor:
+    @pytest.mark.parametrize(
+        ("shape", "mode"), [((4, 2, 8), "linear"), ((4, 2, 8, 8), "bilinear"), ((4, 2, 4, 8, 8), "trilinear")]
+    )
+    def test_the_model_sees_a_smaller_input(self, shape: tuple[int, ...], mode: str):
+        """Only it: what is returned has the size that it had."""
+        images, seen = torch.randn(shape), []
+
+        def model(images: Tensor) -> Tensor:
+            seen.append(images)
+            return images.flatten(1)[:, :5]
+
+        chosen, _ = cf.select_using_loss(images, torch.randint(5, (4,)), model, cross_entropy, scale_factor=0.5)
+
+        torch.testing.assert_close(seen[0], interpolate(images, scale_factor=0.5, mode=mode, align_corners=False))
+        assert chosen.shape == (2, *shape[1:])
+
+    @pytest.mark.parametrize("images", [torch.ones(4, 3, 8, 8, dtype=torch.uint8), {"images": torch.ones(4, 3, 8, 8)}])
+    def test_what_cannot_be_interpolated(self, images: object):
+        """The message says what came and what to do."""
+        with pytest.raises(
+            TypeError, match=r"input must be a floating-point tensor to be shrunk, got .*scale_factor=1"
+        ):
+            cf.select_using_loss(images, torch.ones(4), _Known(), mse_loss, scale_factor=0.5)
+
+    def test_what_has_no_size(self):
+        """Features are no images."""
+        with pytest.raises(ValueError, match=r"to be shrunk, got shape \(4, 3\)"):
+            cf.select_using_loss(torch.ones(4, 3), torch.ones(4), _Known(), mse_loss, scale_factor=0.5)
+
+
+class TestNoTrace:
+    def test_statistics_and_modes_stay(self):
+        """BatchNorm's buffers, each module's mode, gradients; also of modules that are kept out of training."""
+        model = _network()
+        model[1].eval()
+        before = copy.deepcopy(model.state_dict())
+        modes = [module.training for module in model.modules()]
+
+        cf.select_using_loss(*_batch(), model, cross_entropy)
+
+        assert [module.training for module in model.modules()] == modes
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_running_statistics_of_a_training_model_stay(self):
+        """The extra pass does not move what the training pass will."""
+        model = _network().train()
+        before = copy.deepcopy(model[1].state_dict())
+
+        cf.select_using_loss(*_batch(), model, cross_entropy)
+
+        assert all(torch.equal(value, before[name]) for name, value in model[1].state_dict().items())
+
+    def test_draws_no_random_numbers(self):
+        """Dropout after it draws what it would have drawn."""
+        model, (images, labels) = _network(), _batch()
+        state = torch.get_rng_state()
+
+        cf.select_using_loss(images, labels, model, cross_entropy)
+
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_modes_come_back_when_the_model_fails(self):
+        """Or the loss."""
+        model = _network()
+
+        with pytest.raises(ZeroDivisionError):
+            cf.select_using_loss(*_batch(), model, lambda *_, reduction: 1 / 0)
+
+        assert all(module.training for module in model.modules())
+
+    def test_inputs_stay(self):
+        """Bit for bit."""
+        images, labels = _batch()
+        copies = images.clone(), labels.clone()
+
+        cf.select_using_loss(images, labels, _network(), cross_entropy, scale_factor=0.5)
+
+        assert torch.equal(images, copies[0])
+        assert torch.equal(labels, copies[1])
+
+    def test_training_in_the_same_autocast_region(self):
+        """Weights that were cast without a graph are not used again: gradients arrive."""
+        model, (images, labels) = _network(), _batch()
+
+        with torch.autocast("cpu", torch.bfloat16):
+            images, labels = cf.select_using_loss(images, labels, model, cross_entropy)
+            loss = cross_entropy(model(images), labels)
+        loss.backward()
+
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+    def test_gradients_are_enabled_afterwards(self):
+        """Only the extra pass goes without."""
+        grad_modes = []
+
+        def model(images: Tensor) -> Tensor:
+            grad_modes.append(torch.is_grad_enabled())
+            return images.flatten(1)
+
+        cf.select_using_loss(*_batch(), model, cross_entropy)
+
+        assert grad_modes == [False]
+        assert torch.is_grad_enabled()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("name", ["keep", "scale_factor"])
+    @pytest.mark.parametrize("value", [0, -0.5, 1.1, math.nan])
+    def test_parts_out_of_range(self, name: str, value: float):
+        """The message names the parameter, its range and what came."""
+        with pytest.raises(ValueError, match=f"{name} must be above 0 and at most 1, got {value}"):
+            cf.select_using_loss(*_batch(), _network(), cross_entropy, **{name: value})
+
+    def test_an_empty_batch(self):
+        """There is nothing to choose of."""
+        with pytest.raises(ValueError, match=r"input must have the samples, at least one, .* got \(0, 3, 8, 8\)"):
+            cf.select_using_loss(*_batch(0), _network(), cross_entropy)
+
+    def test_a_number(self):
+        """Samples have a first dimension."""
+        with pytest.raises(ValueError, match=r"input must have the samples, .* got \(\)"):
+            cf.select_using_loss(torch.tensor(1.0), torch.tensor(1.0), _Known(), mse_loss)
+
+    def test_a_dictionary_without_tensors(self):
+        """Or with tensors of different lengths."""
+        for batch in ({}, {"a": torch.ones(2), "b": torch.ones(3)}):
+            with pytest.raises(ValueError, match="input must have the samples"):
+                cf.select_using_loss(batch, torch.ones(2), _Known(), mse_loss)
+
+    def test_neither_tensor_nor_dictionary(self):
+        """The message says what came."""
+        with pytest.raises(TypeError, match="target must be a tensor or a dictionary of tensors, got list"):
+            cf.select_using_loss(torch.ones(2), [1, 2], _Known(), mse_loss)
+
+    def test_targets_of_another_length(self):
+        """The message names both."""
+        with pytest.raises(ValueError, match="target must have the input's 8 samples in its first dimension, got 7"):
+            cf.select_using_loss(torch.ones(8, 3), torch.ones(7), _Known(), mse_loss)
+
+    @pytest.mark.parametrize("shape", [(), (3,), (1, 8)])
+    def test_a_loss_that_is_not_by_sample(self, shape: tuple[int, ...]):
+        """The message says how the function is called and what it gave."""
+        with pytest.raises(ValueError, match=r"loss_fun must return a loss for each of the 8 samples when called with"):
+            cf.select_using_loss(torch.ones(8, 3), torch.ones(8), _Known(), lambda *_, reduction: torch.ones(shape))
+
+    def test_a_loss_that_is_no_tensor(self):
+        """The message says what it is."""
+        with pytest.raises(TypeError, match="loss_fun must return a tensor, got float"):
+            cf.select_using_loss(torch.ones(8, 3), torch.ones(8), _Known(), lambda *_, reduction: 1.0)

@@ -1,0 +1,172 @@
+"""Stochastic weight averaging against torch's own and the mean."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from composer import functional as cf
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
+
+
+def _stir(model: nn.Module) -> None:
+    """Change every parameter and buffer."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(torch.randn_like(tensor) if tensor.is_floating_point() else 1)
+
+
+class TestComputeSwa:
+    @pytest.mark.parametrize("use_buffers", [True, False])
+    def test_agrees_with_torch_over_several_steps(self, use_buffers: bool):
+        """Parameters and buffers follow swa_utils.AveragedModel."""
+        model, ours = _network(), _network()
+        theirs = AveragedModel(model, use_buffers=use_buffers)
+        num_averaged = 0
+
+        for _ in range(4):
+            _stir(model)
+            num_averaged = cf.compute_swa(model, ours, num_averaged, use_buffers=use_buffers)
+            theirs.update_parameters(model)
+
+        assert num_averaged == theirs.n_averaged == 4
+        expected = theirs.module.state_dict()
+        for name, tensor in ours.state_dict().items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(tensor, expected[name])
+            else:
+                assert torch.equal(tensor, model.state_dict()[name])
+
+    def test_is_the_mean(self, device: torch.device):
+        """All models weigh alike, and the last one stays as it is."""
+        model, average = _network().to(device), _network().to(device)
+        seen = []
+
+        for number in range(5):
+            _stir(model)
+            seen.append(copy.deepcopy(model.state_dict()))
+            cf.compute_swa(model, average, number)
+
+        for name, tensor in average.state_dict().items():
+            assert torch.equal(model.state_dict()[name], seen[-1][name])
+            if tensor.is_floating_point():
+                torch.testing.assert_close(tensor, torch.stack([each[name] for each in seen]).mean(0))
+
+    def test_the_first_is_a_copy(self):
+        """Whatever was in the average, also what is no number."""
+        model, average = _network(), _network()
+        nn.init.constant_(average[0].weight, torch.nan)
+
+        cf.compute_swa(model, average, 0)
+
+        assert all(torch.equal(tensor, average.state_dict()[name]) for name, tensor in model.state_dict().items())
+        assert average[0].weight is not model[0].weight
+
+    def test_buffers_can_be_copied(self):
+        """Then running statistics are those of the last model, while weights are averaged."""
+        model, average = _network(), _network()
+        cf.compute_swa(model, average, 0)
+        _stir(model)
+
+        cf.compute_swa(model, average, 1, use_buffers=False)
+
+        assert torch.equal(average[1].running_mean, model[1].running_mean)
+        assert not torch.equal(average[1].weight, model[1].weight)
+
+    def test_statistics_can_be_measured_anew(self):
+        """As the docstring says: update_bn gives those of the averaged weights."""
+        model, average = _network(), _network()
+        for number in range(2):
+            _stir(model)
+            cf.compute_swa(model, average, number)
+        batch = torch.randn(4, 3, 8, 8)
+
+        update_bn([batch], average)
+
+        torch.testing.assert_close(average[1].running_mean, average[0](batch).mean((0, 2, 3)))
+
+    def test_an_average_in_more_digits(self):
+        """The average may have another dtype than the model."""
+        model, average = nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2)
+        nn.init.ones_(model.weight)
+        cf.compute_swa(model, average, 0)
+        nn.init.constant_(model.weight, 2.0)
+
+        cf.compute_swa(model, average, 2)
+
+        torch.testing.assert_close(average.weight.detach(), torch.full((2, 2), 4 / 3))
+
+    def test_tied_weights_move_once(self):
+        """A tensor under two names is one tensor."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        average = copy.deepcopy(model)
+        nn.init.ones_(model[0].weight)
+        nn.init.zeros_(average[0].weight)
+
+        cf.compute_swa(model, average, 1)
+
+        torch.testing.assert_close(average[0].weight.detach(), torch.full((2, 2), 0.5))
+
+    def test_parameters_stay_leaves(self):
+        """The average's parameters are the same objects, without a history."""
+        model, average = _network(), _network()
+        before = list(average.parameters())
+
+        cf.compute_swa(model, average, 1)
+
+        assert all(new is old for new, old in zip(average.parameters(), before, strict=True))
+        assert all(parameter.is_leaf and parameter.grad_fn is None for parameter in average.parameters())
+
+    def test_nothing_to_average(self):
+        """A model without parameters is fine."""
+        assert cf.compute_swa(nn.ReLU(), nn.ReLU(), 0) == 1
+
+    @given(values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), seed=st.integers(0, 2**40))
+    def test_order_does_not_matter(self, values: list[float], seed: int):
+        """An average of the same models in another order is the same, but for rounding."""
+        order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed)).tolist()
+        averages = [nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(2)]
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+
+        for average, indices in zip(averages, (range(len(values)), order), strict=True):
+            for number, index in enumerate(indices):
+                nn.init.constant_(model.weight, values[index])
+                cf.compute_swa(model, average, number)
+
+        torch.testing.assert_close(averages[0].weight, averages[1].weight, rtol=1e-9, atol=1e-9)
+
+    def test_other_names_are_refused(self):
+        """The message names some that differ on either side and says how to make an average."""
+        with pytest.raises(ValueError, match=r"only model has 0.bias, only swa_model has 1.weight\. .*deepcopy"):
+            cf.compute_swa(
+                nn.Sequential(nn.Linear(2, 2)),
+                nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)),
+                1,
+            )
+
+    def test_other_shapes_are_refused(self):
+        """By torch, in whichever step."""
+        for num_averaged in (0, 1):
+            with pytest.raises(RuntimeError):
+                cf.compute_swa(nn.Linear(2, 3), nn.Linear(2, 2), num_averaged)
+
+    def test_a_negative_number_is_refused(self):
+        """The message names the parameter and what came."""
+        with pytest.raises(ValueError, match="num_averaged must be at least 0, got -1"):
+            cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), -1)
+
+    @pytest.mark.parametrize("num_averaged", [1.0, torch.tensor(1), None])
+    def test_a_number_of_another_type_is_refused(self, num_averaged: object):
+        """A tensor would have to be waited for."""
+        with pytest.raises(TypeError, match="num_averaged must be an int, got"):
+            cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), num_averaged)
