@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 
 import composer.core.engine
 from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State, Trace
@@ -116,6 +117,23 @@ class TestRunEvent:
 
         with pytest.raises(KeyError, match="mine"):
             engine.run_event("batch_end")
+
+
+class TestMarker:
+    def test_mark_in_the_profiler_s_trace(self, state, make, calls):
+        """A running torch profiler sees the event's name, and nobody is called."""
+        engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            engine.run_marker_only_event("batch_end")
+
+        assert [one.name for one in profiler.events() if one.name.startswith("event/")] == ["event/batch_end"]
+        assert calls == []
+
+    def test_unknown_events_are_refused(self, state):
+        """Also where nothing would be called."""
+        with pytest.raises(ValueError, match="There is no event 'batch_ends'; did you mean 'batch_end'"):
+            Engine(state).run_marker_only_event("batch_ends")
 
 
 class TestPlanIsMadeOnce:

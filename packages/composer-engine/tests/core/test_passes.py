@@ -112,10 +112,19 @@ class TestSinglePasses:
 
     def test_fused_layernorm_last(self, make):
         """The pass alone puts the stage PRECISION behind the rest, at events that change the model."""
-        fused, a = make.algorithm("F", everywhere(Stage.PRECISION)), make.algorithm("A", everywhere(Stage.WEIGHTS))
+        fused, a = make.algorithm("F", everywhere(Stage.PRECISION)), make.algorithm("A", everywhere(Stage.MIX))
 
         assert names(sort_fused_layernorm_last([fused, a], Event.AFTER_LOAD)) == ["A", "F"]
         assert names(sort_fused_layernorm_last([fused, a], Event.BATCH_END)) == ["F", "A"]
+
+    @pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
+    def test_norms_are_not_put_behind_what_uses_the_finished_model(self, event, make):
+        """Where norms are replaced and the optimizer is wrapped at one event, the wrapped one holds the new norms."""
+        stages = [one for one in Stage if one is not Stage.UNDECLARED]
+        algorithms = [make.algorithm(one.name, everywhere(one)) for one in stages]
+
+        assert through_all(algorithms, event) == [one.name for one in stages]
+        assert through_all(algorithms[::-1], event) == [one.name for one in stages]
 
     def test_fused_layernorm_has_both_names(self):
         """The specification and the reference call it differently."""
@@ -131,7 +140,7 @@ class TestSinglePasses:
         """Both names and the remedy are in the warning, and the order stays."""
         both = [make.algorithm(name, interpolate_loss=True) for name in ("MixUp", "CutMix")]
 
-        with pytest.warns(UserWarning, match="MixUp and CutMix all interpolate the loss.*interpolate_loss=False"):
+        with pytest.warns(UserWarning, match="CutMix and MixUp all interpolate the loss.*interpolate_loss=False"):
             assert warn_if_multiple_loss_interpolation(both, Event.BEFORE_BACKWARD) == both
 
     def test_one_interpolation_of_the_loss_is_fine(self, make):

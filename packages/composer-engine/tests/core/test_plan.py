@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from composer.core import AlgorithmConflictError, Callback, Event, Stage, explain
+from composer.core import Callback, Event, Stage, explain
 from composer.core.passes import sort_to_back
 from composer.core.plan import build_plan, component_keys
 
@@ -167,6 +167,20 @@ class TestReasons:
             ("LABEL", "undone in reverse: label comes after weights"),
         ]
 
+    def test_what_has_no_stage(self, make):
+        """It is last, first where stages are reversed, and architecture before training; the reasons say so."""
+        matching = make.algorithm("M", match=lambda *_: True)
+        weights = make.algorithm("W", dict.fromkeys((Event.BATCH_END, Event.AFTER_LOSS, Event.INIT), Stage.WEIGHTS))
+
+        plan = explain([weights, matching])
+
+        assert entries(plan, Event.BATCH_END) == [("W", ""), ("M", "what has no stage comes after weights")]
+        assert entries(plan, Event.INIT) == [("M", ""), ("W", "weights comes after what has no stage")]
+        assert entries(plan, Event.AFTER_LOSS) == [
+            ("M", ""),
+            ("W", "undone in reverse: weights comes after what has no stage"),
+        ]
+
     def test_left_out(self, make):
         """What a pass leaves out is not lost from sight."""
         plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])
@@ -175,31 +189,7 @@ class TestReasons:
         assert [(one.name, one.event, one.by) for one in plan.left_out] == [("A", Event.FIT_END, "<lambda>")]
 
 
-class TestConflicts:
-    def test_two_owners_are_refused(self, make):
-        """The sentence has both names, what both want, and what to do."""
-        ema = make.algorithm("EMA", owns={"the weights used for evaluation"})
-        swa = make.algorithm("SWA", owns={"the weights used for evaluation", "the learning rate"})
-
-        with pytest.raises(
-            AlgorithmConflictError,
-            match=r"^EMA and SWA cannot run together.*the weights used for evaluation.*Remove one",
-        ):
-            explain([ema, swa])
-
-    def test_twice_the_same_class(self, make):
-        """The second of two owners of one class would find nothing to do."""
-        blurpool = make.algorithm("BlurPool", {Event.INIT: Stage.ARCHITECTURE}, owns={"strided layers"})
-
-        with pytest.raises(AlgorithmConflictError, match=r"^Two BlurPool cannot run together"):
-            explain([blurpool, type(blurpool)()])
-
-    def test_owners_of_different_things(self, make):
-        """Who shares nothing has no conflict."""
-        first, second = (make.algorithm(n, {Event.INIT: Stage.LAYOUT}, owns={n}) for n in "AB")
-
-        assert explain([first, second]).warnings == ()
-
+class TestChecks:
     def test_one_object_twice(self, make):
         """The same object in two places would run twice and be saved once."""
         algorithm, callback = make.algorithm("A"), make.callback("C")
@@ -216,6 +206,13 @@ class TestConflicts:
         with pytest.raises(TypeError, match=r"A.runs_at must map events to stages"):
             explain([make.algorithm("A", runs_at)])
 
+    @pytest.mark.parametrize("declared", ["reads", "writes", "owns"])
+    @pytest.mark.parametrize("words", ["loss", {"loss", 1}])
+    def test_words_are_checked(self, make, declared, words):
+        """A text alone would be taken for its letters."""
+        with pytest.raises(TypeError, match=rf"A\.{declared} must be a set of words, \{{\"loss\", \"model\"\}}, got"):
+            explain(make.algorithm("A", {Event.BATCH_END: Stage.LOSS}, **{declared: words}))
+
     def test_events_may_be_declared_by_value(self, make):
         """A text that is an event is as good as the member."""
         assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
@@ -226,7 +223,7 @@ class TestConflicts:
 
     def test_warnings_of_passes_are_in_the_plan_once(self, make):
         """Two interpolations meet at several events, and are told once."""
-        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_BACKWARD: Stage.MIX}
+        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
 
         plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])
 
@@ -257,6 +254,8 @@ class TestData:
                         "placed_by": [],
                         "asked_each_time": False,
                         "why": "",
+                        "reads": ["loss", "model"],
+                        "writes": ["model"],
                     },
                     {
                         "name": "C",
@@ -265,6 +264,8 @@ class TestData:
                         "placed_by": [],
                         "asked_each_time": False,
                         "why": "callbacks come after algorithms",
+                        "reads": [],
+                        "writes": [],
                     },
                 ]
             },

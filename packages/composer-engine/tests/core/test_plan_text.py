@@ -8,7 +8,11 @@ from composer.core import Callback, Event, Stage, explain
 def test_recipe(make):
     """The text of a small recipe, word for word: who, what each declares, when, in which order and why."""
     blurpool = make.algorithm(
-        "BlurPool", {Event.INIT: Stage.ARCHITECTURE}, writes={"model"}, __doc__="Blur before ``stride``.\n\nMore."
+        "BlurPool",
+        {Event.INIT: Stage.ARCHITECTURE},
+        writes={"model"},
+        owns={"the pools", "the strided convolutions"},
+        __doc__="Blur before ``stride``.\n\nMore.",
     )
     smoothing = make.algorithm(
         "LabelSmoothing",
@@ -24,7 +28,7 @@ def test_recipe(make):
     assert text == textwrap.dedent("""\
         ALGORITHMS, as listed
           BlurPool        Blur before stride.
-                          changes model
+                          changes model; has the pools and the strided convolutions to itself
           LabelSmoothing  Be a little less sure.
                           changes batch.target; reads outputs
           MixUp           does not declare what it reads and changes
@@ -80,9 +84,40 @@ def test_what_is_everywhere_is_one_line(make):
     text = str(explain(make.algorithm("Matching", match=lambda *_: True), Recorder()))
 
     assert "at every event" in text
-    assert text.count("asked by match whether to run, after those with a stage") == 1
+    assert text.count("asked by match whether to run; where, see below") == 1
     assert text.count("has a run_event of its own") == 1
     assert "batch_end" not in text
+
+
+def test_where_those_without_a_stage_run(make):
+    """The rule for them stands below the plan, and is true: last, first in reverse, architecture before training."""
+    matching = make.algorithm("Matching", match=lambda *_: True)
+    weights = make.algorithm("Weights", dict.fromkeys(Event, Stage.WEIGHTS), places=lambda self: self.runs_at)
+
+    plan = explain([weights, matching])
+
+    text = " ".join(str(plan).split())
+    assert "What has no stage comes after all that have one, so where stages are reversed it comes first; " in text
+    assert "before training (init to fit_start) it counts as architecture." in text
+    first = {event for event, (one, _) in plan.entries.items() if one.key == "Matching"}
+    assert first == {
+        *(Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.AFTER_BACKWARD),
+        *(Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START),
+    }
+    assert "What has no stage" not in str(explain(weights))
+
+
+def test_who_is_everywhere_but_was_moved_is_shown_where(make):
+    """One line cannot say what a pass did at one of the events."""
+    matching = make.algorithm("Matching", match=lambda *_: True)
+    loss = make.algorithm("Loss", {Event.BATCH_END: Stage.LOSS})
+
+    def matching_first(algorithms, event):
+        return sorted(algorithms, key=lambda one: one is not matching)
+
+    text = " ".join(str(explain([matching, loss], algorithm_passes=[matching_first])).split())
+
+    assert "batch_end Matching no stage moved by matching_first; asked by match whether to run Loss loss" in text
 
 
 def test_asked_algorithms_say_so(make):

@@ -92,6 +92,25 @@ class TestGenerator:
 
         assert draw(state, pair[1]) == draw(other, pair[1])
 
+    def test_removing_another_algorithm_changes_no_draw(self, pair, make):
+        """A run that is resumed without one of its algorithms draws the same for the others."""
+        state, without = state_with([make.algorithm("A"), *pair]), state_with([make.algorithm("A"), *pair])
+        del without.algorithms[0]
+
+        assert [draw(state, one) for one in pair] == [draw(without, one) for one in pair]
+
+    @pytest.mark.parametrize("batch", [0, 1, 1000])
+    def test_a_restarted_run_draws_the_same(self, pair, batch):
+        """A new state, with another seed until it has loaded the saved one, goes on with the draws of the first."""
+        state = state_with(pair, rank_zero_seed=17)
+        state.timestamp = Timestamp(batch=batch)
+        resumed = state_with([type(one)() for one in pair], rank_zero_seed=3)
+        draw(resumed, resumed.algorithms[1])
+
+        resumed.load_state_dict(state.state_dict())
+
+        assert [draw(resumed, one) for one in resumed.algorithms] == [draw(state, one) for one in pair]
+
     def test_drawing_does_not_touch_the_global_generator(self, pair):
         """Dropout draws what it would have drawn."""
         before = torch.get_rng_state()

@@ -380,6 +380,28 @@ class TestTimestamp:
         with pytest.raises(ValueError, match=r"missing: \['batch'\]|unknown: \['extra'\]"):
             Timestamp.from_state_dict(saved)
 
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"batch": 1.5}, "batch of a saved Timestamp must be a whole number, got 1.5"),
+            ({"batch": True}, "batch of a saved Timestamp must be a whole number, got True"),
+            ({"epoch": "3"}, "epoch of a saved Timestamp must be a whole number, got '3'"),
+            ({"sample": -1}, "counts samples from 0 up, got -1"),
+            ({"total_wct": None}, "total_wct of a saved Timestamp must be a number of seconds, got None"),
+            ({"total_wct": float("nan")}, "total_wct of a saved Timestamp must be a number of seconds, got nan"),
+            ({"batch_wct": 1e300}, r"batch_wct of a saved Timestamp must be a number of seconds, got 1e\+300"),
+        ],
+    )
+    def test_from_state_dict_wants_numbers(self, change, text):
+        """A value that is no count is named."""
+        with pytest.raises(ValueError, match=text):
+            Timestamp.from_state_dict(Timestamp().state_dict() | change)
+
+    def test_load_state_dict_says_what_to_do(self):
+        """A timestamp never changes, so that there is nothing to load into."""
+        with pytest.raises(TypeError, match=r"state\.timestamp = Timestamp\.from_state_dict"):
+            Timestamp().load_state_dict(Timestamp(batch=3).state_dict())
+
     @pytest.mark.parametrize("unit", WHOLE_UNITS)
     def test_get(self, unit):
         """Each unit has its count."""

@@ -177,6 +177,15 @@ class TestPosterize:
         expected = images.int() // 2 ** (8 - bits) * 2 ** (8 - bits)
         assert torch.equal((output * 255).round().int(), expected.int())
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+    def test_all_bits_are_the_identity_for_bytes(self, dtype: torch.dtype):
+        """A byte is recognised in any precision, whichever way its 255th was rounded."""
+        images = (torch.arange(256) / 255).to(dtype).view(1, 1, 16, 16)
+
+        output = cf.randaugment_batch(images, draws=one_step(["posterize"], (8.0,)))
+
+        assert torch.equal(output, images)
+
     def test_zero_bits_are_black(self):
         """Nothing kept is nothing left."""
         output = cf.randaugment_batch(make_bytes(), draws=one_step(["posterize"] * 3, (0.0, 0.0, 0.0)))

@@ -104,6 +104,15 @@ class TestOwnAttention:
 
         assert twin.attentions[0].attend.__self__ is twin.attentions[0]
 
+    def test_masking_is_up_to_the_function(self):
+        """The bias has distances to both sides, for attentions that see both."""
+        model = OwnModel()
+        cf.apply_alibi(model, 20, **OWN)
+
+        bias = model.attentions[0].alibi(2, 2)
+
+        assert bias.tolist() == [[[[0, -(2**-4)], [-(2**-4), 0]], [[0, -(2**-8)], [-(2**-8), 0]]]]
+
     def test_nothing_is_kept_after_a_pass(self):
         """The last attention lets the bias go."""
         model = OwnModel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from typing import Any, ClassVar
 
 import attrs
@@ -79,7 +80,7 @@ def _count_passes(state: State) -> int | None:
         return None
     if duration.unit is TimeUnit.BATCH:
         batches = int(duration.value)
-    elif duration.unit is TimeUnit.EPOCH and hasattr(loader, "__len__"):
+    elif duration.unit is TimeUnit.EPOCH and isinstance(loader, Sized):
         batches = int(duration.value) * len(loader)
     else:
         return None

@@ -78,7 +78,7 @@ class SelectiveBackprop(Algorithm):
         """Return whether samples are chosen by now, and this batch is not to be left whole."""
         if event is not Event.AFTER_DATALOADER:
             return False
-        batch_idx = state.timestamp.count(TimeUnit.BATCH, in_epoch=True)
+        batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
         elapsed = min(1.0, elapsed_duration(self, state))
         return cf.should_selective_backprop(elapsed, batch_idx, self.start, self.end, self.interrupt)
 

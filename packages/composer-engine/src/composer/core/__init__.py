@@ -3,16 +3,21 @@
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
+from composer.core.conversion import from_data, to_data
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.engine import Engine
 from composer.core.evaluator import Evaluator, ensure_evaluator, evaluate_periodically
 from composer.core.event import Event
 from composer.core.interval import Interval
+from composer.core.load_report import LoadReport, StateMismatchError
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.passes import AlgorithmPass
 from composer.core.plan import AlgorithmConflictError, Plan, explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
+from composer.core.registry import algorithm_classes, rebuild_algorithm
 from composer.core.serializable import Serializable
+from composer.core.serialization import NotSerializableError, saved
+from composer.core.splitting import join_tensors, split_tensors
 from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
@@ -29,21 +34,25 @@ __all__ = [
     "Evaluator",
     "Event",
     "Interval",
+    "LoadReport",
     "Logger",
     "LoggerDestination",
     "MemoryFormat",
     "NoEffectWarning",
+    "NotSerializableError",
     "Plan",
     "Precision",
     "Serializable",
     "Stage",
     "State",
+    "StateMismatchError",
     "SupportsTraining",
     "Time",
     "TimeUnit",
     "Timestamp",
     "Trace",
     "TrainerMode",
+    "algorithm_classes",
     "batch_get",
     "batch_set",
     "ensure_data_spec",
@@ -51,5 +60,11 @@ __all__ = [
     "ensure_time",
     "evaluate_periodically",
     "explain",
+    "from_data",
     "get_precision_context",
+    "join_tensors",
+    "rebuild_algorithm",
+    "saved",
+    "split_tensors",
+    "to_data",
 ]

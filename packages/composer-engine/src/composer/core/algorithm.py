@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 # At run time, too, as attrs and cattrs look up what the annotations of a subclass and of its bases mean.
 from collections.abc import Mapping  # noqa: TC003
 from collections.abc import Set as AbstractSet  # noqa: TC003
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import attrs
+from typing import TYPE_CHECKING, ClassVar
 
 from composer.core.event import Event  # noqa: TC001
 from composer.core.serializable import Serializable
@@ -89,10 +87,3 @@ class Algorithm(Serializable, ABC):
     def required_on_load() -> bool:
         """Return whether weights saved with this algorithm only fit a model that it has changed."""
         return False
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name, of algorithms that are attrs classes; else nothing."""
-        kind = type(self)
-        if not attrs.has(kind):
-            return {}
-        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}

@@ -9,11 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
+from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
 from composer.core.components import Components
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.logger import Logger, Trace
+from composer.core.loop_check import LoopCheck
 from composer.core.ownership import Ownership
 from composer.core.passes import AlgorithmPass, default_passes
 from composer.core.plan import Entry, Plan, build_plan
@@ -35,7 +37,8 @@ class Engine:
 
     The plan is made when the first event runs, and again only after algorithms, callbacks, loggers or passes have
     changed. An event that nobody listens to costs one look-up in a dictionary. After each algorithm that runs before
-    training (``INIT`` to ``FIT_START``) the engine checks that the optimizers hold the model's parameters.
+    training (``INIT`` to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. When
+    training begins, after its first epoch and at its end it warns of algorithms whose events the loop did not run.
 
     Args:
         state: What the algorithms change; ``state.algorithms`` and ``state.callbacks`` are what is run.
@@ -71,6 +74,7 @@ class Engine:
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = False
+        self._loop = LoopCheck(state)
         if algorithms is not None:
             state.algorithms = algorithms
         for one in _as_list(algorithm_passes):
@@ -96,6 +100,15 @@ class Engine:
             calls = self._compile(event)
         for call in calls:
             call()
+
+    def run_marker_only_event(self, event: Event | str) -> None:
+        """Put a mark named after an event into the trace of a torch profiler, if one is running, and call nobody.
+
+        Raises:
+            ValueError: There is no such event.
+        """
+        with record_function(f"event/{_event_of(event).value}"):
+            pass
 
     @property
     def algorithm_passes(self) -> Components[AlgorithmPass]:
@@ -163,14 +176,14 @@ class Engine:
                 f"The engine is closed and cannot run {str(event)!r}: close() was called, or a run ended by an error. "
                 "Make a new Trainer or Engine."
             )
+        event = _event_of(event)
         entries = self.explain().entries
-        self._table = {one: self._calls(one, entries.get(one, ())) for one in Event}
-        try:
-            return self._table[event]
-        except KeyError:
-            close = difflib.get_close_matches(str(event).lower(), [one.value for one in Event], n=1)
-            guess = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
+        self._loop.notice(event, entries)
+        calls = self._calls(event, entries.get(event, ()))
+        # The end of an epoch without batches says nothing about the loop: the next one is looked at again.
+        if event is not Event.EPOCH_END or self._loop.has_batches:
+            self._table[event] = calls
+        return calls
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
         calls = [self._call(event, order, entry) for order, entry in enumerate(entries)]
@@ -189,6 +202,15 @@ class Engine:
         if isinstance(component, Algorithm) and entry.asked:
             return partial(_run_if_matching, component, event, state, logger)
         return partial(entry.call, state, logger)
+
+
+def _event_of(event: Event | str) -> Event:
+    try:
+        return Event(event)
+    except ValueError:
+        close = difflib.get_close_matches(str(event).lower(), [one.value for one in Event], n=1)
+        guess = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
 
 
 def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "Event"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "PLACES", "STEP_EVENTS", "Event"]
 
 
 class Event(StrEnum):
@@ -145,3 +149,64 @@ CLOSING_EVENTS = frozenset({Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.AFTER_B
 
 MODEL_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """Where the model is changed, before the first step."""
+
+STEP_EVENTS = (
+    Event.BEFORE_DATALOADER,
+    Event.AFTER_DATALOADER,
+    Event.BATCH_START,
+    Event.BEFORE_TRAIN_BATCH,
+    Event.BEFORE_FORWARD,
+    Event.AFTER_FORWARD,
+    Event.BEFORE_LOSS,
+    Event.AFTER_LOSS,
+    Event.BEFORE_BACKWARD,
+    Event.AFTER_BACKWARD,
+    Event.AFTER_TRAIN_BATCH,
+    Event.BATCH_END,
+    Event.BATCH_CHECKPOINT,
+)
+"""What a loop that knows every event runs at each batch."""
+
+PLACES: Mapping[Event, str] = {
+    Event.INIT: "once, when model and optimizers are made, before weights are loaded",
+    Event.BEFORE_LOAD: "once, after init, before weights are loaded if there are any",
+    Event.AFTER_LOAD: "once, when weights have been loaded, or after init if there are none",
+    Event.FIT_START: "once, right before the first epoch",
+    Event.ITERATION_START: "when an iteration begins, before its first epoch_start",
+    Event.EPOCH_START: "before an epoch's first batch",
+    Event.BEFORE_DATALOADER: "right before the next batch is taken from the loader",
+    Event.AFTER_DATALOADER: "when the batch is in state.batch",
+    Event.BATCH_START: "after after_dataloader, before anything is computed",
+    Event.BEFORE_TRAIN_BATCH: "before the batch's first forward pass, within the closure if the optimizer takes one",
+    Event.BEFORE_FORWARD: "right before the model is called, with the batch or microbatch in state.batch",
+    Event.AFTER_FORWARD: "right after the model was called, with what it returned in state.outputs",
+    Event.BEFORE_LOSS: "right before the loss is computed of state.outputs and state.batch",
+    Event.AFTER_LOSS: "right after the loss was computed, with it in state.loss",
+    Event.BEFORE_BACKWARD: "right before state.loss.backward()",
+    Event.AFTER_BACKWARD: "right after state.loss.backward()",
+    Event.AFTER_TRAIN_BATCH: "after the batch's last backward pass, before optimizer.step(), with unscaled gradients",
+    Event.BATCH_END: "after optimizer.step(), when state.timestamp has counted the batch",
+    Event.BATCH_CHECKPOINT: "after batch_end and the evaluation that may be due",
+    Event.EPOCH_END: "after an epoch's last batch, when state.timestamp has counted the epoch",
+    Event.EPOCH_CHECKPOINT: "after epoch_end and the evaluation that may be due",
+    Event.ITERATION_END: "after an iteration's last epoch, when state.timestamp has counted the iteration",
+    Event.ITERATION_CHECKPOINT: "after iteration_end",
+    Event.FIT_END: "once, after the last epoch",
+    Event.EVAL_BEFORE_ALL: "when an evaluation begins",
+    Event.EVAL_START: "before the first batch of a data set that is evaluated on",
+    Event.EVAL_BATCH_START: "when a batch to evaluate on is in state.batch",
+    Event.EVAL_BEFORE_FORWARD: "right before the model is called in an evaluation",
+    Event.EVAL_AFTER_FORWARD: "right after that, with what it returned in state.outputs",
+    Event.EVAL_BATCH_END: "after the metrics of a batch",
+    Event.EVAL_END: "after the last batch of a data set that is evaluated on; after an error, engine.restore() instead",
+    Event.EVAL_AFTER_ALL: "when an evaluation ends",
+    Event.EVAL_STANDALONE_START: "before an evaluation outside of training",
+    Event.EVAL_STANDALONE_END: "after an evaluation outside of training",
+    Event.PREDICT_START: "before the first batch to predict",
+    Event.PREDICT_BATCH_START: "when a batch to predict is in state.batch",
+    Event.PREDICT_BEFORE_FORWARD: "right before the model is called in a prediction",
+    Event.PREDICT_AFTER_FORWARD: "right after that, with what it returned in state.outputs",
+    Event.PREDICT_BATCH_END: "after a batch was predicted",
+    Event.PREDICT_END: "after the last batch to predict; after an error, engine.restore() instead",
+}
+"""Where each event belongs in a loop, in words."""

@@ -91,9 +91,9 @@ def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event)
 def sort_fused_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
     """Put fused and low-precision norms (stage ``PRECISION``) behind all surgery that may add norms.
 
-    Only the memory format, which concerns the finished model, comes later.
+    Only the memory format, which concerns the finished model, and what uses the finished model come later.
     """
-    late = {Stage.PRECISION: 1, Stage.LAYOUT: 2}
+    late = {Stage.PRECISION: 1, Stage.LAYOUT: 2, Stage.GRADIENT: 3, Stage.WEIGHTS: 3}
     if event not in MODEL_EVENTS:
         return algorithms
     return sorted(algorithms, key=lambda algorithm: late.get(stage_of(algorithm, event), 0))
@@ -105,7 +105,8 @@ sort_low_precision_layernorm_last = sort_fused_layernorm_last
 def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
     """Warn when several algorithms blend losses: each blends what the other already has blended."""
     del event
-    names = [type(algorithm).__name__ for algorithm in algorithms if algorithm.interpolate_loss]
+    # In an order of their own, so that at events with the reverse order it is the same warning, and told once.
+    names = sorted(type(algorithm).__name__ for algorithm in algorithms if algorithm.interpolate_loss)
     if len(names) > 1:
         warnings.warn(
             f"{' and '.join(names)} all interpolate the loss, so each blends a loss that the other has blended "

@@ -6,16 +6,18 @@ import json
 import re
 import warnings
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
+from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.ordering import apply_passes
 from composer.core.passes import default_passes, stage_of
+from composer.core.plan_mermaid import mermaid_lines
 from composer.core.plan_text import plan_lines
 from composer.core.stage import Stage
 
@@ -31,10 +33,6 @@ _MARKUP = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
 _EVENTS = frozenset(Event)
 
 
-class AlgorithmConflictError(ValueError):
-    """Two algorithms of a run cannot work together."""
-
-
 @attrs.frozen
 class Entry:
     """One call at an event.
@@ -47,6 +45,7 @@ class Entry:
         placed_by: The user's passes that moved it from where its stage and the list had put it.
         asked: Whether it decides by its own ``match`` each time.
         why: Why it comes where it comes, in a few words; empty where there is nothing to say.
+        reads, writes: What an algorithm declares that it looks at and changes, at one or another of its events.
         call: What it does there, ``f(state, logger)``.
     """
 
@@ -58,16 +57,27 @@ class Entry:
     placed_by: tuple[str, ...] = ()
     asked: bool = False
     why: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """An algorithm's stage, or what else it is."""
+        if self.kind != "algorithm":
+            return self.kind
+        return "no stage" if self.stage is None else self.stage.name.lower()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain data."""
         return {
             "name": self.key,
             "kind": self.kind,
-            "stage": None if self.stage is None else self.stage.name.lower(),
+            "stage": None if self.stage is None else self.what,
             "placed_by": list(self.placed_by),
             "asked_each_time": self.asked,
             "why": self.why,
+            "reads": list(self.reads),
+            "writes": list(self.writes),
         }
 
 
@@ -121,7 +131,9 @@ class LeftOut:
 
 @attrs.frozen
 class Plan:
-    """What runs at which event, from first to last; prints as text, :meth:`to_dict` and :meth:`to_json` give data.
+    """What runs at which event, from first to last.
+
+    It prints as text; :meth:`to_dict` and :meth:`to_json` give data, :meth:`to_mermaid` a drawing.
 
     Args:
         entries: The calls of each event that anything runs at.
@@ -139,6 +151,12 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def keys_everywhere(self) -> list[str]:
+        """Return who runs, or is asked, at every single event and was moved at none, in the order of the plan."""
+        moved = {entry.key for entry in chain.from_iterable(self.entries.values()) if entry.placed_by}
+        common = set.intersection(*({entry.key for entry in self.entries.get(event, ())} for event in Event))
+        return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - moved]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, with the keys ``algorithms``, ``events``, ``left_out`` and ``warnings``."""
         return {
@@ -151,6 +169,10 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_mermaid(self) -> str:
+        """Return a drawing of the loop with everything at its place, in the language of Mermaid, for documents."""
+        return "\n".join(mermaid_lines(self))
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
@@ -220,24 +242,6 @@ def build_plan(
     return Plan(plan, declarations, tuple(left_out), tuple(dict.fromkeys(texts)))
 
 
-def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
-    """Refuse two algorithms that own the same thing.
-
-    Raises:
-        AlgorithmConflictError: With both names, what both own, and the remedy.
-    """
-    for first, second in combinations(algorithms, 2):
-        shared = sorted(first.owns & second.owns)
-        if not shared:
-            continue
-        names = [type(first).__name__, type(second).__name__]
-        who = f"Two {names[0]}" if names[0] == names[1] else " and ".join(names)
-        raise AlgorithmConflictError(
-            f"{who} cannot run together: each must have {' and '.join(shared)} to itself. "
-            f"Remove one: {first!r} or {second!r}."
-        )
-
-
 def component_keys(components: Iterable[object]) -> dict[int, str]:
     """Return a name for each component, by its ``id``: its class, numbered from the second of a class on.
 
@@ -285,6 +289,7 @@ def _check(*lists: Sequence[Algorithm | Callback]) -> None:
     algorithms = [one for one in lists[0] if isinstance(one, Algorithm)]
     for algorithm in algorithms:
         _check_places(algorithm)
+        _check_words(algorithm)
     check_conflicts(algorithms)
 
 
@@ -295,6 +300,15 @@ def _check_places(algorithm: Algorithm) -> None:
     for event, stage in places.items():
         if event not in _EVENTS or not isinstance(stage, Stage):
             raise TypeError(f"{name}.runs_at must map events to stages, got {event!r}: {stage!r}.")
+
+
+def _check_words(algorithm: Algorithm) -> None:
+    for declared in ("reads", "writes", "owns"):
+        words = getattr(algorithm, declared)
+        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            raise TypeError(
+                f'{type(algorithm).__name__}.{declared} must be a set of words, {{"loss", "model"}}, got {words!r}.'
+            )
 
 
 def _runs_at(algorithm: Algorithm, event: Event) -> bool:
@@ -316,7 +330,9 @@ def _runs_nowhere(algorithm: Algorithm) -> str:
 def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     paragraph = (type(algorithm).__doc__ or "").strip().split("\n\n")[0]
     summary = _MARKUP.sub(r"\1", " ".join(paragraph.split()))
-    reads, writes, owns = (tuple(sorted(words)) for words in (algorithm.reads, algorithm.writes, algorithm.owns))
+    reads, writes, owns = (
+        tuple(sorted(map(str, words))) for words in (algorithm.reads, algorithm.writes, algorithm.owns)
+    )
     return Declaration(key, summary, reads, writes, owns)
 
 
@@ -329,6 +345,8 @@ def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, .
         stage=stage_of(algorithm, event) if event in algorithm.places() else None,
         placed_by=placed_by,
         asked=overrides_match(algorithm),
+        reads=tuple(sorted(algorithm.reads)),
+        writes=tuple(sorted(algorithm.writes)),
     )
 
 
@@ -358,14 +376,16 @@ def _reason(entry: Entry, previous: Entry | None, event: Event, listed: Mapping[
         return "loggers open first" if previous.kind == "logger" else f"{entry.kind}s come after {previous.kind}s"
     own, other = (_stage(one, event) for one in (entry, previous))
     if own is not other:
-        return _reason_of_stages(own, other, event)
+        return _reason_of_stages(entry, previous, event)
     if listed[previous.key] < listed[entry.key]:
         return "as listed"
     return "listed first, so last out" if event.is_after_event else ""
 
 
-def _reason_of_stages(own: Stage, other: Stage, event: Event) -> str:
-    order = f"{_stage_name(own)} comes after {_stage_name(other)}"
+def _reason_of_stages(entry: Entry, previous: Entry, event: Event) -> str:
+    own, other = (_stage(one, event) for one in (entry, previous))
+    names = ("what has no stage" if one.stage is None else one.what for one in (entry, previous))
+    order = " comes after ".join(names)
     if event in CLOSING_EVENTS:
         return f"undone in reverse: {order}" if own < other else ""
     return order if own > other else ""  # against the rule a pass has moved the one above, whose own reason says so
@@ -373,7 +393,3 @@ def _reason_of_stages(own: Stage, other: Stage, event: Event) -> str:
 
 def _stage(entry: Entry, event: Event) -> Stage:
     return stage_of(entry.component, event) if isinstance(entry.component, Algorithm) else Stage.UNDECLARED
-
-
-def _stage_name(stage: Stage) -> str:
-    return "no stage" if stage is Stage.UNDECLARED else stage.name.lower()

@@ -29,6 +29,7 @@ _PHASES: Mapping[str, tuple[Event, Event]] = {
 }
 _HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
 _WIDTH = 100
+_ASKED = "asked by match whether to run; where, see below"
 
 Row = tuple[str, str, str, str]
 """Event, name, stage, reason."""
@@ -46,9 +47,10 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield ""
     yield "PLAN, from the first event to the last, and at each event from top to bottom"
     yield from _table(plan)
-    if any(entry.kind == "algorithm" for entries in plan.entries.values() for entry in entries):
+    algorithms = [one for entries in plan.entries.values() for one in entries if one.kind == "algorithm"]
+    if algorithms:
         yield ""
-        yield from _rules()
+        yield from _rules(without_stage=any(one.stage is None for one in algorithms))
     for warning in plan.warnings:
         yield ""
         yield from _wrapped(f"WARNING: {warning}", "  ")
@@ -59,6 +61,7 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     only_read = [word for word in declaration.reads if word not in declaration.writes]
     declared = [f"changes {', '.join(declaration.writes)}"] if declaration.writes else []
     declared += [f"reads {', '.join(only_read)}"] if only_read else []
+    declared += [f"has {' and '.join(declaration.owns)} to itself"] if declaration.owns else []
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
     lines = [line for text in texts for line in textwrap.wrap(text, _WIDTH - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
@@ -66,7 +69,7 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
 
 
 def _table(plan: Plan) -> Iterator[str]:
-    everywhere = _everywhere(plan)
+    everywhere = {entry.key: entry for entry in plan.entries.get(Event.INIT, ()) if entry.key in plan.keys_everywhere()}
     phases = {phase: [*_rows(plan, *events, everywhere)] for phase, events in _PHASES.items()}
     if everywhere:
         phases["at every event"] = [_row_everywhere(entry) for entry in everywhere.values()]
@@ -83,29 +86,14 @@ def _rows(plan: Plan, first: Event, last: Event, everywhere: Mapping[str, Entry]
     events = [*Event]
     for event in events[events.index(first) : events.index(last) + 1]:
         entries = [entry for entry in plan.entries.get(event, ()) if entry.key not in everywhere]
-        rows = [(entry.key, _stage(entry), _reason(entry)) for entry in entries]
+        rows = [(entry.key, entry.what, _reason(entry)) for entry in entries]
         rows += [(f"({one.name})", "", f"left out by {one.by}") for one in plan.left_out if one.event is event]
         for place, row in enumerate(rows):
             yield (event.value if place == 0 else "", *row)
 
 
-def _everywhere(plan: Plan) -> dict[str, Entry]:
-    """Return what runs, or is asked, at each and every event: one line says it as well as forty."""
-    keys = [{entry.key for entry in plan.entries.get(event, ())} for event in Event]
-    common = set.intersection(*keys)
-    return {entry.key: entry for entry in plan.entries.get(Event.INIT, ()) if entry.key in common}
-
-
 def _row_everywhere(entry: Entry) -> Row:
-    asked = entry.kind == "algorithm"
-    reason = "asked by match whether to run, after those with a stage" if asked else "has a run_event of its own"
-    return ("", entry.key, _stage(entry), reason)
-
-
-def _stage(entry: Entry) -> str:
-    if entry.kind != "algorithm":
-        return entry.kind
-    return "no stage" if entry.stage is None else entry.stage.name.lower()
+    return ("", entry.key, entry.what, _ASKED if entry.kind == "algorithm" else "has a run_event of its own")
 
 
 def _reason(entry: Entry) -> str:
@@ -122,14 +110,19 @@ def _line(row: Row, widths: Sequence[int], indent: int) -> str:
     ).rstrip()
 
 
-def _rules() -> Iterator[str]:
+def _rules(*, without_stage: bool) -> Iterator[str]:
     stages = ", ".join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)
-    yield from _wrapped(
+    text = (
         f"Earlier stages run first: {stages}. Within a stage the list's order counts; at after_* events its reverse. "
         "After_forward, after_loss and after_backward also take the stages in reverse, so that each algorithm undoes "
-        "its own change.",
-        "",
+        "its own change."
     )
+    if without_stage:
+        text += (
+            " What has no stage comes after all that have one, so where stages are reversed it comes first; before "
+            "training (init to fit_start) it counts as architecture."
+        )
+    yield from _wrapped(text, "")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -15,13 +15,20 @@ from composer.core.callback import Callback
 from composer.core.components import Components
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.evaluator import Evaluator, ensure_evaluator
+from composer.core.loading import load_model, load_optimizers, load_state
+from composer.core.model_state import optimizer_states, weights
 from composer.core.precision import Precision
+from composer.core.saved_state import check_state, state_to_data
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.optim.lr_scheduler import LRScheduler
+
+    from composer.core.load_report import LoadReport
+    from composer.core.loading import Passes
+    from composer.core.logger import Logger
 
 __all__ = ["State", "SupportsTraining"]
 
@@ -39,9 +46,9 @@ class SupportsTraining(Protocol):
         """Return the loss of the outputs."""
 
 
-def _saved(**options: Any) -> Any:
-    """A field that a checkpoint holds."""
-    return attrs.field(metadata={"lifetime": "saved"}, **options)
+def _saved(*, kept: bool = False, **options: Any) -> Any:
+    """A field that a checkpoint holds; where ``kept``, a value that the program has given is not replaced by it."""
+    return attrs.field(metadata={"lifetime": "saved", "kept": kept}, **options)
 
 
 def _live(**options: Any) -> Any:
@@ -124,7 +131,8 @@ class State:
 
     A loop keeps ``timestamp`` up to date (``state.timestamp = state.timestamp.to_next_batch(samples=32)``), and in
     ``microbatch`` the number of the microbatch, -1 while the batch is whole, -2 between batches: they say what
-    :meth:`generator` draws.
+    :meth:`generator` draws. In ``made_on_load`` are the algorithms that loading made again: these have
+    changed the model by then.
 
     Raises:
         TypeError: An optimizer, algorithm or callback is something else, or a class instead of an object.
@@ -138,9 +146,9 @@ class State:
 
     model: Any = _live(kw_only=False)
     rank_zero_seed: int = _saved(default=0)
-    run_name: str = _saved(default="run")
+    run_name: str = _saved(default="run", kept=True)
     device: torch.device = _live(default="cpu", kw_only=False, converter=torch.device)
-    _max_duration: Time | None = _saved(default=None, kw_only=True, converter=_to_max_duration)
+    _max_duration: Time | None = _saved(default=None, kept=True, kw_only=True, converter=_to_max_duration)
     device_train_microbatch_size: int | None = _live(default=None)
     _train_dataloader: DataSpec | None = _live(default=None, converter=_to_data_spec)
     _evaluators: list[Evaluator] = _live(default=None, converter=_to_evaluators)
@@ -162,6 +170,7 @@ class State:
     train_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
     eval_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
     profiler: Any = _live(default=None, init=False)
+    made_on_load: list[Algorithm] = _live(factory=list, init=False)
 
     batch: Batch = _step(default=None)
     outputs: Any = _step(default=None)
@@ -281,11 +290,17 @@ class State:
         self.dataloader, self.dataloader_label, self.dataloader_len = dataloader, dataloader_label, dataloader_len
 
     def get_elapsed_duration(self) -> Time | None:
-        """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length."""
+        """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length.
+
+        Of an epoch that has begun its part counts, where :attr:`dataloader_len` says how long it is.
+        """
         whole = self._max_duration
         if whole is None:
             return None
-        return Time(self.timestamp.count(whole.unit) / whole.value if whole.value else 1.0, TimeUnit.DURATION)
+        done: float = self.timestamp.count(whole.unit)
+        if whole.unit is TimeUnit.EPOCH and self.dataloader_len:
+            done += min(1.0, self.timestamp.count(TimeUnit.BATCH, in_epoch=True) / self.dataloader_len)
+        return Time(done / whole.value if whole.value else 1.0, TimeUnit.DURATION)
 
     def reached(self, moment: Time) -> bool:
         """Return whether the training has come to ``moment``, which may be a duration (``Time(0.7, "dur")``).
@@ -345,6 +360,133 @@ class State:
         generator.manual_seed(seed)
         self._generators[key] = (batch, microbatch, generator)
         return generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later run needs to go on, as plain data and tensors; containers are copied, tensors are not.
+
+        - ``version``: of this schema.
+        - The fields that are ``saved``: ``timestamp``, ``rank_zero_seed``, ``run_name``, ``max_duration`` (``"10ep"``),
+          ``train_metric_values``, ``eval_metric_values``.
+        - ``algorithms`` and ``callbacks``: of each its ``key`` (see :meth:`component_key`), ``name`` (of its class),
+          ``settings`` and ``state``; of an algorithm also whether it is ``required_on_load``.
+        - ``schedulers`` and ``scaler``: their state.
+
+        The weights and the optimizers' state are left to :meth:`get_model_state_dict` and :meth:`get_optim_state_dict`,
+        as they are large; :meth:`load_state_dict` takes them under ``model`` and ``optimizers``.
+
+        Raises:
+            NotSerializableError: Something that is neither data nor a tensor would have to be saved. A *setting* that
+                is no data, such as a function, is no obstacle: it is described, and a later run has to give it again.
+
+        Example:
+            >>> state = State(model=None, max_duration="10ep")
+            >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
+            ('10ep', 0)
+        """
+        return state_to_data(self)
+
+    def check_state_dict(self, state: Mapping[str, Any], strict: bool = False) -> LoadReport:
+        """Return what :meth:`load_state_dict` would do, and change nothing.
+
+        Algorithms that the saved weights need and this run lacks are not made for it: the model's weights are compared
+        with the model as it is.
+
+        Raises:
+            StateMismatchError: As :meth:`load_state_dict` would raise it.
+        """
+        return check_state(self, state, strict=strict)
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        logger: Logger | None = None,
+        strict: bool = False,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: Passes = None,
+    ) -> LoadReport:
+        """Go on from what :meth:`state_dict` returned; everything is checked before anything is changed.
+
+        Components are matched by their keys. ``run_name`` and a ``max_duration`` stay as the program has set them; the
+        seed is that of the saved run, as its draws are to go on.
+
+        Args:
+            state: What was saved; with ``model`` and ``optimizers`` also those are loaded, as by
+                :meth:`load_model_state` and :meth:`load_optim_state`.
+            logger: What algorithms that have to be made again log to.
+            strict: Whether a component or weight that only one side has, or a setting that differs, is an error. Else
+                there is a warning that names them all.
+            exclude_algorithms: Names or keys of algorithms that are not to be made again for the model's weights.
+            algorithm_passes: Passes that order those that are; as for :class:`Engine`.
+
+        Returns:
+            What was restored, and what differs.
+
+        Raises:
+            StateMismatchError: Something does not fit. All of it is named, and nothing has been changed.
+
+        Example:
+            >>> saved = State(model=None, rank_zero_seed=17).state_dict()
+            >>> later = State(model=None)
+            >>> report = later.load_state_dict(saved)
+            >>> later.rank_zero_seed, report.differences
+            (17, ())
+        """
+        excluded = exclude_algorithms or ()
+        return load_state(self, state, logger, strict=strict, excluded=excluded, passes=algorithm_passes)
+
+    def get_model_state_dict(self) -> dict[str, Any]:
+        """Return the model's weights by the names of the bare model, whatever it is wrapped in; they are not copied."""
+        return weights(self.model)
+
+    def get_optim_state_dict(self) -> dict[str, Any]:
+        """Return each optimizer's state, with the names of parameters in place of their numbers; it is not copied.
+
+        Optimizers are told apart by class and place (``"SGD"``, ``"SGD.1"``). What an algorithm wraps around one while
+        it trains makes no difference.
+
+        Raises:
+            NotSerializableError: An optimizer holds something that is neither data nor a tensor.
+        """
+        return optimizer_states(self.model, self.optimizers)
+
+    def load_model_state(
+        self,
+        state_dict: Mapping[str, Any],
+        logger: Logger | None = None,
+        strict: bool = True,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: Passes = None,
+    ) -> LoadReport:
+        """Load weights, and before that make the algorithms again that they need.
+
+        An algorithm is needed if it was saved as ``required_on_load`` and this run has none of its key: BlurPool, for
+        one, whose layers have other weights. It is made from its name and settings, changes the model as at the start
+        of a run, and is added to :attr:`algorithms`.
+
+        Args:
+            state_dict: ``model``: weights by name; and ``algorithms``, if there were any, as in :meth:`state_dict`.
+            logger: What the algorithms log to.
+            strict: Whether weights that only one side has are an error, or a warning.
+            exclude_algorithms: Names or keys of algorithms that are not to be made again.
+            algorithm_passes: Passes that order those that are.
+
+        Raises:
+            StateMismatchError: Something does not fit, or cannot be made again. Nothing has been changed.
+        """
+        excluded = exclude_algorithms or ()
+        return load_model(self, state_dict, logger, strict=strict, excluded=excluded, passes=algorithm_passes)
+
+    def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
+        """Load the state of the optimizers by the names of parameters; tensors are taken over, not copied.
+
+        Args:
+            state_dict: ``optimizers``: what :meth:`get_optim_state_dict` returned.
+            strict: Whether an optimizer or a parameter that only one side has is an error, or a warning.
+
+        Raises:
+            StateMismatchError: Something does not fit. Nothing has been changed.
+        """
+        return load_optimizers(self, state_dict, strict=strict)
 
     def restart_draws(self) -> None:
         """Let every generator begin anew with its next draw, as when a batch is computed a second time in one step."""

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 
 import attrs
 
@@ -530,11 +530,15 @@ class Timestamp:
         }
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, int | float]) -> Timestamp:
+    def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
         """Return the timestamp that :meth:`state_dict` described.
 
         Raises:
-            ValueError: A name is missing or unknown.
+            ValueError: A name is missing or unknown, or a value is no count or no number of seconds.
+
+        Example:
+            >>> Timestamp.from_state_dict(Timestamp(batch=3).state_dict()).batch
+            Time(3, 'ba')
         """
         expected = {str(field.alias) for field in attrs.fields(cls)}
         if set(state) != expected:
@@ -542,7 +546,26 @@ class Timestamp:
                 f"A saved Timestamp must have exactly the fields {sorted(expected)}; "
                 f"missing: {sorted(expected - set(state))}, unknown: {sorted(set(state) - expected)}."
             )
-        values: dict[str, Any] = {
-            name: dt.timedelta(seconds=value) if name.endswith("_wct") else int(value) for name, value in state.items()
-        }
-        return cls(**values)
+        return cls(**{name: _saved_count(name, value) for name, value in state.items()})
+
+    def load_state_dict(self, state: Mapping[str, int | float]) -> NoReturn:
+        """Raise, as a timestamp never changes; :meth:`from_state_dict` makes a new one.
+
+        Raises:
+            TypeError: Always.
+        """
+        del state
+        raise TypeError("A Timestamp never changes. Write state.timestamp = Timestamp.from_state_dict(...).")
+
+
+def _saved_count(name: str, value: object) -> Any:
+    is_clock = name.endswith("_wct")
+    if isinstance(value, bool) or not isinstance(value, (int, float) if is_clock else int):
+        wanted = "a number of seconds" if is_clock else "a whole number"
+        raise ValueError(f"{name} of a saved Timestamp must be {wanted}, got {value!r}.")  # noqa: TRY004
+    if not is_clock:
+        return value
+    try:
+        return dt.timedelta(seconds=value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name} of a saved Timestamp must be a number of seconds, got {value!r}.") from None

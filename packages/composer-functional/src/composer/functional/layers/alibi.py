@@ -28,7 +28,7 @@ def alibi_slopes(
         The slopes, shape ``(num_heads,)``.
 
     Raises:
-        TypeError: ``num_heads`` is not an integer.
+        TypeError: ``num_heads`` is not an integer, or ``dtype`` not floating point.
         ValueError: ``num_heads`` is less than 1.
 
     Example:
@@ -38,6 +38,8 @@ def alibi_slopes(
         tensor([0.0625, 0.0039, 0.2500])
     """
     _check_heads(num_heads)
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype must be floating point, got {dtype}. Slopes are fractions.")
     power = 1 << (num_heads.bit_length() - 1)
     steps = torch.arange(1, power + 1, dtype=dtype, device=device) * (8 / power)
     between = (torch.arange(num_heads - power, dtype=dtype, device=device) + 0.5) * (8 / power)

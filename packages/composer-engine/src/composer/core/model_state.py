@@ -1,0 +1,277 @@
+"""A model's weights and its optimizers' state by the names of the bare model, whatever it is wrapped in."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from composer.core.serialization import nearest, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch.optim import Optimizer
+
+__all__ = [
+    "changed_dtypes",
+    "check_optimizers",
+    "check_weights",
+    "load_optimizers",
+    "load_weights",
+    "numbered",
+    "optimizer_states",
+    "weights",
+]
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Return keys that tell equal names apart.
+
+    Example:
+        >>> numbered(["SGD", "Adam", "SGD"])
+        ['SGD', 'Adam', 'SGD.1']
+    """
+    counts: dict[str, int] = {}
+    keys = []
+    for name in names:
+        place = counts[name] = counts.get(name, -1) + 1
+        keys.append(f"{name}.{place}" if place else name)
+    return keys
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return _bare(model.module) if isinstance(model, (DistributedDataParallel, DataParallel)) else model
+
+
+def _bare_name(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def weights(model: nn.Module) -> dict[str, Any]:
+    """Return a model's weights by the names that the bare model has for them; they are not copied.
+
+    Example:
+        >>> list(weights(nn.Linear(2, 2)))
+        ['weight', 'bias']
+    """
+    return {
+        _bare_name(name): value.detach() if isinstance(value, Tensor) else plain(value, f"model.{name}")
+        for name, value in _bare(model).state_dict().items()
+    }
+
+
+def check_weights(model: nn.Module, saved: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """Compare saved weights with a model's.
+
+    Returns:
+        What cannot be loaded at all, because it has another shape or kind; what only the model has; what only the saved
+        weights have. Each is a list of sentences.
+    """
+    own = weights(model)
+    wrong = [
+        f"model.{name}: must be {_looks(own[name])}, got {_looks(value)}."
+        for name, value in saved.items()
+        if name in own and _looks(value) != _looks(own[name])
+    ]
+    missing = [f"model.{name} is not saved." for name in own if name not in saved]
+    candidates = [name for name in own if name not in saved]
+    unexpected = [
+        f"model.{name} is saved, and the model has no such weight{nearest(name, candidates)}"
+        for name in saved
+        if name not in own
+    ]
+    return wrong, missing, unexpected
+
+
+def changed_dtypes(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each weight that is saved in another dtype than the model's, and is rounded to it."""
+    own = weights(model)
+    return [
+        f"model.{name}: {value.dtype} was saved, {own[name].dtype} is set."
+        for name, value in saved.items()
+        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor) and value.dtype != own[name].dtype
+    ]
+
+
+def _looks(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "no tensor"
+
+
+def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy saved weights into a model, those that both have."""
+    bare = _bare(model)
+    bare.load_state_dict(
+        {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
+    )
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    # What an algorithm puts around an optimizer while it trains has no part in the names of its state.
+    inner = getattr(optimizer, "base_optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def _by_key(optimizers: Sequence[Optimizer]) -> dict[str, Optimizer]:
+    inner = [_unwrapped(optimizer) for optimizer in optimizers]
+    return dict(zip(numbered(type(one).__name__ for one in inner), inner, strict=True))
+
+
+def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
+    """Return the name of each parameter, group by group; what the model does not have is named by its place."""
+    known = {id(one): _bare_name(name) for name, one in _bare(model).named_parameters()} if model is not None else {}
+    return [
+        [known.get(id(one), f"group {group} parameter {place}") for place, one in enumerate(held["params"])]
+        for group, held in enumerate(optimizer.param_groups)
+    ]
+
+
+def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Return the state of each optimizer, by its class and place, with the parameters' names for their numbers.
+
+    Raises:
+        NotSerializableError: An optimizer holds something that is neither data nor a tensor.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> state = optimizer_states(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+        >>> state["SGD"]["param_groups"][0]["params"], state["SGD"]["param_groups"][0]["lr"]
+        (['weight', 'bias'], 0.1)
+    """
+    return {key: _named_state(model, key, optimizer) for key, optimizer in _by_key(optimizers).items()}
+
+
+def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
+    names, numbers = _parameter_names(model, optimizer), optimizer.state_dict()
+    name_of = dict(
+        zip(
+            itertools.chain.from_iterable(group["params"] for group in numbers["param_groups"]),
+            itertools.chain.from_iterable(names),
+            strict=True,
+        )
+    )
+    state = {
+        "state": {name_of[number]: dict(held) for number, held in numbers["state"].items()},
+        "param_groups": [
+            {**group, "params": group_names} for group, group_names in zip(numbers["param_groups"], names, strict=True)
+        ],
+    }
+    named: dict[str, Any] = plain(state, f"optimizers.{key}")
+    return named
+
+
+def check_optimizers(
+    model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]
+) -> tuple[list[str], list[str], list[str]]:
+    """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
+    own = _by_key(optimizers)
+    wrong: list[str] = []
+    missing: list[str] = []
+    unexpected: list[str] = []
+    for key, optimizer in own.items():
+        if key not in saved:
+            missing.append(f"optimizers.{key} is not saved{nearest(key, set(saved) - set(own))}")
+            continue
+        problem = _malformed(saved[key])
+        if problem:
+            wrong.append(f"optimizers.{key}: {problem}")
+            continue
+        differences = _compare_groups(_parameter_names(model, optimizer), saved[key]["param_groups"])
+        for sentences, found in zip((missing, unexpected), differences, strict=True):
+            sentences += [f"optimizers.{key}.{difference}" for difference in found]
+    unexpected += [
+        f"optimizers.{key} is saved, and the run has no such optimizer{nearest(key, set(own) - set(saved))}"
+        for key in saved
+        if key not in own
+    ]
+    return wrong, missing, unexpected
+
+
+def _malformed(saved: Any) -> str:
+    if not isinstance(saved, dict) or saved.keys() != {"state", "param_groups"}:
+        return "must be a dictionary of 'state' and 'param_groups'."
+    groups, state = saved["param_groups"], saved["state"]
+    if not isinstance(groups, list) or any(
+        not isinstance(group, dict)
+        or not isinstance(group.get("params"), list)
+        or any(not isinstance(name, str) for name in group["params"])
+        for group in groups
+    ):
+        return "'param_groups' must be a list of dictionaries, each with the names of its 'params'."
+    if not isinstance(state, dict) or any(not isinstance(held, dict) for held in state.values()):
+        return "'state' must be a dictionary with a dictionary for each parameter."
+    return ""
+
+
+def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    place_of = {name: place for place, group in enumerate(own) for name in group}
+    saved_place_of = {name: place for place, group in enumerate(saved) for name in group["params"]}
+    missing = [f"{name} is not saved." for name in place_of if name not in saved_place_of]
+    candidates = [name for name in place_of if name not in saved_place_of]
+    unexpected = [
+        f"{name} is saved, and the optimizer does not hold it{nearest(name, candidates)}"
+        for name in saved_place_of
+        if name not in place_of
+    ]
+    unexpected += [
+        f"{name} was saved in group {saved_place_of[name]}, and is in group {place}."
+        for name, place in place_of.items()
+        if saved_place_of.get(name, place) != place
+    ]
+    if len(own) != len(saved):
+        unexpected.append(f"param_groups: {len(saved)} groups are saved, and the optimizer has {len(own)}.")
+    return missing, unexpected
+
+
+def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> None:
+    """Load saved states into optimizers, of the parameters that both have; tensors are taken over, not copied.
+
+    The settings of the groups (learning rates and so on) are loaded where there are as many groups as were saved.
+    """
+    for key, optimizer in _by_key(optimizers).items():
+        if key in saved:
+            _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
+
+
+def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    own, groups = optimizer.state_dict(), saved["param_groups"]
+    kept = groups if len(groups) == len(own["param_groups"]) else [{}] * len(own["param_groups"])
+    numbers = {
+        name: number
+        for group, group_names in zip(own["param_groups"], names, strict=True)
+        for number, name in zip(group["params"], group_names, strict=True)
+    }
+    saved_names = {name for group in groups for name in group["params"]}
+    state = {
+        number: own["state"][number]
+        for name, number in numbers.items()
+        if name not in saved_names and number in own["state"]
+    }
+    state |= {numbers[name]: dict(values) for name, values in saved["state"].items() if name in numbers}
+    optimizer.load_state_dict(
+        {
+            "state": state,
+            "param_groups": [
+                {**group, **saved_group, "params": group["params"]}
+                for group, saved_group in zip(own["param_groups"], kept, strict=True)
+            ],
+        }
+    )
+    _keep_dtypes(names, optimizer, saved["state"])
+
+
+def _keep_dtypes(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    # torch turns what it loads into the parameter's dtype: an average in 32 bits of 16-bit weights would be cut off.
+    for group, group_names in zip(optimizer.param_groups, names, strict=True):
+        for parameter, name in zip(group["params"], group_names, strict=True):
+            for field, value in saved.get(name, {}).items():
+                loaded = optimizer.state[parameter][field]
+                if isinstance(loaded, Tensor) and isinstance(value, Tensor) and loaded.dtype != value.dtype:
+                    optimizer.state[parameter][field] = value.to(loaded.device)

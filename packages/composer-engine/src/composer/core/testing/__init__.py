@@ -1,0 +1,67 @@
+"""For tests of algorithms, those of this package and your own: what every algorithm promises, and what each does.
+
+:func:`check_algorithm` holds an algorithm to all of it. It needs no test framework: what is broken is an
+``AssertionError`` that says so in a sentence.
+
+Example:
+    >>> import attrs
+    >>> import torch
+    >>> from composer.core import Algorithm, Event, Stage, State
+    >>> @attrs.define(eq=False)
+    ... class Halve(Algorithm):
+    ...     runs_at = {Event.AFTER_LOSS: Stage.LOSS}
+    ...     reads = writes = {"loss"}
+    ...     def apply(self, event, state, logger):
+    ...         state.loss = state.loss / 2
+    >>> class Mean(torch.nn.Linear):
+    ...     def loss(self, outputs, batch):
+    ...         return outputs.mean()
+    >>> def make_state():
+    ...     model = Mean(2, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     return State(model, optimizers=optimizer, max_duration="2ep", train_dataloader=[torch.ones(4, 2)] * 3)
+    >>> check_algorithm(Case(Halve, make_state))
+"""
+
+from composer.core.testing.contract import (
+    CHECKS,
+    Case,
+    check_algorithm,
+    check_declarations,
+    check_effects,
+    check_events,
+    check_no_effect,
+    check_order,
+    check_randomness,
+    check_refusals,
+    check_repr,
+    check_resume,
+    check_settings,
+    effects_of,
+)
+from composer.core.testing.effects import Effects, RecordingState, observe
+from composer.core.testing.loop import Training, seeded
+from composer.core.testing.watching import Watch
+
+__all__ = [
+    "CHECKS",
+    "Case",
+    "Effects",
+    "RecordingState",
+    "Training",
+    "Watch",
+    "check_algorithm",
+    "check_declarations",
+    "check_effects",
+    "check_events",
+    "check_no_effect",
+    "check_order",
+    "check_randomness",
+    "check_refusals",
+    "check_repr",
+    "check_resume",
+    "check_settings",
+    "effects_of",
+    "observe",
+    "seeded",
+]

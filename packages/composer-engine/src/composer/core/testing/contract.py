@@ -1,0 +1,337 @@
+"""What every algorithm promises, as checks that say in a sentence what is broken."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.core import precision, time
+from composer.core.algorithm import Algorithm, NoEffectWarning
+from composer.core.conflicts import find_conflicts
+from composer.core.event import CLOSING_EVENTS, Event
+from composer.core.plan import build_plan, overrides_match
+from composer.core.stage import Stage
+from composer.core.testing.effects import FREE, WORDS, Effects
+from composer.core.testing.loop import Training, seeded
+from composer.core.testing.watching import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from composer.core.logger import Logger
+    from composer.core.state import State
+
+__all__ = [
+    "CHECKS",
+    "Case",
+    "check_algorithm",
+    "check_declarations",
+    "check_effects",
+    "check_events",
+    "check_no_effect",
+    "check_order",
+    "check_randomness",
+    "check_refusals",
+    "check_repr",
+    "check_resume",
+    "check_settings",
+    "effects_of",
+]
+
+
+@attrs.frozen
+class Case:
+    """An algorithm with what it is tested with.
+
+    Args:
+        make: Makes a new algorithm, each time with the same settings.
+        make_state: Makes a new state with a model, optimizers, a ``max_duration`` and a ``train_dataloader`` of at
+            least two batches an epoch, so that the algorithm has something to do. It is called with the same seed each
+            time; what a batch of the loader holds must not be changed by others.
+        batches: How many batches the checks train, so that each event comes by at which the algorithm runs.
+        make_unfit_state: Makes a state in which the algorithm finds nothing to change, if there is such a state.
+        refused: Settings that must be refused, each with the others as ``make`` has them: ``(("alpha", -1), ...)``.
+        names: What the algorithm's ``repr`` names besides its class and what is in :mod:`composer.core.time`.
+    """
+
+    make: Callable[[], Algorithm]
+    make_state: Callable[[], State]
+    batches: int = 6
+    make_unfit_state: Callable[[], State] | None = None
+    refused: tuple[tuple[str, Any], ...] = ()
+    names: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def new_state(self) -> State:
+        """Return a new state, the same each time."""
+        with seeded("state"):
+            return self.make_state()
+
+    def train(
+        self, *algorithms: Algorithm, loaded: dict[str, Any] | None = None, watch: Watch | None = None
+    ) -> Training:
+        """Return a training of a new state that has not begun."""
+        options: dict[str, Any] = {} if watch is None else {"make_engine": watch.make_engine}
+        return Training(self.new_state(), algorithms, loaded, **options)
+
+    def watched(self, *before: Algorithm, after: tuple[Algorithm, ...] = ()) -> tuple[Watch, Training]:
+        """Return what an algorithm of the case did in a whole training beside others, and the training."""
+        watch = Watch(self.make())
+        training = self.train(*before, watch.algorithm, *after, watch=watch)
+        training.run(self.batches)
+        training.finish()
+        return watch, training
+
+
+def check_algorithm(case: Case) -> None:
+    """Run all checks.
+
+    Raises:
+        AssertionError: One of them failed; the text says what is broken and how to mend it.
+    """
+    for check in CHECKS:
+        check(case)
+
+
+def check_declarations(case: Case) -> None:
+    """Where it runs and what it touches is declared in known words, and the same whenever it is asked."""
+    algorithm = case.make()
+    name, places = type(algorithm).__name__, algorithm.places()
+    build_plan([algorithm])
+    undeclared = sorted({*places} - {*algorithm.runs_at})
+    assert not undeclared, f"{name}.places() has {undeclared[0]!r}, which runs_at of the class does not; add it there."
+    assert places == algorithm.places() == case.make().places(), f"{name}.places() is another each time it is asked."
+    if not overrides_match(algorithm):
+        state: Any = None
+        wrong = [event for event in Event if algorithm.match(event, state) != (event in places)]
+        assert not wrong, f"{name}.match says otherwise than {name}.places() about {wrong[0]!r}."
+    for declared in ("reads", "writes"):
+        unknown = {word for word in getattr(algorithm, declared) if not word.startswith("batch.")} - WORDS - FREE
+        assert not unknown, (
+            f"{name}.{declared} says {sorted(unknown)[0]!r}, which is no word for anything; the words are "
+            f"{', '.join(sorted(WORDS))}, and 'batch.<key>'."
+        )
+
+
+def check_events(case: Case) -> None:
+    """It runs at every event that it declares for its settings, and nowhere else."""
+    watch, training = case.watched()
+    name, places = type(watch.algorithm).__name__, {*watch.algorithm.places()}
+    ran = {event for _, event in watch.ran}
+    assert ran, f"{name} never ran in {case.batches} batches: declare events by runs_at, or let match return True."
+    assert not places or ran <= places, f"{name} ran at {sorted(ran - places)[0]!r}, where it does not declare to run."
+    seen = {*training.engine.explain().entries}
+    never = sorted(places - ran) if not overrides_match(watch.algorithm) else []
+    assert not never, f"{name} declares {never[0]!r} and never ran there" + (
+        "." if never[0] in seen else ", as a pass left it out."
+    )
+
+
+def effects_of(case: Case) -> Effects:
+    """Return what an algorithm looks at and changes in a whole training."""
+    return case.watched()[0].total()
+
+
+def check_effects(case: Case) -> None:
+    """It looks at nothing and changes nothing but what it declares."""
+    watch, _ = case.watched()
+    algorithm = watch.algorithm
+    for event, effects in watch.effects.items():
+        for declared, verb, seen in (("reads", "reads", effects.reads - FREE), ("writes", "changes", effects.writes)):
+            words = getattr(algorithm, declared)
+            extra = {word for word in seen - {*words} if not (word.startswith("batch.") and "batch" in words)}
+            assert not extra, (
+                f"{type(algorithm).__name__} {verb} {sorted(extra)[0]!r} at {event.value!r} and does not declare it. "
+                f"Say {declared} = {{{', '.join(map(repr, sorted({*words, *extra})))}}}, or leave it alone."
+            )
+
+
+def check_order(case: Case) -> None:
+    """At each of its events it runs after lower stages and before higher ones, wherever it stands in the list."""
+    for event, stage in case.make().places().items():
+        marks = [_mark(event, one) for one in Stage if one not in (stage, Stage.UNDECLARED)]
+        for place in (0, len(marks)):
+            algorithm = case.make()
+            listed = [*marks[:place], algorithm, *marks[place:]]
+            entries = build_plan(listed).entries[event]
+            order = [one.stage for one in entries if one.stage is not None]
+            expected = sorted(order, reverse=event in CLOSING_EVENTS)
+            assert order == expected, (
+                f"{type(algorithm).__name__} runs at {event.value!r} among {[one.name for one in order]}; "
+                f"its stage there, {stage.name}, belongs among {[one.name for one in expected]}."
+            )
+
+
+def _mark(event: Event, stage: Stage) -> Algorithm:
+    def apply(self: Algorithm, event: Event, state: State, logger: Logger) -> None:
+        """Do nothing."""
+
+    mark: Algorithm = type(stage.name.title(), (Algorithm,), {"runs_at": {event: stage}, "apply": apply})()
+    return mark
+
+
+def check_no_effect(case: Case) -> None:
+    """It warns, or refuses, where it finds nothing to change, and names itself; elsewhere it does not warn."""
+    name = type(case.make()).__name__
+    idle = [str(one.message) for one in _warned(case) if issubclass(one.category, NoEffectWarning)]
+    assert not idle, f"{name} had something to change and warned all the same: {idle[0]}"
+    if case.make_unfit_state is None:
+        return
+    try:
+        caught = _warned(attrs.evolve(case, make_state=case.make_unfit_state, batches=0))
+    except (TypeError, ValueError):
+        return
+    idle = [str(one.message) for one in caught if issubclass(one.category, NoEffectWarning)]
+    assert idle, (
+        f"{name} found nothing to change and said nothing: warnings.warn(..., NoEffectWarning) with the reason."
+    )
+    assert name in idle[0], f"{name} found nothing to change, and its warning does not name it: {idle[0]}"
+
+
+def _warned(case: Case) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case.train(case.make()).run(case.batches)
+    return caught
+
+
+def check_settings(case: Case) -> None:
+    """Its settings make an equal one, copies have the same, and running changes none."""
+    algorithm = case.make()
+    name, settings = type(algorithm).__name__, algorithm.settings()
+    assert _is_equal(type(algorithm)(**settings).settings() if settings else {}, settings), (
+        f"{name}(**settings) has other settings than {settings}; converters must leave what they have made."
+    )
+    assert _is_equal(copy.deepcopy(algorithm).settings(), settings), f"A copy of {name} has other settings."
+    watch = Watch(algorithm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffectWarning)
+        case.train(algorithm, watch=watch).run(2)
+    changed = [key for key, value in algorithm.settings().items() if not _is_equal(value, settings[key])]
+    assert not changed, f"Running changed {name}'s setting {changed[0]}; keep what changes in a field with init=False."
+
+
+def check_repr(case: Case) -> None:
+    """What it prints as is the call that makes it."""
+    algorithm = case.make()
+    kind, text = type(algorithm), repr(algorithm)
+    assert kind.__repr__ is not object.__repr__, (
+        f"{kind.__name__} prints as {text}, which does not say its settings: make it an attrs class, "
+        "@attrs.define(eq=False)."
+    )
+    if "<" in text:  # a function among the settings cannot be read again
+        assert text.startswith(f"{kind.__name__}("), f"{kind.__name__} prints as {text}, which is not how it is made."
+        return
+    known = {**{name: getattr(time, name) for name in time.__all__}, **_enums(), **case.names, kind.__name__: kind}
+    try:
+        again = eval(text, known)  # noqa: S307  (the text is the algorithm's own)
+    except Exception as error:
+        raise AssertionError(f"{kind.__name__} prints as {text}, which is not how it is made: {error}") from error
+    assert _is_equal(again.settings(), algorithm.settings()), f"{text} makes one with other settings."
+
+
+def _enums() -> dict[str, Any]:
+    return {"Event": Event, **{name: getattr(precision, name) for name in precision.__all__}}
+
+
+def check_refusals(case: Case) -> None:
+    """A setting that makes no sense is refused when it is given, by its name and with what it was."""
+    algorithm = case.make()
+    name, settings = type(algorithm).__name__, algorithm.settings()
+    for setting, value in case.refused:
+        try:
+            type(algorithm)(**{**settings, setting: value})
+        except (TypeError, ValueError) as error:
+            text = str(error)
+        else:
+            raise AssertionError(f"{name} takes {setting}={value!r}, which makes no sense: refuse it.")
+        assert setting in text, f"{name} refuses {setting}={value!r} and does not say which setting it is: {text}"
+        assert repr(value) in text or str(value) in text, f"{name} refuses {setting}={value!r} without it: {text}"
+
+
+def check_randomness(case: Case) -> None:
+    """It draws from ``state.generator(self)`` alone, and so what no other algorithm can change."""
+    watch, alone = case.watched()
+    name = type(watch.algorithm).__name__
+    assert not watch.strangers, (
+        f"{name} draws from {watch.strangers[0]}, so what it draws depends on what others have drawn, and a resumed "
+        "run draws something else. Draw by generator=state.generator(self)."
+    )
+    beside, _ = case.watched(_Drawer(), after=(_Drawer(),))
+    assert watch.draws == beside.draws, f"{name} draws something else beside another algorithm that draws."
+    again = case.train(case.make())
+    again.run(case.batches)
+    assert _is_equal(alone.losses, again.losses), f"Two runs of {name} with the same seed have different losses."
+    if watch.draws and not find_conflicts([case.make(), case.make()]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that both interpolate the loss is not the question here
+            second, _ = case.watched(case.make())
+        seeds, others = ({seed for taken in one.draws.values() for seed, _ in taken} for one in (watch, second))
+        assert not seeds & others, f"Two {name} draw the same."
+
+
+class _Drawer(Algorithm):
+    """Draws at every event, from its own generator, and touches nothing."""
+
+    def match(self, event: Event, state: State) -> bool:
+        """Return True."""
+        del event, state
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Draw."""
+        del event, logger
+        torch.rand(3, generator=state.generator(self))
+
+
+def check_resume(case: Case) -> None:
+    """A training that is left and taken up again, in the middle of an epoch or at its end, ends with the same bits."""
+    whole = case.train(case.make())
+    name = type(whole.algorithms[0]).__name__
+    per_epoch = whole.state.dataloader_len or 2
+    saved = {}
+    for done in sorted({1, per_epoch, per_epoch + 1, case.batches - 1} & {*range(1, case.batches)}):
+        whole.run(done)
+        saved[done] = whole.save()
+    whole.run(case.batches)
+    end = whole.save()
+    for done, loaded in saved.items():
+        resumed = case.train(case.make(), loaded=loaded)
+        resumed.run(case.batches)
+        losses = {batch: loss for batch, loss in whole.losses.items() if batch >= done}
+        differs = [what for what, one in resumed.save().items() if not _is_equal(one, end[what])]
+        differs += [] if _is_equal(resumed.losses, losses) else ["losses"]
+        assert not differs, (
+            f"With {name}, a training that is resumed after {done} of {case.batches} batches ends with other "
+            f"{' and '.join(differs)} than one that is not. What it keeps from batch to batch has to be in "
+            "state_dict() and come back by load_state_dict()."
+        )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    return bool(one == other)
+
+
+CHECKS = (
+    check_declarations,
+    check_events,
+    check_effects,
+    check_order,
+    check_no_effect,
+    check_settings,
+    check_repr,
+    check_refusals,
+    check_randomness,
+    check_resume,
+)
+"""All checks, each a function of a :class:`Case`."""

@@ -1,0 +1,432 @@
+"""What an algorithm looks at in a state and what it changes there, in the words of its declarations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer.core.batch import batch_get
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.state import State
+
+__all__ = ["FREE", "WORDS", "Effects", "RecordingState", "observe"]
+
+WORDS = frozenset(
+    {
+        "algorithms",
+        "batch",
+        "batch.input",
+        "batch.target",
+        "callbacks",
+        "dataloader",
+        "dataloader_len",
+        "eval_metrics",
+        "evaluators",
+        "gradients",
+        "iteration_length",
+        "loss",
+        "max_duration",
+        "model",
+        "optimizers",
+        "outputs",
+        "scaler",
+        "schedulers",
+        "timestamp",
+        "train_dataloader",
+        "train_metrics",
+    }
+)
+"""What ``Algorithm.reads`` and ``Algorithm.writes`` may say; further items of a batch are ``"batch.<key>"``, and all of
+it together is ``"batch"``."""
+
+FREE = frozenset(
+    {
+        "component_key",
+        "dataloader_label",
+        "device",
+        "device_train_microbatch_size",
+        "microbatch",
+        "precision",
+        "profiler",
+        "rank",
+        "rank_zero_seed",
+        "run_name",
+        "seed",
+    }
+)
+"""What a run is given and nothing in it changes: it may be declared, and need not."""
+
+_MEANINGS: Mapping[str, frozenset[str]] = {
+    "eval_metric_values": frozenset({"eval_metrics"}),
+    "eval_timestamp": frozenset({"timestamp"}),
+    "get_elapsed_duration": frozenset({"timestamp", "max_duration"}),
+    "predict_timestamp": frozenset({"timestamp"}),
+    "previous_timestamp": frozenset({"timestamp"}),
+    "reached": frozenset({"timestamp", "max_duration"}),
+    "set_dataloader": frozenset(),
+    "stop_training": frozenset({"timestamp"}),
+    "total_loss": frozenset({"loss"}),
+    "train_data_spec": frozenset({"train_dataloader"}),
+    "train_metric_values": frozenset({"train_metrics"}),
+}
+_TARGETS = frozenset({"label", "labels", "target", "targets", "y"})
+_MISSING = object()
+
+
+@attrs.define
+class Effects:
+    """What was looked at and what was changed, in the words of ``Algorithm.reads`` and ``Algorithm.writes``.
+
+    Args:
+        reads: What was looked at.
+        writes: What was changed.
+
+    Example:
+        >>> effects = Effects({"loss"})
+        >>> effects |= Effects(writes={"loss"})
+        >>> effects
+        Effects(reads={'loss'}, writes={'loss'})
+    """
+
+    reads: set[str] = attrs.field(factory=set)
+    writes: set[str] = attrs.field(factory=set)
+
+    def __ior__(self, other: Effects) -> Effects:
+        self.reads |= other.reads
+        self.writes |= other.writes
+        return self
+
+
+class RecordingState:
+    """A view of a :class:`~composer.core.State` that takes down what is looked at through it.
+
+    Who takes the whole batch, ``inputs, targets = state.batch``, has looked at those of its tensors that are then used
+    for anything; who asks for an item, ``state.batch_get_item(0)``, has looked at that item. What is changed is seen by
+    :func:`observe`, which compares the state with what it was.
+
+    Args:
+        state: What is looked at.
+        algorithm: Its ``input_key`` and ``target_key`` say which item of a batch is which. Without, the first item is
+            the input and the second the target; of a dictionary ``"labels"`` and the like are the target, and all else
+            is input.
+
+    Example:
+        >>> from composer.core import State
+        >>> view = RecordingState(State(model=None))
+        >>> view.timestamp.epoch, view.get_elapsed_duration()
+        (Time(0, 'ep'), None)
+        >>> sorted(view.effects.reads)
+        ['max_duration', 'timestamp']
+    """
+
+    effects: Effects
+    generators: list[tuple[object, torch.Generator]]
+
+    def __init__(self, state: State, algorithm: Algorithm | None = None) -> None:
+        vars(self).update(effects=Effects(), generators=[], _state=state, _algorithm=algorithm)
+
+    def __getattr__(self, name: str) -> Any:
+        self.effects.reads |= {name} if name in WORDS | FREE else _MEANINGS.get(name, set())
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._state, name, _unwrapped(value))
+
+    @property
+    def batch(self) -> Any:
+        """The batch, whose tensors take down when they are used."""
+        batch = self._state.batch
+        wrapped = _map_items(batch, self._wrapped, self._algorithm)
+        if wrapped is _MISSING:
+            self.effects.reads.update(_items(batch, self._algorithm))
+            return batch
+        return wrapped
+
+    @batch.setter
+    def batch(self, batch: Any) -> None:
+        self._state.batch = _unwrapped(batch)
+
+    def generator(self, owner: Any) -> torch.Generator:
+        """Return the owner's source of randomness, and take down whose it is."""
+        generator: torch.Generator = self._state.generator(owner)
+        self.generators.append((owner, generator))
+        return generator
+
+    def batch_get_item(self, key: Any) -> Any:
+        """Return an item of the batch, and take down which."""
+        item = self._state.batch_get_item(key)
+        words = [word for word, value in _items(self._state.batch, self._algorithm).items() if value is item]
+        self.effects.reads.update(words or [f"batch.{key}"])
+        return item
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Replace an item of the batch."""
+        self._state.batch_set_item(key, _unwrapped(value))
+
+    def _wrapped(self, word: str, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return _wrap(item, lambda: self.effects.reads.add(word))
+        self.effects.reads.add(word)
+        return item
+
+
+class _Noting(Tensor):
+    """A tensor that says when anything is computed of it, and is otherwise the one that it was made of."""
+
+    original: Tensor
+    note: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+
+        def use(value: Any) -> Any:
+            if isinstance(value, _Noting):
+                vars(value)["note"]()
+                return vars(value)["original"]
+            return value
+
+        return func(*_mapped(args, use), **_mapped(kwargs or {}, use))
+
+
+def _wrap(tensor: Tensor, note: Callable[[], None]) -> Tensor:
+    wrapped = tensor.detach().as_subclass(_Noting)
+    vars(wrapped).update(original=tensor, note=note)
+    return wrapped
+
+
+def _unwrapped(value: Any) -> Any:
+    return _mapped(value, lambda one: vars(one)["original"] if isinstance(one, _Noting) else one)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with everything in its tuples, lists and dictionaries changed, or itself if nothing was."""
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(one, change) for one in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        kind: Callable[..., Any] = type(value)
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
+    if isinstance(value, MutableMapping):
+        changed = {key: _mapped(one, change) for key, one in value.items()}
+        if all(changed[key] is one for key, one in value.items()):
+            return value
+        copied = copy.copy(value)
+        copied.update(changed)
+        return copied
+    return change(value)
+
+
+def observe(state: State, algorithm: Algorithm, act: Callable[[RecordingState], object]) -> Effects:
+    """Return what ``act`` does to a state when it is given a view of it.
+
+    Args:
+        state: What is acted on.
+        algorithm: Its ``input_key`` and ``target_key`` say which item of a batch is which.
+        act: Gets the :class:`RecordingState`.
+
+    Example:
+        >>> from composer.core import State
+        >>> state = State(model=None)
+        >>> state.loss = torch.tensor(2.0)
+        >>> def halve(state):
+        ...     state.loss = state.loss / 2
+        >>> observe(state, None, halve)
+        Effects(reads={'loss'}, writes={'loss'})
+    """
+    before = dict(_content(state, algorithm))
+    view = RecordingState(state, algorithm)
+    act(view)
+    after = dict(_content(state, algorithm))
+    words = {*before, *after}
+    view.effects.writes = {
+        word for word in words if not _is_same(before.get(word, _MISSING), after.get(word, _MISSING))
+    }
+    return view.effects
+
+
+def _items(batch: Any, algorithm: Algorithm | None) -> dict[str, Any]:
+    """Return the items of a batch by their words; where several are the input, a list of them."""
+    found: dict[str, list[Any]] = {}
+
+    def take(word: str, item: Any) -> Any:
+        found.setdefault(word, []).append(item)
+        return item
+
+    if _map_items(batch, take, algorithm) is _MISSING:
+        for word, default in (("input", 0), ("target", 1)):
+            key = getattr(algorithm, f"{word}_key", default)
+            try:
+                take(f"batch.{word}", batch_get(batch, key))
+            except KeyError:
+                continue
+    return {word: items[0] if len(items) == 1 else items for word, items in found.items()}
+
+
+def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorithm | None) -> Any:
+    """Return the batch with each item changed by ``change(word, item)``; ``_MISSING`` if nobody knows its items."""
+    keys = {word: getattr(algorithm, f"{word}_key", None) for word in ("input", "target")}
+    if any(isinstance(key, tuple) for key in keys.values()):
+        return _MISSING
+    if batch is None:
+        return None
+    if isinstance(batch, Tensor):
+        return change("batch.input", batch)
+    if isinstance(batch, (tuple, list)):
+        names = getattr(batch, "_fields", range(len(batch)))
+        items = [
+            _mapped_item(change, _word(name, place, len(batch), keys), item)
+            for place, (name, item) in enumerate(zip(names, batch, strict=True))
+        ]
+        kind: Callable[..., Any] = type(batch)
+        return kind(*items) if hasattr(batch, "_fields") else kind(items)
+    if isinstance(batch, MutableMapping):
+        copied = copy.copy(batch)
+        copied.update({key: _mapped_item(change, _word(key, None, 0, keys), item) for key, item in batch.items()})
+        return copied
+    return _MISSING
+
+
+def _mapped_item(change: Callable[[str, Any], Any], word: str, item: Any) -> Any:
+    return _mapped(item, lambda one: change(word, one))
+
+
+def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> str:
+    """Return what an item is called that has this key and, unless the batch is a dictionary, this place."""
+    names = (key,) if place is None else (key, place, place - size)
+    for word, own in keys.items():
+        if own is not None and own in names:
+            return f"batch.{word}"
+    if keys["target"] is None and (key in _TARGETS if place is None else place == 1):
+        return "batch.target"
+    if keys["input"] is None and (place is None or place == 0):
+        return "batch.input"
+    return f"batch.{key}"
+
+
+def _content(state: State, algorithm: Algorithm | None) -> Iterator[tuple[str, Any]]:
+    """Yield what a state holds by the words of the declarations, as it is now."""
+    for word, item in _items(state.batch, algorithm).items():
+        yield word, _frozen(item)
+    yield "outputs", _frozen(state.outputs)
+    yield "loss", _frozen((state.loss, state.total_loss))
+    yield "model", _frozen_model(state.model)
+    yield "gradients", [_frozen(one.grad) for _, one in _parameters(state.model) if one.grad is not None]
+    yield "optimizers", [_frozen_optimizer(optimizer) for optimizer in state.optimizers]
+    yield "train_dataloader", _frozen_data(state.train_dataloader)
+    for word in ("timestamp", "max_duration", "dataloader_len", "iteration_length"):
+        yield word, getattr(state, word)
+    for word in ("dataloader", "scaler"):
+        yield word, _Identity(getattr(state, word))
+    for word in ("schedulers", "evaluators", "algorithms", "callbacks"):
+        yield word, [_Identity(one) for one in getattr(state, word)]
+
+
+@attrs.frozen(eq=False)
+class _Identity:
+    """An object that is the same only as itself; it is kept, so that its id is not given away."""
+
+    thing: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+@attrs.frozen(eq=False)
+class _Values:
+    """A tensor's values and looks at one time. Written to is changed, also if the values happen to be the same."""
+
+    tensor: Tensor
+    version: int
+    values: Tensor
+    strides: tuple[int, ...]
+    learns: bool
+
+    def is_same(self, other: _Values) -> bool:
+        if self.tensor is other.tensor and self.version != other.version:
+            return False
+        one, two = self.values, other.values
+        return (
+            (one.dtype, one.shape, one.device, self.strides, self.learns)
+            == (two.dtype, two.shape, two.device, other.strides, other.learns)
+        ) and torch.allclose(one, two, rtol=0, atol=0, equal_nan=one.is_floating_point() or one.is_complex())
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        version = -1 if value.is_inference() else value._version  # noqa: SLF001  (torch's own way to see writes)
+        return _Values(value, version, value.detach().clone(), value.stride(), value.requires_grad)
+    if isinstance(value, (tuple, list)):
+        return [_frozen(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _frozen(one) for key, one in value.items()}
+    return value if isinstance(value, (bool, int, float, str, type(None))) else _Identity(value)
+
+
+def _frozen_model(model: Any) -> Any:
+    if not isinstance(model, nn.Module):
+        return _Identity(model)
+    modules = [(name, _Identity(module), type(module), _settings(module)) for name, module in model.named_modules()]
+    tensors = [(name, _Identity(one), _frozen(one)) for name, one in [*_parameters(model), *model.named_buffers()]]
+    return [modules, tensors]
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return what a module holds besides tensors and modules; of dictionaries, as hooks are, what they hold."""
+    own = {name: value for name, value in vars(module).items() if name not in {"_parameters", "_buffers", "_modules"}}
+    return {
+        name: [_Identity(one) for one in value.values()] if isinstance(value, dict) else _frozen(value)
+        for name, value in own.items()
+        if not isinstance(value, (list, Tensor))
+    }
+
+
+def _parameters(model: Any) -> list[tuple[str, nn.Parameter]]:
+    return list(model.named_parameters()) if isinstance(model, nn.Module) else []
+
+
+def _frozen_optimizer(optimizer: torch.optim.Optimizer) -> Any:
+    groups = [
+        [
+            {key: _frozen(value) for key, value in group.items() if key != "params"},
+            [_Identity(parameter) for parameter in group["params"]],
+        ]
+        for group in optimizer.param_groups
+    ]
+    held = {_Identity(parameter): _frozen(state) for parameter, state in optimizer.state.items()}
+    return [_Identity(optimizer), groups, held]
+
+
+def _frozen_data(loader: Any) -> Any:
+    """Return a loader and its data sets, each with its attributes, one within the other; of transforms their parts."""
+    layers: list[Any] = []
+    while loader is not None and len(layers) < 10:
+        own = getattr(loader, "__dict__", {})
+        layers.append([_Identity(loader), {name: _parts(value) for name, value in own.items()}])
+        loader = own.get("dataset")
+    return layers
+
+
+def _parts(value: Any) -> Any:
+    inner = getattr(value, "transforms", None)
+    return [_Identity(value), *([_Identity(one) for one in inner] if isinstance(inner, (list, tuple)) else [])]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, _Values) and isinstance(other, _Values):
+        return one.is_same(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+    return bool(one == other)

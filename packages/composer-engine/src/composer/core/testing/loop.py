@@ -1,0 +1,271 @@
+"""A small training with every event, for tests: deterministic, and it can be left and taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer.core.engine import Engine
+from composer.core.event import Event
+from composer.core.time import Timestamp, TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from composer.core.algorithm import Algorithm
+    from composer.core.batch import Batch
+    from composer.core.state import State
+
+__all__ = ["Training", "seeded", "through_json"]
+
+_BEFORE_LOADING = (Event.INIT, Event.BEFORE_LOAD)
+_BEFORE_TRAINING = (Event.AFTER_LOAD, Event.FIT_START)
+
+
+@contextlib.contextmanager
+def seeded(*words: object) -> Iterator[None]:
+    """Let Python, torch and, where it is loaded, NumPy draw what the words say, and put them back at the end.
+
+    Example:
+        >>> with seeded("epoch", 3):
+        ...     one = torch.rand(1)
+        >>> with seeded("epoch", 3):
+        ...     one == torch.rand(1)
+        tensor([True])
+    """
+    # A string seeds Python's generator by its hash function, which is the same in every process.
+    seed = random.Random(repr(words)).getrandbits(31)  # noqa: S311  (no secret)
+    numpy = sys.modules.get("numpy")
+    held = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)
+    try:
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        yield
+    finally:
+        random.setstate(held[0])
+        torch.set_rng_state(held[1])
+        if numpy:
+            numpy.random.set_state(held[2])
+
+
+@attrs.define
+class Training:
+    """A training whose every event runs, with an evaluation after each epoch, as :class:`composer.Trainer` has it.
+
+    What layers and data draw from global generators depends on the batch and the epoch alone, as if a checkpoint had
+    brought the generators' states.
+
+    Args:
+        state: With a model, optimizers and a ``train_dataloader`` whose epochs have batches to train on.
+        algorithms: What runs.
+        loaded: What :meth:`save` gave, to go on from there.
+        make_engine: What the engine is made by.
+
+    Example:
+        >>> from composer.core import State
+        >>> class Mean(nn.Linear):
+        ...     def loss(self, outputs, batch):
+        ...         return outputs.mean()
+        >>> training = Training(State(Mean(2, 1), train_dataloader=[torch.ones(4, 2)] * 3), [])
+        >>> training.run(until=4)
+        >>> training.engine.state.timestamp.epoch, sorted(training.losses)
+        (Time(1, 'ep'), [0, 1, 2, 3])
+    """
+
+    state: State
+    algorithms: Sequence[Algorithm]
+    loaded: dict[str, Any] | None = None
+    make_engine: Callable[..., Engine] = Engine
+    engine: Engine = attrs.field(init=False)
+    losses: dict[int, Any] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        state = self.state
+        loader = state.train_dataloader
+        state.set_dataloader(loader, "train", state.train_data_spec.length if state.train_data_spec else None)
+        self.engine = self.make_engine(state, algorithms=list(self.algorithms))
+        with seeded("preparation"):
+            for event in _BEFORE_LOADING:
+                self.engine.run_event(event)
+            if self.loaded is not None:
+                self._load(self.loaded)
+            for event in _BEFORE_TRAINING:
+                self.engine.run_event(event)
+        self._set_mode(train=True)
+
+    def run(self, until: int) -> None:
+        """Train until so many batches are done, and end the epoch if it is over with them."""
+        state, event = self.state, self.engine.run_event
+        while self._done() < until:
+            epoch = int(state.timestamp.count(TimeUnit.EPOCH))
+            with seeded("epoch", epoch):
+                batches = list(state.train_dataloader or ())
+            if not self._done(in_epoch=True):
+                event(Event.ITERATION_START)
+                event(Event.EPOCH_START)
+            for batch in batches[self._done(in_epoch=True) :]:
+                if self._done() < until:
+                    with seeded("batch", self._done()):
+                        self._step(batch)
+            if self._done(in_epoch=True) < len(batches):
+                return
+            self._end_epoch(batches[0])
+
+    def finish(self) -> None:
+        """Predict and end."""
+        with seeded("prediction"):
+            batch = next(iter(self.state.train_dataloader or ()))
+            self._watch("predict", batch)
+        self.engine.run_event(Event.FIT_END)
+        self.engine.close()
+
+    def save(self) -> dict[str, Any]:
+        """Return what a later training needs to go on, as copies."""
+        state = self.state
+        saved = {
+            "model": state.model.state_dict() if isinstance(state.model, nn.Module) else {},
+            "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+            "algorithms": [through_json(algorithm.state_dict()) for algorithm in state.algorithms],
+            "timestamp": state.timestamp.state_dict(),
+        }
+        return copy.deepcopy(saved)
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        saved, state = copy.deepcopy(saved), self.state
+        if isinstance(state.model, nn.Module):
+            state.model.load_state_dict(saved["model"])
+        for optimizer, held in zip(state.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
+        for algorithm, held in zip(state.algorithms, saved["algorithms"], strict=True):
+            algorithm.load_state_dict(held)
+        state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
+
+    def _done(self, *, in_epoch: bool = False) -> int:
+        return int(self.state.timestamp.count(TimeUnit.BATCH, in_epoch=in_epoch))
+
+    def _step(self, batch: Batch) -> None:
+        state, event = self.state, self.engine.run_event
+        samples = state.train_data_spec.get_num_samples_in_batch(batch) if state.train_data_spec else 0
+        state.microbatch = -1
+        event(Event.BEFORE_DATALOADER)
+        state.batch = batch
+        event(Event.AFTER_DATALOADER)
+        event(Event.BATCH_START)
+        whole = state.batch
+        losses: list[Tensor] = []
+
+        def compute_gradients() -> Tensor:
+            if losses:
+                state.restart_draws()
+            state.batch = whole
+            losses.append(self._compute_gradients())
+            return losses[-1]
+
+        if len(state.optimizers) == 1:
+            state.optimizers[0].step(compute_gradients)  # type: ignore[arg-type]  # torch says float and takes tensors
+        else:
+            compute_gradients()
+            for optimizer in state.optimizers:
+                optimizer.step()
+        self.losses[self._done()] = losses[0].clone()
+        state.microbatch = -2
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples=samples)
+        event(Event.BATCH_END)
+        event(Event.BATCH_CHECKPOINT)
+
+    def _compute_gradients(self) -> Tensor:
+        state, event = self.state, self.engine.run_event
+        event(Event.BEFORE_TRAIN_BATCH)
+        for optimizer in state.optimizers:
+            optimizer.zero_grad()
+        whole = state.batch
+        state.microbatch = 0
+        event(Event.BEFORE_FORWARD)
+        state.outputs = state.model(state.batch)
+        event(Event.AFTER_FORWARD)
+        event(Event.BEFORE_LOSS)
+        state.loss = state.model.loss(state.outputs, state.batch)
+        event(Event.AFTER_LOSS)
+        event(Event.BEFORE_BACKWARD)
+        total = _total(state.loss)
+        create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
+        torch.autograd.backward(total, create_graph=create_graph)
+        event(Event.AFTER_BACKWARD)
+        state.batch, state.total_loss = whole, total.detach()
+        event(Event.AFTER_TRAIN_BATCH)
+        return total.detach()
+
+    def _end_epoch(self, batch: Batch) -> None:
+        state, event = self.state, self.engine.run_event
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        with seeded("end of epoch", int(state.timestamp.count(TimeUnit.EPOCH))):
+            event(Event.EPOCH_END)
+            event(Event.EVAL_BEFORE_ALL)
+            self._watch("eval", batch)
+            event(Event.EVAL_AFTER_ALL)
+            event(Event.EPOCH_CHECKPOINT)
+            state.timestamp = state.timestamp.to_next_iteration()
+            event(Event.ITERATION_END)
+            event(Event.ITERATION_CHECKPOINT)
+
+    def _watch(self, what: str, batch: Batch) -> None:
+        """Run the model once without learning from it: what is ``"eval"`` or ``"predict"``."""
+        state, event = self.state, self.engine.run_event
+        self._set_mode(train=False)
+        with torch.no_grad():
+            event(f"{what}_start")
+            state.batch = batch
+            event(f"{what}_batch_start")
+            event(f"{what}_before_forward")
+            state.outputs = state.model(state.batch)
+            event(f"{what}_after_forward")
+            event(f"{what}_batch_end")
+            event(f"{what}_end")
+        self._set_mode(train=True)
+
+    def _set_mode(self, *, train: bool) -> None:
+        if isinstance(self.state.model, nn.Module):
+            self.state.model.train(train)
+
+
+def _total(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor):
+        return loss
+    return torch.stack([*(loss.values() if isinstance(loss, dict) else loss)]).sum()
+
+
+def through_json(value: Any, where: str = "") -> Any:
+    """Return what was saved as it comes back when tensors are kept and all else has been JSON in between.
+
+    Raises:
+        AssertionError: It holds what is neither a number, text, list, dictionary nor tensor.
+
+    Example:
+        >>> through_json({"depth": 3, "weights": [torch.ones(1)]})
+        {'depth': 3, 'weights': [tensor([1.])]}
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, dict):
+        strangers = [key for key in value if not isinstance(key, str)]
+        assert not strangers, f"state_dict(){where} has the key {strangers[0]!r}; keys are texts, or JSON changes them."
+        return {key: through_json(one, f"{where}[{key!r}]") for key, one in value.items()}
+    if isinstance(value, list):
+        return [through_json(one, f"{where}[{place}]") for place, one in enumerate(value)]
+    assert value is None or type(value) in {bool, int, float, str}, (
+        f"state_dict(){where} is {value!r}, a {type(value).__name__}; "
+        "it may hold numbers, texts, lists, dictionaries and tensors."
+    )
+    return json.loads(json.dumps(value))

@@ -1,0 +1,353 @@
+"""Loading: all or nothing, by keys, and with the algorithms that the weights need."""
+
+import copy
+import json
+from typing import ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from composer.core import (
+    Algorithm,
+    AlgorithmConflictError,
+    Callback,
+    Engine,
+    Event,
+    Logger,
+    LoggerDestination,
+    NoEffectWarning,
+    Stage,
+    State,
+    StateMismatchError,
+    Time,
+    Timestamp,
+    join_tensors,
+    saved,
+    split_tensors,
+)
+
+
+@attrs.define(eq=False)
+class LoadCount(Algorithm):
+    """Counts, and draws a number a batch."""
+
+    _count: int = saved(default=0)
+    draws: list[float] = attrs.field(factory=list, init=False)
+    runs_at: ClassVar = {Event.BATCH_END: Stage.WEIGHTS}
+
+    def apply(self, event, state, logger):
+        self._count += 1
+        self.draws.append(torch.rand(1, generator=state.generator(self)).item())
+
+
+@attrs.define(eq=False)
+class LoadWiden(Algorithm):
+    """Surgery: puts a layer around each linear one, with a weight of its own."""
+
+    start: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
+    reads = writes = frozenset({"model", "optimizers"})
+
+    @staticmethod
+    def required_on_load():
+        return True
+
+    def apply(self, event, state, logger):
+        import warnings
+
+        if isinstance(state.model[0], nn.Sequential):
+            warnings.warn("LoadWiden found nothing", NoEffectWarning, stacklevel=1)
+            return
+        gate = nn.Linear(2, 2)
+        state.model[0] = nn.Sequential(state.model[0], gate)
+        for optimizer in state.optimizers:
+            optimizer.param_groups[0]["params"] += list(gate.parameters())
+        logger.log_hyperparameters({"LoadWiden/start": self.start})
+
+
+class LoadRefuse(Callback):
+    def load_state_dict(self, state):
+        if state:
+            raise RuntimeError("not today")
+
+    def state_dict(self):
+        return {"x": 1}
+
+
+def make(*algorithms, callbacks=(), init=True, **options):
+    """Return the state of a small run after INIT."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = State(model=model, optimizers=optimizer, algorithms=list(algorithms), callbacks=callbacks, **options)
+    if init:
+        Engine(state).run_event("init")
+    return state
+
+
+def train(state, steps):
+    for _ in range(steps):
+        batch = int(state.timestamp.batch)
+        inputs = torch.rand(3, 4, generator=torch.Generator().manual_seed(batch))
+        state.optimizers[0].zero_grad()
+        state.model(inputs).square().mean().backward()
+        state.optimizers[0].step()
+        state.timestamp = state.timestamp.to_next_batch(samples=3)
+        for algorithm in state.algorithms:
+            if Event.BATCH_END in algorithm.runs_at:
+                algorithm.apply(Event.BATCH_END, state, None)
+    return state
+
+
+def whole(state):
+    """Return all of a run, through JSON and tensors."""
+    taken = {
+        **state.state_dict(),
+        "model": state.get_model_state_dict(),
+        "optimizers": state.get_optim_state_dict(),
+    }
+    data, tensors = split_tensors(taken)
+    return join_tensors(json.loads(json.dumps(data, allow_nan=False)), copy.deepcopy(tensors))
+
+
+def same_bits(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+class TestGoingOn:
+    def test_the_same_bits_as_without_a_stop(self):
+        """Weights, momentum, counts and draws are those of the run that was not stopped."""
+        straight = train(make(LoadCount(), LoadCount(), rank_zero_seed=3), 5)
+
+        stopped = train(make(LoadCount(), LoadCount(), rank_zero_seed=3), 2)
+        resumed = train(make(LoadCount(), LoadCount(), rank_zero_seed=8), 1)
+        for algorithm in resumed.algorithms:
+            algorithm.draws.clear()
+        resumed.load_state_dict(whole(stopped), strict=True)
+        train(resumed, 3)
+
+        assert same_bits(resumed.model, straight.model)
+        assert resumed.timestamp.batch == straight.timestamp.batch
+        for own, other in zip(resumed.algorithms, straight.algorithms, strict=True):
+            assert own.draws == other.draws[2:]
+            assert own._count == other._count == 5
+
+    def test_components_are_matched_by_key(self):
+        """Two of one class, among others in another order, each get their own."""
+        first = State(model=None, algorithms=[LoadCount(), LoadCount()], callbacks=LoadRefuse())
+        first.algorithms[0]._count, first.algorithms[1]._count = 1, 2
+        first.callbacks.clear()
+        second = State(model=None, algorithms=[LoadCount(), LoadWiden(), LoadCount()])
+
+        with pytest.warns(UserWarning, match=r"algorithms\.LoadWiden is not saved, and begins anew"):
+            second.load_state_dict(first.state_dict())
+
+        assert [one._count for one in second.algorithms if isinstance(one, LoadCount)] == [1, 2]
+
+    def test_what_the_program_sets_stays(self):
+        """A training may be made longer and get another name; the seed goes on."""
+        first = State(model=None, run_name="a", max_duration="2ep", rank_zero_seed=3)
+        second = State(model=None, run_name="b", max_duration="4ep", rank_zero_seed=5)
+
+        report = second.load_state_dict(first.state_dict(), strict=True)
+
+        assert (second.run_name, second.max_duration, second.rank_zero_seed) == ("b", Time(4, "ep"), 3)
+        assert report.overridden == ("run_name: b stays, a was saved.", "max_duration: 4ep stays, 2ep was saved.")
+
+    def test_a_length_that_the_program_leaves_open_is_loaded(self):
+        """Nothing is lost where nothing was said."""
+        second = State(model=None)
+
+        second.load_state_dict(State(model=None, max_duration="2ep").state_dict())
+
+        assert second.max_duration == Time(2, "ep")
+
+    def test_draws_begin_anew(self):
+        """Also where the same batch had been drawn for before."""
+        state = State(model=None, algorithms=LoadCount())
+        taken = state.state_dict()
+        before = torch.rand(2, generator=state.generator(state.algorithms[0]))
+
+        state.load_state_dict(taken)
+
+        assert torch.equal(torch.rand(2, generator=state.generator(state.algorithms[0])), before)
+
+    def test_differences_are_warned_about_once_and_together(self):
+        """One warning with a line for each."""
+        first = State(model=None, algorithms=[LoadCount()], callbacks=[LoadRefuse()])
+        second = State(model=None, algorithms=[LoadWiden()])
+
+        with pytest.warns(UserWarning, match="this run differs from it:\n- .*\n- .*\n- ") as caught:
+            report = second.load_state_dict(first.state_dict())
+
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert len(report.differences) == 3
+
+    def test_a_component_that_refuses_on_second_thought(self):
+        """The error says who it was and what had been loaded by then."""
+        state = State(model=None, algorithms=LoadCount(), callbacks=LoadRefuse())
+
+        with pytest.raises(RuntimeError, match="not today") as caught:
+            state.load_state_dict(state.state_dict())
+
+        assert "callbacks.LoadRefuse refused" in caught.value.__notes__[0]
+        assert "Loaded already: algorithms.LoadCount" in caught.value.__notes__[1]
+
+    def test_weights_that_do_not_fit_change_nothing(self):
+        """Clock, components, weights and momentum stay as they were."""
+        taken = whole(train(make(LoadCount()), 2))
+        taken["model"]["1.bias"] = torch.zeros(9)
+        state = make(LoadCount())
+        before = whole(state)
+
+        with pytest.raises(StateMismatchError, match=r"model\.1\.bias: must be a tensor of shape \(2,\)"):
+            state.load_state_dict(taken)
+
+        assert repr(whole(state)) == repr(before)
+
+
+class Store(LoggerDestination):
+    def __init__(self):
+        self.events, self.stored = [], {}
+
+    def init(self, state, logger):
+        self.events.append("init")
+
+    def log_hyperparameters(self, hyperparameters):
+        self.stored |= hyperparameters
+
+
+class TestMissingAlgorithms:
+    @pytest.fixture
+    def taken(self):
+        """What a run with surgery saved after two steps."""
+        return whole(train(make(LoadWiden(start=2.0), LoadCount()), 2))
+
+    def test_what_the_weights_need_is_made_again(self, taken):
+        """From name and settings, at its place in the list, with its weights and their momentum."""
+        state = make(LoadCount())
+
+        report = state.load_state_dict(taken, strict=True)
+
+        assert repr(state.algorithms[0]) == "LoadWiden(start=2.0)"
+        assert isinstance(state.algorithms[1], LoadCount)
+        assert repr(whole(state)) == repr(taken)
+        assert "algorithms.LoadWiden" in report.restored
+        assert state.made_on_load == [state.algorithms[0]]
+
+    def test_weights_alone(self, taken):
+        """The same without the rest of the state."""
+        state = make()
+
+        state.load_model_state({"model": taken["model"], "algorithms": taken["algorithms"]})
+
+        assert [type(one) for one in state.algorithms] == [LoadWiden]
+        assert torch.equal(state.model[0][1].weight, taken["model"]["0.1.weight"])
+        assert len(state.optimizers[0].param_groups[0]["params"]) == 6
+        assert state.timestamp == Timestamp()
+
+    def test_an_algorithm_that_is_there_is_not_made_again(self, taken):
+        """The run's own object stays."""
+        widen = LoadWiden(start=2.0)
+        state = make(widen, LoadCount())
+
+        state.load_state_dict(taken, strict=True)
+
+        assert state.algorithms[0] is widen
+        assert len(state.algorithms) == 2
+
+    @pytest.mark.parametrize("excluded", ["LoadWiden", "LoadWiden.1"])
+    def test_excluded_ones_are_not_made(self, taken, excluded):
+        """By class or by key; their weights then do not fit."""
+        state = make(LoadCount())
+        taken["algorithms"][0]["key"] = "LoadWiden.1"
+
+        with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
+            state.load_model_state(taken, exclude_algorithms=[excluded])
+
+    def test_what_is_not_needed_is_not_made(self, taken):
+        """An algorithm that left no trace in the weights is only told of."""
+        state = make(LoadWiden(start=2.0))
+
+        with pytest.warns(UserWarning, match=r"algorithms\.LoadCount is saved, and this run has none"):
+            state.load_state_dict(taken)
+
+        assert [type(one) for one in state.algorithms] == [LoadWiden]
+
+    @pytest.mark.parametrize(
+        ("record", "text"),
+        [
+            ({"name": "LoadWidden"}, r"No algorithm is named 'LoadWidden'; did you mean 'LoadWiden'\?"),
+            ({"settings": {"start": {"unsaved": "function m.f"}}}, r"start was not data but function m\.f"),
+            ({"settings": {"start": -1.0}}, "'start' must be >= 0"),
+            ({"settings": 3}, r"algorithms\[0\]: must be a dictionary"),
+        ],
+    )
+    def test_what_cannot_be_made_again(self, taken, record, text):
+        """Name or settings do not fit: a sentence, and the model is as it was."""
+        state = make(LoadCount())
+        before = whole(state)
+        taken["algorithms"][0] |= record
+
+        with pytest.raises(StateMismatchError, match=text):
+            state.load_state_dict(taken)
+
+        assert repr(whole(state)) == repr(before)
+
+    def test_weights_that_do_not_fit_after_surgery(self, taken):
+        """The surgery is tried on a copy first: model, optimizers, list and random numbers are as they were."""
+        state = make(LoadCount())
+        before, random = whole(state), torch.get_rng_state()
+        del taken["model"]["0.1.bias"]
+
+        with pytest.raises(StateMismatchError, match=r"model\.0\.1\.bias is not saved"):
+            state.load_state_dict(taken, strict=True)
+
+        assert repr(whole(state)) == repr(before)
+        assert torch.equal(torch.get_rng_state(), random)
+
+    def test_a_conflict_is_found_before(self, taken, monkeypatch):
+        """Two owners of one thing are refused before the surgery."""
+        monkeypatch.setattr(LoadWiden, "owns", {"the first layer"})
+        monkeypatch.setattr(LoadCount, "owns", {"the first layer"})
+        state = make(LoadCount())
+
+        with pytest.raises(AlgorithmConflictError, match="the first layer"):
+            state.load_state_dict(taken)
+
+        assert not isinstance(state.model[0], nn.Sequential)
+
+    def test_its_log_goes_to_the_run_s_logger(self, taken):
+        """Destinations store what is logged, and are not started a second time."""
+        state, store = make(LoadCount()), Store()
+
+        state.load_state_dict(taken, Logger(state, store))
+
+        assert store.stored == {"LoadWiden/start": 2.0}
+        assert store.events == []
+
+    def test_passes_order_them(self, taken):
+        """The caller's passes are asked."""
+        seen = []
+
+        def look(algorithms, event):
+            seen.append((event, [type(one) for one in algorithms]))
+            return algorithms
+
+        make(LoadCount()).load_state_dict(taken, algorithm_passes=look)
+
+        assert (Event.INIT, [LoadWiden]) in seen
+
+    def test_surgery_that_was_done_by_hand(self, taken):
+        """Where the model is as it has to be, the algorithm says that it found nothing."""
+        state = make(LoadWiden(start=2.0), LoadCount())
+        del state.algorithms[0]
+
+        with pytest.warns(NoEffectWarning, match="found nothing"):
+            state.load_state_dict(taken, strict=True)
+
+        assert len(state.algorithms) == 2

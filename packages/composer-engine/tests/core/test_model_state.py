@@ -1,0 +1,343 @@
+"""Weights and the state of optimizers by name."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from composer.core import NotSerializableError, State, StateMismatchError
+
+
+def make_net(bias=True):
+    return nn.Sequential(nn.Linear(4, 3, bias=bias), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+class Compiled(nn.Module):
+    """A wrapper that names the module as torch.compile does."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod = model
+
+
+def step(state, seed=0):
+    """Do one step with the same numbers each time."""
+    generator = torch.Generator().manual_seed(seed)
+    loss = state.model(torch.rand(8, 4, generator=generator)).square().mean()
+    for optimizer in state.optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    for optimizer in state.optimizers:
+        optimizer.step()
+    return state
+
+
+def same_bits(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.1),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.01, amsgrad=True),
+    "AdamW with a tensor for lr": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01), foreach=False),
+    "Adagrad": torch.optim.Adagrad,
+    "RMSprop": lambda params: torch.optim.RMSprop(params, momentum=0.5, centered=True),
+    "NAdam": torch.optim.NAdam,
+    "Adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.fixture
+def trained():
+    """Return what makes a state that has done two steps."""
+
+    def make(optimizer, **options):
+        model = make_net(**options)
+        return step(step(State(model=model, optimizers=optimizer(model.parameters()))), seed=1)
+
+    return make
+
+
+class TestModel:
+    def test_names_are_those_of_the_bare_model(self):
+        """Wrappers of torch leave no trace in the names."""
+        model = make_net()
+        compiled = Compiled(model)
+        parallel = nn.DataParallel(model)
+
+        names = [list(State(model=one).get_model_state_dict()) for one in (model, compiled, parallel)]
+
+        assert names == [list(model.state_dict())] * 3
+
+    def test_a_module_called_module_keeps_its_name(self):
+        """Only a wrapper's prefix is taken off."""
+        model = nn.ModuleDict({"module": nn.Linear(1, 1)})
+
+        assert list(State(model=model).get_model_state_dict()) == ["module.weight", "module.bias"]
+
+    @pytest.mark.parametrize("wrap", [Compiled, nn.DataParallel, lambda model: model])
+    def test_wrapped_and_bare_load_each_other(self, wrap):
+        """What was saved from one is loaded into the other."""
+        source, target = make_net(), make_net()
+
+        State(model=wrap(target)).load_model_state({"model": State(model=source).get_model_state_dict()})
+
+        assert same_bits(source.state_dict(), target.state_dict())
+
+    def test_weights_are_not_copied_when_taken_but_when_loaded(self):
+        """Taking is cheap; a loaded model is independent."""
+        source, target = make_net(), make_net()
+        weights = State(model=source).get_model_state_dict()
+
+        State(model=target).load_model_state({"model": weights})
+
+        assert weights["0.weight"].data_ptr() == source[0].weight.data_ptr()
+        assert target[0].weight.data_ptr() != source[0].weight.data_ptr()
+
+    def test_all_differences_at_once_and_nothing_changes(self):
+        """Shape, missing and unknown names, with what may have been meant."""
+        model = make_net()
+        before = copy.deepcopy(model.state_dict())
+        saved = dict(model.state_dict())
+        saved["0.wieght"] = saved.pop("0.weight") + 1
+        saved["2.bias"] = torch.zeros(7)
+        saved["0.bias"] = "text"
+
+        with pytest.raises(StateMismatchError) as caught:
+            State(model=model).load_model_state({"model": saved})
+
+        assert set(caught.value.problems) == {
+            "model.2.bias: must be a tensor of shape (2,), got a tensor of shape (7,).",
+            "model.0.bias: must be a tensor of shape (3,), got no tensor.",
+            "model.0.weight is not saved.",
+            "model.0.wieght is saved, and the model has no such weight; did you mean '0.weight'?",
+        }
+        assert same_bits(before, model.state_dict())
+
+    def test_not_strict(self):
+        """What both have is loaded, and the rest is told; another shape is an error all the same."""
+        source, target = make_net(), make_net(bias=False)
+        state = State(model=target)
+
+        with pytest.warns(UserWarning, match=r"model\.0\.bias is saved, and the model has no such weight"):
+            report = state.load_model_state({"model": source.state_dict()}, strict=False)
+
+        assert torch.equal(target[0].weight, source[0].weight)
+        assert len(report.unexpected) == 1
+        with pytest.raises(StateMismatchError, match="must be a tensor of shape"):
+            state.load_model_state({"model": {"0.weight": torch.zeros(1)}}, strict=False)
+
+    def test_another_dtype_is_told(self):
+        """Weights that would be rounded are not loaded without a word."""
+        source = {name: value.double() for name, value in make_net().state_dict().items() if value.is_floating_point()}
+        state = State(model=make_net())
+
+        with pytest.raises(
+            StateMismatchError, match=r"model\.0\.bias: torch\.float64 was saved, torch\.float32 is set"
+        ):
+            state.load_model_state({"model": state.get_model_state_dict() | source})
+
+    @pytest.mark.parametrize("saved", [{}, {"model": None}, {"model": [1]}])
+    def test_no_weights_at_all(self, saved):
+        """A sentence, not an attribute error."""
+        with pytest.raises(StateMismatchError, match="model: must be a dictionary"):
+            State(model=make_net()).load_model_state(saved)
+
+    def test_extra_state_must_be_data(self):
+        """What a module adds to its weights is held to the same rule."""
+
+        class Extra(nn.Linear):
+            def get_extra_state(self):
+                return print
+
+            def set_extra_state(self, state):
+                pass
+
+        with pytest.raises(NotSerializableError, match=r"model\._extra_state: function builtins\.print"):
+            State(model=Extra(1, 1)).get_model_state_dict()
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+    def test_goes_on_with_the_same_bits(self, trained, make):
+        """A second optimizer, loaded, does the same third step."""
+        first, second = trained(make), trained(make)
+        weights, states = copy.deepcopy((first.get_model_state_dict(), first.get_optim_state_dict()))
+
+        second.load_model_state({"model": weights})
+        second.load_optim_state({"optimizers": states})
+        step(first, seed=2)
+        step(second, seed=2)
+
+        assert same_bits(first.model.state_dict(), second.model.state_dict())
+
+    def test_lbfgs(self):
+        """Also one that keeps lists of tensors, and numbers, for all parameters at once."""
+
+        def run(state, steps):
+            optimizer = state.optimizers[0]
+
+            def closure():
+                optimizer.zero_grad()
+                loss = state.model(torch.ones(2, 4)).square().mean()
+                loss.backward()
+                return loss
+
+            for _ in range(steps):
+                optimizer.step(closure)
+
+        first, second = (State(model=nn.Linear(4, 2)) for _ in range(2))
+        for state in (first, second):
+            state.optimizers = torch.optim.LBFGS(state.model.parameters(), max_iter=2)
+        run(first, 2)
+
+        second.load_model_state({"model": first.get_model_state_dict()})
+        second.load_optim_state({"optimizers": copy.deepcopy(first.get_optim_state_dict())})
+        run(first, 1)
+        run(second, 1)
+
+        assert same_bits(first.model.state_dict(), second.model.state_dict())
+
+    def test_order_of_parameters_makes_no_difference(self, trained):
+        """State belongs to a name, not to a number."""
+        first = trained(OPTIMIZERS["Adam"])
+        second = State(model=make_net())
+        second.optimizers = torch.optim.Adam(reversed(list(second.model.parameters())), lr=0.5, amsgrad=True)
+
+        second.load_optim_state({"optimizers": first.get_optim_state_dict()})
+
+        for own, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+            assert torch.equal(first.optimizers[0].state[own]["exp_avg"], second.optimizers[0].state[other]["exp_avg"])
+        assert second.optimizers[0].param_groups[0]["lr"] == 0.01
+
+    def test_several_optimizers(self):
+        """Two of one class are told apart by their place."""
+        model = make_net()
+        one, other, third = (
+            torch.optim.SGD(model[0].parameters(), lr=0.1),
+            *(kind(model[2].parameters(), lr=0.2) for kind in (torch.optim.Adam, torch.optim.SGD)),
+        )
+
+        states = State(model=model, optimizers=[one, other, third]).get_optim_state_dict()
+
+        assert {key: value["param_groups"][0]["params"] for key, value in states.items()} == {
+            "SGD": ["0.weight", "0.bias"],
+            "Adam": ["2.weight", "2.bias"],
+            "SGD.1": ["2.weight", "2.bias"],
+        }
+
+    def test_a_wrapper_leaves_no_trace(self, trained):
+        """What an algorithm puts around an optimizer while it trains is not in the names."""
+        state = trained(OPTIMIZERS["SGD"])
+        bare = state.get_optim_state_dict()
+
+        class Wrapper(torch.optim.Optimizer):
+            def __init__(self, base):
+                self.base_optimizer = base
+                super().__init__([torch.zeros(1)], {})
+
+        state.optimizers = Wrapper(state.optimizers[0])
+
+        assert repr(state.get_optim_state_dict()) == repr(bare)
+
+    def test_what_was_not_stepped_has_no_state(self, trained):
+        """A fresh optimizer is loaded as a fresh one, also into one that has been used."""
+        fresh, used = State(model=make_net()), trained(OPTIMIZERS["SGD"])
+        fresh.optimizers = OPTIMIZERS["SGD"](fresh.model.parameters())
+
+        used.load_optim_state({"optimizers": fresh.get_optim_state_dict()})
+
+        assert used.optimizers[0].state_dict()["state"] == {}
+
+    def test_state_keeps_its_dtype(self):
+        """An average in 32 bits of weights in 16 stays one."""
+        model = nn.Linear(2, 2).bfloat16()
+        state = State(model=model, optimizers=torch.optim.Adam(model.parameters()))
+        model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        state.optimizers[0].step()
+        held = state.optimizers[0].state[model.weight]
+        held["exp_avg"] = held["exp_avg"].float() + 1e-6
+        expected = held["exp_avg"].clone()
+
+        state.load_optim_state({"optimizers": copy.deepcopy(state.get_optim_state_dict())})
+
+        assert torch.equal(state.optimizers[0].state[model.weight]["exp_avg"], expected)
+
+    def test_parameters_that_the_model_does_not_have(self):
+        """They are named by their place and go on, too."""
+        model, extra = make_net(), nn.Parameter(torch.ones(1))
+
+        def make():
+            optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1, momentum=0.9)
+            return State(model=model, optimizers=optimizer)
+
+        first, second = make(), make()
+        extra.sum().backward()
+        first.optimizers[0].step()
+
+        states = first.get_optim_state_dict()
+        second.load_optim_state({"optimizers": states})
+
+        assert list(states["SGD"]["state"]) == ["group 0 parameter 6"]
+        assert torch.equal(second.optimizers[0].state[extra]["momentum_buffer"], torch.ones(1))
+
+    def test_differences(self, trained):
+        """Every name that only one side has, and groups that changed; nothing is loaded."""
+        first = trained(OPTIMIZERS["SGD"], bias=False)
+        second = State(model=make_net())
+        groups = [{"params": list(second.model[0].parameters())}, {"params": list(second.model[1:].parameters())}]
+        second.optimizers = torch.optim.SGD(groups, lr=0.7)
+
+        with pytest.raises(StateMismatchError) as caught:
+            second.load_optim_state({"optimizers": first.get_optim_state_dict() | {"SDG": {}}})
+
+        assert "optimizers.SGD.0.bias is not saved." in caught.value.problems
+        assert "optimizers.SGD.2.weight was saved in group 0, and is in group 1." in caught.value.problems
+        assert "optimizers.SGD.param_groups: 1 groups are saved, and the optimizer has 2." in caught.value.problems
+        assert "optimizers.SDG is saved, and the run has no such optimizer." in caught.value.problems
+        assert second.optimizers[0].param_groups[0]["lr"] == 0.7
+
+    def test_not_strict(self, trained):
+        """What fits is loaded; a parameter that was not saved keeps what it has."""
+        first, second = trained(OPTIMIZERS["SGD"], bias=False), trained(OPTIMIZERS["SGD"])
+        own = second.optimizers[0].state[second.model[0].bias]["momentum_buffer"].clone()
+
+        with pytest.warns(UserWarning, match=r"optimizers\.SGD\.0\.bias is not saved"):
+            second.load_optim_state({"optimizers": first.get_optim_state_dict()}, strict=False)
+
+        held = second.optimizers[0].state
+        assert torch.equal(held[second.model[0].bias]["momentum_buffer"], own)
+        assert torch.equal(
+            held[second.model[0].weight]["momentum_buffer"],
+            first.optimizers[0].state[first.model[0].weight]["momentum_buffer"],
+        )
+
+    @pytest.mark.parametrize(
+        ("saved", "text"),
+        [
+            ({}, "optimizers: must be a dictionary"),
+            ({"optimizers": {"SGD": 3}}, "optimizers.SGD: must be a dictionary of 'state' and 'param_groups'"),
+            ({"optimizers": {"SGD": {"state": {}, "param_groups": [{}]}}}, "each with the names of its 'params'"),
+            ({"optimizers": {"SGD": {"state": {}, "param_groups": 3}}}, "'param_groups' must be a list"),
+            ({"optimizers": {"SGD": {"state": {"w": 3}, "param_groups": []}}}, "'state' must be a dictionary with"),
+            ({"optimizers": {}}, "optimizers.SGD is not saved"),
+        ],
+    )
+    def test_foreign_data(self, trained, saved, text):
+        """A sentence, and nothing is changed."""
+        state = trained(OPTIMIZERS["SGD"])
+        before = copy.deepcopy(state.get_optim_state_dict())
+
+        with pytest.raises(StateMismatchError, match=text):
+            state.load_optim_state(saved)
+
+        assert repr(state.get_optim_state_dict()) == repr(before)
+
+    def test_what_is_no_data_is_refused(self, trained):
+        """With the path of the field."""
+        state = trained(OPTIMIZERS["SGD"])
+        state.optimizers[0].param_groups[0]["hook"] = print
+
+        with pytest.raises(NotSerializableError, match=r"optimizers\.SGD\.param_groups\[0\]\.hook: function"):
+            state.get_optim_state_dict()

@@ -1,0 +1,797 @@
+"""The contract suite finds what is broken, and says so."""
+
+import random
+import subprocess
+import sys
+import warnings
+from collections import OrderedDict, namedtuple
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from composer.core import Algorithm, Event, NoEffectWarning, Stage, State
+from composer.core.testing import (
+    CHECKS,
+    Case,
+    Effects,
+    RecordingState,
+    Training,
+    Watch,
+    check_algorithm,
+    check_declarations,
+    check_effects,
+    check_events,
+    check_no_effect,
+    check_order,
+    check_randomness,
+    check_refusals,
+    check_repr,
+    check_resume,
+    check_settings,
+    effects_of,
+    observe,
+    seeded,
+)
+
+
+class Net(nn.Module):
+    """A layer, a norm and dropout, for pairs of features and class ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 3))
+
+    def forward(self, batch):
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def make_state():
+    model, batches = Net(), [(torch.rand(6, 4), torch.randint(3, (6,))) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return State(model, optimizers=optimizer, max_duration="2ep", train_dataloader=batches)
+
+
+@attrs.define(eq=False)
+class Jitter(Algorithm):
+    """Add noise that fades: an algorithm that keeps all its promises."""
+
+    size: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
+    _fades: float = attrs.field(default=1.0, init=False, repr=False)
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT, Event.BATCH_END: Stage.WEIGHTS}
+    reads: ClassVar = {"batch.input"}
+    writes: ClassVar = {"batch.input"}
+
+    def apply(self, event, state, logger):
+        if event is Event.BATCH_END:
+            self._fades *= 0.9
+            return
+        input = state.batch_get_item(0)
+        noise = torch.randn(input.shape, generator=state.generator(self))
+        state.batch_set_item(0, input + self.size * self._fades * noise)
+
+    def state_dict(self):
+        return {"fades": self._fades}
+
+    def load_state_dict(self, state):
+        self._fades = state["fades"]
+
+
+def changed(base=Jitter, **attributes):
+    """Return a case of the same algorithm with something else about it."""
+    return Case(type("Jitter", (base,), attributes), make_state)
+
+
+GOOD = Case(Jitter, make_state, refused=(("size", -1),))
+
+
+class TestGood:
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_each_check_passes(self, check):
+        """Who keeps the promises hears nothing."""
+        assert check(GOOD) is None
+
+    def test_all_at_once(self):
+        """check_algorithm runs them all."""
+        assert check_algorithm(GOOD) is None
+
+    def test_all_at_once_finds_what_one_finds(self):
+        """It does not stop before the last."""
+        with pytest.raises(AssertionError, match="resumed after"):
+            check_algorithm(changed(state_dict=lambda self: {}, load_state_dict=lambda self, state: None))
+
+    def test_global_generators_are_left_alone(self):
+        """A test that uses the suite draws afterwards what it would have drawn."""
+        torch.manual_seed(3)
+        random.seed(3)
+        expected = torch.rand(1), random.random()
+        torch.manual_seed(3)
+        random.seed(3)
+
+        check_algorithm(GOOD)
+
+        assert (torch.rand(1), random.random()) == expected
+
+    def test_needs_no_test_framework(self):
+        """It can be imported where pytest is not installed."""
+        program = "import sys; sys.modules['pytest'] = None; import composer.core.testing"
+
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+class TestDeclarations:
+    @pytest.mark.parametrize(
+        ("attributes", "text"),
+        [
+            ({"places": lambda self: {Event.BATCH_START: Stage.MIX}}, r"places\(\) has <Event.BATCH_START.*runs_at"),
+            ({"reads": {"batch.input", "los"}}, "reads says 'los', which is no word for anything; the words are"),
+            ({"writes": {"weights"}}, "writes says 'weights', which is no word"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, attributes, text):
+        """Events and words that mean nothing are found without running anything."""
+        with pytest.raises(AssertionError, match=f"Jitter.{text}"):
+            check_declarations(changed(**attributes))
+
+    def test_places_that_change(self):
+        """Where it runs with its settings is one answer."""
+        answers = iter([{Event.BATCH_END: stage} for stage in (Stage.MIX, Stage.LOSS)] * 200)
+
+        with pytest.raises(AssertionError, match=r"Jitter.places\(\) is another each time it is asked"):
+            check_declarations(changed(places=lambda self: next(answers)))
+
+    def test_match_of_ones_own(self):
+        """It may say anything."""
+        assert check_declarations(changed(match=lambda self, event, state: event is Event.INIT)) is None
+
+
+class TestEvents:
+    def test_never_ran(self):
+        """An algorithm that nobody ever calls is not tested by anything."""
+        with pytest.raises(AssertionError, match="Jitter never ran in 6 batches"):
+            check_events(changed(match=lambda self, event, state: False))
+
+    def test_match_may_decline(self):
+        """Who decides from case to case need not run at every event."""
+        assert check_events(changed(match=lambda self, event, state: event is Event.BATCH_END)) is None
+
+    def test_all_events_come_by(self):
+        """Whatever an algorithm declares, the suite's training has it."""
+        watch, _ = changed(runs_at=dict.fromkeys(Event, Stage.MIX), apply=lambda *_: None).watched()
+
+        standalone = {Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
+        assert {event for _, event in watch.ran} == {*Event} - standalone
+
+    def test_declared_and_never_there(self):
+        """An event that does not come by is told."""
+        with pytest.raises(AssertionError, match=r"declares <Event.EVAL_STANDALONE_START.* and never ran there"):
+            check_events(changed(runs_at={Event.EVAL_STANDALONE_START: Stage.MIX, Event.BATCH_END: Stage.MIX}))
+
+    def test_return_values(self):
+        """A state that is returned is lost; that is told."""
+        with pytest.raises(AssertionError, match=r"Jitter.apply returned .* at 'after_dataloader'"):
+            check_events(changed(apply=lambda self, event, state, logger: state))
+
+
+def touching(act, event=Event.AFTER_LOSS, **attributes):
+    """Return a case of an algorithm that does one thing and declares nothing."""
+    nothing = {"runs_at": {event: Stage.LOSS}, "reads": set(), "writes": set()}
+
+    def apply(self, event, state, logger):
+        act(state)
+
+    return changed(apply=apply, **{**nothing, **attributes})
+
+
+def set_to(name, change):
+    return lambda state: setattr(state, name, change(getattr(state, name)))
+
+
+def add_hook(state):
+    state.model.register_forward_hook(lambda *_: None)
+
+
+def freeze(state):
+    state.model.layers[0].requires_grad_(False)
+
+
+def put_layer(state):
+    state.model.layers[3] = nn.Linear(6, 3)
+
+
+READS = {
+    "loss": lambda state: state.loss,
+    "outputs": lambda state: state.outputs,
+    "model": lambda state: state.model,
+    "optimizers": lambda state: state.optimizers,
+    "timestamp": lambda state: state.timestamp,
+    "max_duration": lambda state: state.get_elapsed_duration(),
+    "dataloader_len": lambda state: state.dataloader_len,
+    "train_dataloader": lambda state: state.train_data_spec,
+    "batch.input": lambda state: state.batch_get_item(0),
+    "batch.target": lambda state: state.batch[1].sum(),
+}
+WRITES = {
+    "loss": set_to("loss", lambda loss: loss * 2),
+    "outputs": set_to("outputs", lambda outputs: outputs + 1),
+    "timestamp": set_to("timestamp", lambda clock: clock.to_next_batch()),
+    "max_duration": lambda state: state.stop_training(),
+    "dataloader_len": set_to("dataloader_len", lambda length: length + 1),
+    "schedulers": set_to("schedulers", lambda _: [object()]),
+    "scaler": set_to("scaler", lambda _: object()),
+    "gradients": lambda state: [parameter.grad.zero_() for parameter in state.model.parameters()],
+    "optimizers": lambda state: state.optimizers[0].param_groups[0].update(lr=0.2),
+    "train_dataloader": set_to("train_dataloader", list),
+    "batch.input": lambda state: state.batch_set_item(0, state.batch[0] + 1),
+    "batch.target": lambda state: state.batch[1].add_(0),
+}
+
+
+ALL = {*READS, *WRITES, "model"}
+
+
+class TestEffects:
+    @pytest.mark.parametrize("word", READS)
+    def test_undeclared_reads(self, word):
+        """Whatever is looked at without saying so is told, with the event and what to write."""
+        with pytest.raises(
+            AssertionError, match=rf"Jitter reads '{word}' at 'after_loss' .* Say reads = \{{.*'{word}'"
+        ):
+            check_effects(touching(READS[word], reads=ALL - {word}, writes=ALL))
+
+    @pytest.mark.parametrize("word", WRITES)
+    def test_undeclared_writes(self, word):
+        """The same of what is changed: by assignment, in place, within what a field holds."""
+        case = touching(WRITES[word], Event.AFTER_TRAIN_BATCH, reads=ALL, writes=ALL - {word})
+        with pytest.raises(AssertionError, match=rf"Jitter changes '{word}' at 'after_train_batch' .* Say writes"):
+            check_effects(case)
+
+    @pytest.mark.parametrize("word", [*READS, *WRITES])
+    def test_declared_ones_are_fine(self, word):
+        """Nothing else is taken for the same."""
+        act, event = (READS[word], Event.AFTER_LOSS) if word in READS else (WRITES[word], Event.AFTER_TRAIN_BATCH)
+
+        assert check_effects(touching(act, event, reads=ALL, writes=ALL)) is None
+
+    @pytest.mark.parametrize("act", [add_hook, freeze, put_layer, lambda state: state.model.eval()])
+    @pytest.mark.filterwarnings("ignore:Surgery")
+    def test_changes_of_the_model(self, act):
+        """Layers, hooks, modes and what is frozen are the model's, as weights are."""
+        with pytest.raises(AssertionError, match="Jitter changes 'model' at 'batch_end'"):
+            check_effects(touching(act, Event.BATCH_END, reads=ALL, writes=ALL - {"model"}))
+
+    def test_buffers_that_a_forward_pass_moves(self):
+        """An extra forward pass moves running statistics, and does not go unseen."""
+        case = touching(lambda state: state.model(state.batch), reads=ALL, writes=set())
+
+        with pytest.raises(AssertionError, match="Jitter changes 'model'"):
+            check_effects(case)
+
+    def test_batch_as_a_whole(self):
+        """Who declares the batch has declared its items."""
+        case = touching(lambda state: state.batch[0].add_(1), Event.BATCH_START, reads={"batch"}, writes={"batch"})
+
+        assert check_effects(case) is None
+
+    def test_all_effects(self):
+        """What was seen at all events together, for tests that want to know."""
+        assert effects_of(GOOD) == Effects({"batch.input"}, {"batch.input"})
+
+
+@pytest.fixture
+def batch_state():
+    """Return a maker of states with a batch."""
+
+    def make(batch):
+        state = State(model=None)
+        state.batch = batch
+        return state
+
+    return make
+
+
+@attrs.define(eq=False)
+class Keyed(Jitter):
+    input_key: Any = 0
+    target_key: Any = 1
+
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+class TestRecordingState:
+    def test_taking_a_batch_apart_is_no_look(self, batch_state):
+        """Who hands the target on unchanged has not looked at it, and it is the same object."""
+        target = torch.ones(2)
+        state = batch_state((torch.ones(2), target))
+
+        def act(view):
+            input, kept = view.batch
+            view.batch = (input + 1, kept)
+
+        assert observe(state, None, act) == Effects({"batch.input"}, {"batch.input"})
+        assert state.batch[1] is target
+        assert type(state.batch[0]) is torch.Tensor
+
+    @pytest.mark.parametrize(
+        "look",
+        [
+            lambda target: target.shape,
+            lambda target: torch.cat([target, target]),
+            lambda target: target.tolist(),
+            lambda target: target + 1,
+            lambda target: nn.functional.relu(input=target),
+        ],
+    )
+    def test_any_use_is_a_look(self, batch_state, look):
+        """A shape, a function, a method, an operator, a keyword; what comes out is an ordinary tensor."""
+        view = RecordingState(batch_state((torch.ones(2), torch.ones(2))))
+
+        result = look(view.batch[1])
+
+        assert view.effects == Effects({"batch.target"})
+        assert not isinstance(result, torch.Tensor) or type(result) is torch.Tensor
+
+    def test_gradients_flow_through(self, batch_state):
+        """A batch that takes part in a graph does so through the view."""
+        input = torch.ones(2, requires_grad=True)
+
+        RecordingState(batch_state([input])).batch[0].sum().backward()
+
+        assert torch.equal(input.grad, torch.ones(2))
+
+    def test_writing_in_place(self, batch_state):
+        """It is seen even if the values stay, and happens to the batch itself."""
+        state = batch_state((torch.ones(2), torch.zeros(2)))
+
+        effects = observe(state, None, lambda view: view.batch[0].mul_(1))
+
+        assert effects.writes == {"batch.input"}
+
+    def test_values_that_stay(self, batch_state):
+        """To put an equal item in its place changes nothing."""
+        effects = observe(batch_state((torch.ones(2),)), None, lambda view: view.batch_set_item(0, torch.ones(2)))
+
+        assert effects == Effects()
+
+    def test_nan_is_what_it_was(self, batch_state):
+        """A missing value that is still missing has not changed."""
+        assert observe(batch_state((torch.tensor([float("nan")]),)), None, lambda view: None) == Effects()
+
+    @pytest.mark.parametrize(
+        ("batch", "keys", "words"),
+        [
+            (("x", "y", "w"), (), ["batch.input", "batch.target", "batch.2"]),
+            (["x", "y"], (1, 0), ["batch.target", "batch.input"]),
+            (("x", "y"), (-1, -2), ["batch.target", "batch.input"]),
+            (Pair("x", "y"), ("label", "image"), ["batch.target", "batch.input"]),
+            (Pair("x", "y"), (), ["batch.input", "batch.target"]),
+            ({"a": "x", "b": "y", "c": "w"}, ("b", "a"), ["batch.target", "batch.input", "batch.c"]),
+            ({"input_ids": "x", "labels": "y", "mask": "w"}, (), ["batch.input", "batch.target", "batch.input"]),
+            (OrderedDict(image="x"), (), ["batch.input"]),
+        ],
+    )
+    def test_names_of_items(self, batch_state, batch, keys, words):
+        """What is the input and what the target, by the algorithm's keys or by custom."""
+        values = {letter: torch.full((1,), float(place)) for place, letter in enumerate("xyw")}
+        items = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        filled = {key: values[value] for key, value in items}
+        if not isinstance(batch, dict):
+            filled = type(batch)(*filled.values()) if isinstance(batch, Pair) else type(batch)(filled.values())
+        algorithm = Keyed(input_key=keys[0], target_key=keys[1]) if keys else None
+
+        for key, word in zip(range(len(words)) if not isinstance(batch, dict) else batch, words, strict=True):
+            view = RecordingState(batch_state(filled), algorithm)
+            view.batch[key].sum()
+            assert view.effects.reads == {word}
+
+    def test_item_by_key(self, batch_state):
+        """Asking for an item is looking at it."""
+        view = RecordingState(
+            batch_state({"x": torch.ones(1), "y": torch.ones(1)}), Keyed(input_key="x", target_key="y")
+        )
+
+        view.batch_get_item("y")
+
+        assert view.effects.reads == {"batch.target"}
+
+    def test_functions_as_keys(self, batch_state):
+        """Of a batch that only the user can take apart, taking it is looking at all of it."""
+        keys = [(lambda batch, name=name: getattr(batch, name), print) for name in ("image", "label")]
+        state = batch_state(Pair(torch.ones(1), torch.zeros(1)))
+        algorithm = Keyed(input_key=keys[0], target_key=keys[1])
+        view = RecordingState(state, algorithm)
+
+        assert view.batch is state.batch
+        assert view.effects.reads == {"batch.input", "batch.target"}
+        effects = observe(state, algorithm, lambda view: setattr(view, "batch", Pair(torch.ones(1), torch.ones(1))))
+        assert effects.writes == {"batch.target"}
+
+    def test_single_tensor(self, batch_state):
+        """A batch may be its input."""
+        assert observe(batch_state(torch.ones(1)), None, lambda view: view.batch.add_(1)) == Effects(
+            {"batch.input"}, {"batch.input"}
+        )
+
+    def test_what_needs_no_declaration(self):
+        """What a run is given may be looked at and declared; who draws looks at nothing."""
+        state = State(model=None, algorithms=[algorithm := Jitter()])
+        view = RecordingState(state)
+
+        view.generator(algorithm).manual_seed(1)
+        view.component_key(algorithm)
+
+        assert view.effects.reads == {"component_key"}
+        assert [owner for owner, _ in view.generators] == [algorithm]
+
+
+class TestOrder:
+    def test_places_that_say_two_things(self):
+        """A stage that changes between questions puts an algorithm where it does not belong."""
+        stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
+        case = changed(runs_at={Event.BATCH_END: Stage.MIX}, places=lambda self: {Event.BATCH_END: next(stages)})
+
+        with pytest.raises(AssertionError, match="Jitter runs at 'batch_end' among"):
+            check_order(case)
+
+
+class TestNoEffect:
+    @pytest.mark.parametrize(
+        ("act", "text"),
+        [
+            (lambda: None, "and said nothing: warnings.warn"),
+            (lambda: warnings.warn("Nothing here", NoEffectWarning, stacklevel=1), "does not name it: Nothing here"),
+            (lambda: warnings.warn("Jitter has nothing", UserWarning, stacklevel=1), "said nothing"),
+        ],
+    )
+    def test_silence(self, act, text):
+        """Without a warning of the right kind and name nobody knows."""
+
+        def apply(self, event, state, logger):
+            if state.model is None:
+                act()
+
+        case = changed(runs_at={Event.INIT: Stage.MIX}, apply=apply)
+
+        with pytest.raises(AssertionError, match=f"Jitter found nothing to change.*{text}"):
+            check_no_effect(attrs.evolve(case, make_unfit_state=lambda: State(model=None)))
+
+    @pytest.mark.parametrize("error", [TypeError, ValueError])
+    def test_refusing_is_as_good(self, error):
+        """Who cannot go on says so by an error."""
+
+        def refuse(self, event, state, logger):
+            if not isinstance(state.model, Net):
+                raise error("No net")
+
+        case = changed(runs_at={Event.INIT: Stage.MIX}, apply=refuse)
+
+        assert check_no_effect(attrs.evolve(case, make_unfit_state=lambda: State(model=None))) is None
+
+    def test_false_alarm(self):
+        """Where there was something to change, a warning is wrong."""
+
+        def warn(self, event, state, logger):
+            warnings.warn("Jitter changed nothing", NoEffectWarning, stacklevel=1)
+
+        with pytest.raises(AssertionError, match="Jitter had something to change and warned all the same"):
+            check_no_effect(changed(apply=warn))
+
+
+@attrs.define(eq=False)
+class Converting(Jitter):
+    size: float = attrs.field(default=0.5, converter=lambda size: size / 2)
+
+
+@attrs.define(eq=False)
+class Forgetful(Jitter):
+    size: float = 0.1
+
+    def __deepcopy__(self, memo):
+        return Forgetful(0.7)
+
+
+@attrs.define(eq=False, repr=False)
+class Odd(Jitter):
+    text: str = "Odd()"
+
+    def __repr__(self):
+        return self.text
+
+
+class TestSettings:
+    def test_converter_that_converts_again(self):
+        """Settings that make another algorithm cannot be saved."""
+        with pytest.raises(
+            AssertionError, match=r"Converting\(\*\*settings\) has other settings than \{'size': 0.25\}"
+        ):
+            check_settings(Case(Converting, make_state))
+
+    def test_copies(self):
+        """A copy must be one."""
+        with pytest.raises(AssertionError, match="A copy of Forgetful has other settings"):
+            check_settings(Case(Forgetful, make_state))
+
+    def test_setting_that_runs_away(self):
+        """A setting is what the user said."""
+
+        def grow(self, event, state, logger):
+            self.size += 1
+
+        with pytest.raises(AssertionError, match="Running changed Jitter's setting size; keep what changes in a field"):
+            check_settings(changed(apply=grow))
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("Odd(", "prints as Odd.*, which is not how it is made"),
+            ("Even()", "not how it is made: name 'Even' is not defined"),
+            ("Odd(0.5, 'Odd()')", "makes one with other settings"),
+            ("<Odd>", "prints as <Odd>, which is not how it is made"),
+        ],
+    )
+    def test_repr(self, text, complaint):
+        """What is printed makes the algorithm again."""
+        with pytest.raises(AssertionError, match=complaint):
+            check_repr(Case(lambda: Odd(text=text), make_state))
+
+    def test_repr_of_a_function_among_the_settings(self):
+        """It cannot be read again, and the rest is there."""
+        assert check_repr(Case(lambda: Keyed(input_key=(min, lambda: 1)), make_state)) is None
+
+    def test_repr_of_a_plain_class(self):
+        """Which settings it has nobody sees."""
+
+        class Plain(Algorithm):
+            def apply(self, event, state, logger):
+                pass
+
+        with pytest.raises(
+            AssertionError, match=r"Plain prints as .* make it an attrs class, @attrs.define\(eq=False\)"
+        ):
+            check_repr(Case(Plain, make_state))
+
+    @pytest.mark.parametrize(
+        ("error", "complaint"),
+        [
+            (None, "takes size=-2, which makes no sense"),
+            (ValueError("must be positive, got -2"), "does not say which setting it is"),
+            (TypeError("size must be positive"), "refuses size=-2 without it"),
+        ],
+    )
+    def test_refusals(self, error, complaint):
+        """A refusal has the setting's name and what it was."""
+
+        @attrs.define(eq=False)
+        class Picky(Jitter):
+            size: float = 0.1
+
+            def __attrs_post_init__(self):
+                if self.size < 0 and error:
+                    raise error
+
+        with pytest.raises(AssertionError, match=complaint):
+            check_refusals(Case(Picky, make_state, refused=(("size", -2),)))
+
+
+def drawing(draw):
+    """Return a case of an algorithm that draws in some way."""
+
+    def apply(self, event, state, logger):
+        if event is Event.AFTER_DATALOADER:
+            state.batch_set_item(0, state.batch_get_item(0) + draw(self, state))
+
+    return changed(apply=apply)
+
+
+class TestRandomness:
+    @pytest.mark.parametrize(
+        ("draw", "source"),
+        [
+            (lambda self, state: torch.rand(1), "torch"),
+            (lambda self, state: random.random(), "random"),
+            (lambda self, state: torch.rand(1, generator=state.generator("me")), r"state.generator\('me'\)"),
+        ],
+    )
+    def test_sources_that_belong_to_others(self, draw, source):
+        """A draw from anywhere else depends on who else draws."""
+        with pytest.raises(
+            AssertionError, match=f"Jitter draws from {source}, so .*generator=state.generator\\(self\\)"
+        ):
+            check_randomness(drawing(draw))
+
+    def test_numpy(self):
+        """NumPy's global generator is seen as well, where it is loaded."""
+        numpy = pytest.importorskip("numpy")
+
+        with pytest.raises(AssertionError, match=r"Jitter draws from numpy\.random"):
+            check_randomness(drawing(lambda self, state: numpy.random.rand()))
+
+    def test_generator_of_ones_own(self):
+        """One that is kept goes on from run to run: two runs with one seed are not the same."""
+        mine = torch.Generator()
+
+        with pytest.raises(AssertionError, match="Two runs of Jitter with the same seed have different losses"):
+            check_randomness(drawing(lambda self, state: torch.rand(1, generator=mine)))
+
+    def test_draws_that_depend_on_others(self):
+        """Who draws more when others are there is found out."""
+
+        def draw(self, state):
+            return torch.rand(len(state.algorithms), generator=state.generator(self)).sum()
+
+        with pytest.raises(AssertionError, match="Jitter draws something else beside another algorithm that draws"):
+            check_randomness(drawing(draw))
+
+    def test_new_layers_may_draw(self):
+        """Before training, weights of new layers come from torch's generator as everybody's do."""
+        case = changed(runs_at={Event.INIT: Stage.MIX}, apply=lambda *_: torch.rand(1) and None)
+
+        assert check_randomness(case) is None
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"state_dict": lambda self: {}, "load_state_dict": lambda self, state: None},
+            {"load_state_dict": lambda self, state: None},
+        ],
+    )
+    def test_what_is_not_saved(self, attributes):
+        """What an algorithm forgets when it is saved, or does not take over, changes what is learnt."""
+        with pytest.raises(AssertionError, match=r"Jitter, a training that is resumed after 1 of 6 batches ends with"):
+            check_resume(changed(**attributes))
+
+    @pytest.mark.parametrize("value", [(1, 2), {1, 2}, object(), {3: 4}, Event.INIT])
+    def test_what_cannot_be_saved(self, value):
+        """Only plain data and tensors; the place is named."""
+        with pytest.raises(AssertionError, match=r"^state_dict\(\)\['fades'\]\[0\] (is|has the key)"):
+            check_resume(changed(state_dict=lambda self: {"fades": [value]}))
+
+    def test_lost_halfway(self):
+        """What is only right at the end of an epoch is wrong in the middle of one."""
+
+        def save(self):
+            return {"fades": round(self._fades, 1)}
+
+        with pytest.raises(AssertionError, match="resumed after"):
+            check_resume(changed(state_dict=save))
+
+
+class TestTraining:
+    def test_events_in_the_order_of_the_drawing(self):
+        """Every event of a training comes by, in the order of Event's docstring."""
+
+        class Everything(Algorithm):
+            ran: ClassVar = []
+
+            def match(self, event, state):
+                return True
+
+            def apply(self, event, state, logger):
+                self.ran.append(event)
+
+        training = Training(make_state(), [Everything()])
+        training.run(3)
+        training.finish()
+
+        first = [*dict.fromkeys(Everything.ran)]
+        evaluated = [event for event in first if not event.startswith(("eval", "predict"))]
+        assert evaluated == [event for event in Event if not event.startswith(("eval", "predict"))]
+        assert Everything.ran.count(Event.BATCH_END) == 3
+        assert Everything.ran.count(Event.EPOCH_END) == 1
+
+    def test_trains(self):
+        """Its steps are those of a loop by hand."""
+        state, expected = (Case(Jitter, make_state).new_state() for _ in range(2))
+        for module in (state.model, expected.model):
+            module.layers[2].p = 0.0
+        optimizer = expected.optimizers[0]
+        for batch in expected.train_dataloader:
+            optimizer.zero_grad()
+            expected.model.loss(expected.model(batch), batch).backward()
+            optimizer.step()
+
+        Training(state, []).run(3)
+
+        pairs = zip(state.model.parameters(), expected.model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+    @pytest.mark.parametrize("parts", [1, 4])
+    def test_length_does_not_depend_on_the_parts(self, parts):
+        """Run in one go or batch by batch, it is the same training."""
+        training = Case(Jitter, make_state).train(Jitter())
+        whole = Case(Jitter, make_state).train(Jitter())
+        whole.run(4)
+
+        for until in [4] if parts == 1 else range(1, 5):
+            training.run(until)
+
+        assert {**training.losses} == {**whole.losses}
+        assert training.state.timestamp == whole.state.timestamp
+
+    def test_several_optimizers(self):
+        """Without a closure, each steps."""
+        state = make_state()
+        parameters = [*state.model.parameters()]
+        state.optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
+        before = [parameter.detach().clone() for parameter in parameters]
+
+        Training(state, []).run(1)
+
+        assert not any(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
+
+    def test_optimizer_that_computes_twice(self):
+        """Within its closure all draws and the batch are the same again."""
+        seen = []
+
+        class Twice(torch.optim.SGD):
+            def step(self, closure):
+                with torch.enable_grad():
+                    closure()
+                return super().step(closure)
+
+        def look(self, event, state, logger):
+            if event is Event.BEFORE_FORWARD:
+                state.batch_set_item(0, torch.rand(6, 4, generator=state.generator(self)))
+                seen.append(state.batch[0])
+
+        state = make_state()
+        state.optimizers = Twice(state.model.parameters(), lr=0.1)
+        algorithm = changed(runs_at={Event.BEFORE_FORWARD: Stage.MIX}, apply=look).make()
+
+        Training(state, [algorithm]).run(2)
+
+        assert [torch.equal(seen[0], one) for one in seen] == [True, True, False, False]
+
+    def test_losses_may_be_several(self):
+        """A dictionary of losses is added up."""
+
+        class Double(Net):
+            def loss(self, outputs, batch):
+                loss = super().loss(outputs, batch)
+                return {"one": loss, "two": loss}
+
+        state, single = (Case(Jitter, make_state).new_state() for _ in range(2))
+        state.model.__class__ = Double
+
+        trainings = [Training(one, []) for one in (state, single)]
+        for training in trainings:
+            training.run(1)
+
+        assert trainings[0].losses[0] == 2 * trainings[1].losses[0]
+
+
+class TestSeeded:
+    def test_words_decide(self):
+        """Other words, other draws; the same words, the same, for torch and Python."""
+
+        def draw(*words):
+            with seeded(*words):
+                return torch.rand(1).item(), random.random()
+
+        assert draw("a", 1) == draw("a", 1)
+        assert len({draw("a", 1), draw("a", 2), draw("b", 1)}) == 3
+
+
+class TestWatch:
+    def test_others_run_as_ever(self):
+        """Only the watched one sees a view of the state."""
+        states = []
+
+        def look(self, event, state, logger):
+            states.append(type(state))
+
+        other, watched = (changed(apply=look).make() for _ in range(2))
+        state = make_state()
+
+        Watch(watched).make_engine(state, algorithms=[watched, other]).run_event(Event.BATCH_END)
+
+        assert states == [RecordingState, State]

@@ -1,0 +1,121 @@
+"""What the guides say of the algorithms follows from the algorithms."""
+
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import composer.algorithms
+from composer.core import AlgorithmConflictError, Event, explain
+
+DOCS = Path(__file__).parents[1] / "docs"
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+SETTINGS = {
+    "Alibi": {"max_sequence_length": 8},
+    "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+    "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
+}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Return the program that writes the tables."""
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(kind):
+    return kind(**SETTINGS.get(kind.__name__, {}))
+
+
+def rows(guide, table):
+    """Return the rows of a table of a guide, as lists of cells."""
+    text = (DOCS / "guides" / guide).read_text()
+    (found,) = re.findall(rf"<!-- table: {table} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+
+
+def pairs(cell):
+    """Return the pairs of names in a cell."""
+    names = cell.split(", ")
+    return {frozenset(pair) for pair in itertools.combinations(names, 2)}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_tables_are_what_would_be_written(guide, tables):
+    """After a change of an algorithm ``python docs/tables.py`` has to be run."""
+    assert tables.with_tables(guide.read_text()) == guide.read_text()
+
+
+def test_a_wrong_table_is_found(tables):
+    """A line by hand does not stay."""
+    text = "<!-- table: twice -->\n| BlurPool | fine |\n<!-- end -->\n"
+
+    assert "BlurPool" not in tables.with_tables(text)
+
+
+def is_refused(*algorithms):
+    try:
+        explain(algorithms)
+    except AlgorithmConflictError:
+        return True
+    return False
+
+
+def test_refused_pairs(tables):
+    """Of all pairs, those that the table has are refused, and no others; and so are two of each that it names."""
+    refused = [who for _, who, _ in rows("order_and_conflicts.md", "refused")]
+    kinds = tables.algorithms()
+
+    found = {
+        frozenset({one.__name__, other.__name__})
+        for one, other in itertools.combinations(kinds, 2)
+        if is_refused(make(one), make(other))
+    }
+    alone = {kind.__name__ for kind in kinds if is_refused(make(kind), make(kind))}
+
+    assert found == set().union(*map(pairs, refused))
+    assert alone == {name for who in refused for name in who.split(", ")}
+
+
+def test_twice(tables):
+    """Who may be there twice is in the other table."""
+    refused = {name for _, who, _ in rows("order_and_conflicts.md", "refused") for name in who.split(", ")}
+    twice = {name for name, _ in rows("order_and_conflicts.md", "twice")}
+
+    assert not refused & twice
+    assert refused | twice == {kind.__name__ for kind in tables.algorithms()}
+
+
+@pytest.mark.filterwarnings("ignore:.*all interpolate the loss")
+def test_where_the_list_decides(tables):
+    """Exchanging two in the list changes the order of those that the table has, and of no others."""
+    table = rows("order_and_conflicts.md", "meetings")
+    meeting = {
+        event: set().union(*(pairs(who) for at, _, who, _ in table if at == f"`{event.value}`")) for event in Event
+    }
+
+    changed = {event: set() for event in Event}
+    for one, other in itertools.combinations(tables.algorithms(), 2):
+        first, second = make(one), make(other)
+        if is_refused(first, second):
+            continue
+        there, back = (explain(both).entries for both in ([first, second], [second, first]))
+        for event in Event:
+            if [entry.key for entry in there.get(event, ())] != [entry.key for entry in back.get(event, ())]:
+                changed[event].add(frozenset({one.__name__, other.__name__}))
+
+    assert all(changed[event] <= meeting[event] for event in Event)
+    assert changed[Event.INIT] >= {frozenset({"BlurPool", "SqueezeExcite"}), frozenset({"Factorize", "NoOpModel"})}
+    assert changed[Event.BEFORE_FORWARD] == {frozenset({"CutMix", "MixUp"})}
+
+
+def test_every_event_and_algorithm_is_in_the_guide(tables):
+    """None is missing from the tables of the guide to events."""
+    assert [name for name, _, _ in rows("events.md", "needs")] == [kind.__name__ for kind in tables.algorithms()]
+    assert [event for event, _, _ in rows("events.md", "events")] == [f"`{event.value}`" for event in Event]
+    assert {kind.__name__ for kind in tables.algorithms()} <= set(composer.algorithms.__all__)
