@@ -75,6 +75,12 @@ class TestOwned:
         assert conflict.owned == ("the weights used for evaluation",)
         assert conflict.remedies == (WEIGHTS.remedy,)
 
+    def test_remedies_of_what_is_not_shared(self, owner):
+        """What only one of them owns is nobody's trouble."""
+        (conflict,) = find_conflicts([owner("A", WEIGHTS, "x"), owner("B", "x")])
+
+        assert conflict.remedies == ()
+
     def test_same_remedy_is_said_once(self, owner):
         """Also where both have it."""
         (conflict,) = find_conflicts([owner("EMA", WEIGHTS), owner("SWA", WEIGHTS)])

@@ -432,6 +432,11 @@ class TestRecordingState:
 
 
 class TestOrder:
+    @pytest.mark.parametrize("event", [Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.AFTER_DATALOADER, Event.INIT])
+    def test_stages(self, event):
+        """Also where stages or the list are reversed, it is where it belongs."""
+        assert check_order(changed(runs_at={event: Stage.LABEL})) is None
+
     def test_places_that_say_two_things(self):
         """A stage that changes between questions puts an algorithm where it does not belong."""
         stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
@@ -629,6 +634,14 @@ class TestRandomness:
         with pytest.raises(AssertionError, match="Jitter draws something else beside another algorithm that draws"):
             check_randomness(drawing(draw))
 
+    def test_two_that_draw_the_same(self, monkeypatch):
+        """What is seeded by the class alone is the same for two of it."""
+        by_key = State.generator
+        monkeypatch.setattr(State, "generator", lambda self, owner: by_key(self, type(owner).__name__))
+
+        with pytest.raises(AssertionError, match="Two Jitter draw the same"):
+            check_randomness(GOOD)
+
     def test_new_layers_may_draw(self):
         """Before training, weights of new layers come from torch's generator as everybody's do."""
         case = changed(runs_at={Event.INIT: Stage.MIX}, apply=lambda *_: torch.rand(1) and None)
@@ -654,6 +667,39 @@ class TestResume:
         """Only plain data and tensors; the place is named."""
         with pytest.raises(AssertionError, match=r"^state_dict\(\)\['fades'\]\[0\] (is|has the key)"):
             check_resume(changed(state_dict=lambda self: {"fades": [value]}))
+
+    @pytest.mark.parametrize(
+        ("event", "act", "what"),
+        [
+            (Event.AFTER_LOSS, lambda state, count: setattr(state, "loss", state.loss + count), "losses"),
+            (
+                Event.BATCH_END,
+                lambda state, count: state.model.layers[3].weight.data.add_(count),
+                "model and optimizers and losses",
+            ),
+            (Event.FIT_START, lambda state, count: None, "algorithms"),
+        ],
+    )
+    def test_what_differs_is_named(self, event, act, what):
+        """Losses that do not change the weights, weights, or what the algorithm saves."""
+
+        @attrs.define(eq=False)
+        class Counting(Algorithm):
+            count: int = attrs.field(default=0, init=False)
+            runs_at: ClassVar = {event: Stage.LOSS}
+
+            def apply(self, event, state, logger):
+                self.count += 1
+                act(state, self.count)
+
+            def state_dict(self):
+                return {"count": self.count} if event is Event.FIT_START else {}
+
+            def load_state_dict(self, state):
+                self.count = state.get("count", 0)
+
+        with pytest.raises(AssertionError, match=f"resumed after 1 of 6 batches ends with other {what} than"):
+            check_resume(Case(Counting, make_state))
 
     def test_lost_halfway(self):
         """What is only right at the end of an epoch is wrong in the middle of one."""

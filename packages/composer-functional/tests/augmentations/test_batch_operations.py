@@ -180,7 +180,7 @@ class TestPosterize:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
     def test_all_bits_are_the_identity_for_bytes(self, dtype: torch.dtype):
         """A byte is recognised in any precision, whichever way its 255th was rounded."""
-        images = (torch.arange(256) / 255).to(dtype).view(1, 1, 16, 16)
+        images = (torch.arange(256, dtype=torch.float64) / 255).to(dtype).view(1, 1, 16, 16)
 
         output = cf.randaugment_batch(images, draws=one_step(["posterize"], (8.0,)))
 

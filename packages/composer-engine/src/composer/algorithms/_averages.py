@@ -9,12 +9,17 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Event
+from composer.core import Event, Owned
 
-__all__ = ["SWAPS", "AveragedWeights"]
+__all__ = ["EVALUATION_WEIGHTS", "SWAPS", "AveragedWeights"]
 
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
 _SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
+
+EVALUATION_WEIGHTS = Owned(
+    "the weights used for evaluation",
+    remedy="A model is evaluated with one average: that of all the training (EMA) or that of its last part (SWA).",
+)
 
 SWAPS = frozenset({*_SWAP_IN, *_SWAP_OUT})
 """The events at which averaged and training weights are exchanged."""

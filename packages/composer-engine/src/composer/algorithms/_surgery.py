@@ -5,13 +5,18 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from composer.core import NoEffectWarning
+from composer.core import NoEffectWarning, Owned
 
 if TYPE_CHECKING:
     from composer.core import Algorithm, Logger
     from composer.functional import SurgeryReport
 
-__all__ = ["tell"]
+__all__ = ["LAYER_NORMS", "tell"]
+
+LAYER_NORMS = Owned(
+    "the layer norms",
+    remedy="A norm is either fused (FusedLayerNorm) or computed in low precision (LowPrecisionLayerNorm).",
+)
 
 
 def tell(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:

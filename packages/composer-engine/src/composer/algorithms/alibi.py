@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,9 @@ class Alibi(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"model", "optimizers", "batch"}
     writes: ClassVar = {"model", "optimizers", "batch"}
-    owns: ClassVar = {"the position embeddings"}
+    owns: ClassVar = {
+        Owned("the position embeddings", remedy="A second one would find them gone: choose one set of settings.")
+    }
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: at each batch only if sequences are folded."""

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import whole_number_from
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Stage, State
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
 
 __all__ = ["BlurPool"]
 
@@ -45,7 +45,12 @@ class BlurPool(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the strided convolutions and pools"}
+    owns: ClassVar = {
+        Owned(
+            "the strided convolutions and pools",
+            remedy="What is blurred is not blurred again: put the settings into one.",
+        )
+    }
 
     def __attrs_post_init__(self) -> None:
         if not (self.replace_convs or self.replace_maxpools):

@@ -57,7 +57,7 @@ class ColOut(Algorithm):
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = {"batch.input", "batch.target", "train_dataloader"}
+    reads: ClassVar = {"batch.input", "batch.target", "train_dataloader", "evaluators"}
     writes: ClassVar = {"batch.input", "batch.target", "train_dataloader"}
 
     def places(self) -> Mapping[Event, Stage]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._averages import SWAPS, AveragedWeights
+from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
 from composer.algorithms._checks import number_between, to_time
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestamp, TimeUnit
 
@@ -73,7 +73,7 @@ class EMA(Algorithm):
     )
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {"the weights used for evaluation"}
+    owns: ClassVar = {EVALUATION_WEIGHTS}
 
     def __attrs_post_init__(self) -> None:
         if (self.half_life is None) == (self.smoothing is None):

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["Factorize"]
 
@@ -55,7 +55,12 @@ class Factorize(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the factorized layers"}
+    owns: ClassVar = {
+        Owned(
+            "the factorized layers",
+            remedy="A second one would factorize the factors: lower the latent sizes of one instead.",
+        )
+    }
 
     def __attrs_post_init__(self) -> None:
         if not (self.factorize_convs or self.factorize_linears):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
+from composer.algorithms._surgery import LAYER_NORMS, tell
 from composer.core import Algorithm, Event, Logger, Stage, State
 
 __all__ = ["FusedLayerNorm"]
@@ -27,7 +27,7 @@ class FusedLayerNorm(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the layer norms"}
+    owns: ClassVar = {LAYER_NORMS}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the norms."""

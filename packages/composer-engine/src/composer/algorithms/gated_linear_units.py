@@ -10,7 +10,7 @@ from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["GatedLinearUnits"]
 
@@ -41,7 +41,9 @@ class GatedLinearUnits(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the feed-forward layers"}
+    owns: ClassVar = {
+        Owned("the feed-forward layers", remedy="A second one would find none that is left: choose one act_fn.")
+    }
 
     def __attrs_post_init__(self) -> None:
         if self.act_fn is not None and not callable(self.act_fn):

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["GhostBatchNorm"]
 
@@ -39,7 +39,9 @@ class GhostBatchNorm(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the batch norms"}
+    owns: ClassVar = {
+        Owned("the batch norms", remedy="A second one would find none that is left: choose one ghost_batch_size.")
+    }
 
     @staticmethod
     def required_on_load() -> bool:

@@ -11,7 +11,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State, TimeUnit
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State, TimeUnit
 
 __all__ = ["GyroDropout"]
 
@@ -46,7 +46,9 @@ class GyroDropout(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "max_duration", "train_dataloader", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {"the dropout layers"}
+    owns: ClassVar = {
+        Owned("the dropout layers", remedy="A second one would find none that is left: choose one set of settings.")
+    }
 
     def __attrs_post_init__(self) -> None:
         if self.sigma < self.tau:

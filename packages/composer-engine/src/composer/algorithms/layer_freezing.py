@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["LayerFreezing"]
 
@@ -43,9 +43,14 @@ class LayerFreezing(Algorithm):
 
     # At FIT_START what an earlier process had frozen by its last epoch is frozen again.
     runs_at: ClassVar = {Event.FIT_START: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
-    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration"}
-    writes: ClassVar = {"model"}
-    owns: ClassVar = {"which layers are frozen"}
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
+    writes: ClassVar = {"model", "gradients"}
+    owns: ClassVar = {
+        Owned(
+            "which layers are frozen",
+            remedy="Two schedules would undo each other: choose one freeze_start and freeze_level.",
+        )
+    }
 
     @property
     def find_unused_parameters(self) -> bool:

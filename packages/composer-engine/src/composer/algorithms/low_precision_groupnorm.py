@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class LowPrecisionGroupNorm(Algorithm):
     runs_at: ClassVar = dict.fromkeys(_MAY_RUN_AT, Stage.PRECISION)
     reads: ClassVar = {"model", "optimizers", "precision"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the group norms"}
+    owns: ClassVar = {Owned("the group norms", remedy="A second one would find none that is left: one is enough.")}
 
     def __attrs_post_init__(self) -> None:
         if self.apply_at not in _MAY_RUN_AT:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
+from composer.algorithms._surgery import LAYER_NORMS, tell
 from composer.core import Algorithm, Event, Logger, Stage, State
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LowPrecisionLayerNorm(Algorithm):
     runs_at: ClassVar = dict.fromkeys(_MAY_RUN_AT, Stage.PRECISION)
     reads: ClassVar = {"model", "optimizers", "precision"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the layer norms"}
+    owns: ClassVar = {LAYER_NORMS}
 
     def __attrs_post_init__(self) -> None:
         if self.apply_at not in _MAY_RUN_AT:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.core import Algorithm, Batch, Event, Logger, Stage, State
+from composer.core import Algorithm, Batch, Event, Logger, Owned, Stage, State
 
 __all__ = ["NoOpModel"]
 
@@ -54,7 +54,7 @@ class NoOpModel(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the model"}
+    owns: ClassVar = {Owned("the model", remedy="A model that does nothing need not be taken out twice.")}
 
     @staticmethod
     def required_on_load() -> bool:

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between, one_of, whole_number_from
-from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core import Algorithm, BatchKey, Event, Logger, Owned, Stage, State
 
 __all__ = ["ProgressiveResizing"]
 
@@ -55,9 +55,9 @@ class ProgressiveResizing(Algorithm):
     target_key: BatchKey = 1
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration"}
+    reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch.input", "batch.target"}
-    owns: ClassVar = {"the size of images"}
+    owns: ClassVar = {Owned("the size of images", remedy="Two would multiply their scales: choose one initial_scale.")}
 
     def __attrs_post_init__(self) -> None:
         if self.delay_fraction + self.finetune_fraction > 1:

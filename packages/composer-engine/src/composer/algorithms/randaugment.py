@@ -48,7 +48,7 @@ class RandAugment(Algorithm):
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
-    reads: ClassVar = {"batch.input", "train_dataloader"}
+    reads: ClassVar = {"batch.input", "train_dataloader", "evaluators"}
     writes: ClassVar = {"batch.input", "train_dataloader"}
 
     def places(self) -> Mapping[Event, Stage]:

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import number_between, whole_number_from
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Stage, State
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
 
 __all__ = ["SAM"]
 
@@ -43,7 +43,7 @@ class SAM(Algorithm):
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
-    owns: ClassVar = {"the optimizers' step"}
+    owns: ClassVar = {Owned("the optimizers' step", remedy="A second one would look twice as far: choose one rho.")}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers."""

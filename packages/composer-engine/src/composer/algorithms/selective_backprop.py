@@ -17,6 +17,7 @@ from composer.core import (
     BatchKey,
     Event,
     Logger,
+    Owned,
     Stage,
     State,
     TimeUnit,
@@ -66,9 +67,11 @@ class SelectiveBackprop(Algorithm):
     target_key: BatchKey = 1
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT}
-    reads: ClassVar = {"batch", "model", "timestamp", "max_duration"}
+    reads: ClassVar = {"batch", "model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
-    owns: ClassVar = {"the choice of samples"}
+    owns: ClassVar = {
+        Owned("the choice of samples", remedy="A second one would choose among those that are left: choose one keep.")
+    }
 
     def __attrs_post_init__(self) -> None:
         if self.end < self.start:

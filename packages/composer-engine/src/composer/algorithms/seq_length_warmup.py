@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between, whole_number_from
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -50,9 +50,11 @@ class SeqLengthWarmup(Algorithm):
     preserve_end_of_sequence: bool = False
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = {"batch", "timestamp", "max_duration"}
+    reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
-    owns: ClassVar = {"the length of sequences"}
+    owns: ClassVar = {
+        Owned("the length of sequences", remedy="The shorter of two would count: choose one set of settings.")
+    }
 
     def __attrs_post_init__(self) -> None:
         if self.max_seq_length < self.min_seq_length:

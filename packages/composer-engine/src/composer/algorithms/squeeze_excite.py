@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["SqueezeExcite"]
 
@@ -43,7 +43,12 @@ class SqueezeExcite(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the squeeze-and-excite blocks"}
+    owns: ClassVar = {
+        Owned(
+            "the squeeze-and-excite blocks",
+            remedy="A second one would add blocks behind blocks: choose one latent_channels.",
+        )
+    }
 
     @staticmethod
     def required_on_load() -> bool:

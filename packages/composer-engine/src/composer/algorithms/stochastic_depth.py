@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between, one_of
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +51,14 @@ class StochasticDepth(Algorithm):
     _is_warm: bool = attrs.field(default=False, init=False, repr=False)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.BATCH_START: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration"}
+    reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the residual blocks"}
+    owns: ClassVar = {
+        Owned(
+            "the residual blocks",
+            remedy="A second one would find none that is left: give one all kinds of blocks, target_layer_name={...}.",
+        )
+    }
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: at each batch only if the rates warm up."""

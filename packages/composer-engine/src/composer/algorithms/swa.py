@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._averages import SWAPS, AveragedWeights
+from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
 from composer.algorithms._checks import number_between, one_of, to_time, whole_number_from
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
 
@@ -78,7 +78,7 @@ class SWA(Algorithm):
     )
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {"the weights used for evaluation"}
+    owns: ClassVar = {EVALUATION_WEIGHTS}
 
     def __attrs_post_init__(self) -> None:
         for name, moment in (("swa_start", self.swa_start), ("swa_end", self.swa_end)):

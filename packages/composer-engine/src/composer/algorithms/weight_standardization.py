@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import whole_number_from
 from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
 __all__ = ["WeightStandardization"]
 
@@ -39,7 +39,12 @@ class WeightStandardization(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {"the standardization of weights"}
+    owns: ClassVar = {
+        Owned(
+            "the standardization of weights",
+            remedy="Weights that are standardized already do not change: one is enough.",
+        )
+    }
 
     @staticmethod
     def required_on_load() -> bool:

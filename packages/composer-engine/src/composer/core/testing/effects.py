@@ -66,10 +66,10 @@ FREE = frozenset(
 _MEANINGS: Mapping[str, frozenset[str]] = {
     "eval_metric_values": frozenset({"eval_metrics"}),
     "eval_timestamp": frozenset({"timestamp"}),
-    "get_elapsed_duration": frozenset({"timestamp", "max_duration"}),
+    "get_elapsed_duration": frozenset({"timestamp", "max_duration", "dataloader_len"}),
     "predict_timestamp": frozenset({"timestamp"}),
     "previous_timestamp": frozenset({"timestamp"}),
-    "reached": frozenset({"timestamp", "max_duration"}),
+    "reached": frozenset({"timestamp", "max_duration", "dataloader_len"}),
     "set_dataloader": frozenset(),
     "stop_training": frozenset({"timestamp"}),
     "total_loss": frozenset({"loss"}),

@@ -161,13 +161,11 @@ class Training:
         state.batch = batch
         event(Event.AFTER_DATALOADER)
         event(Event.BATCH_START)
-        whole = state.batch
         losses: list[Tensor] = []
 
         def compute_gradients() -> Tensor:
             if losses:
                 state.restart_draws()
-            state.batch = whole
             losses.append(self._compute_gradients())
             return losses[-1]
 

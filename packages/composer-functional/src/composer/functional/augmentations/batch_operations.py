@@ -160,12 +160,12 @@ def _equalize(images: Tensor, _: Tensor, bound: float) -> Tensor:
     step = (pixels.shape[2] - last) // 255
     table = ((up_to - histogram + step // 2) // step.clamp(min=1)).clamp(max=255)
     table = torch.where(step == 0, torch.arange(256, device=images.device), table)
-    return (table.to(images.dtype) * (bound / _BYTE)).gather(2, pixels).view_as(images)
+    return (table.to(images.dtype) / (_BYTE / bound)).gather(2, pixels).view_as(images)
 
 
 def _posterize(images: Tensor, numbers: Tensor, bound: float) -> Tensor:
     width = torch.exp2(8 - _first(numbers).ceil())
-    return _bytes(images, bound).div_(width).floor_().mul_(width * (bound / _BYTE))
+    return _bytes(images, bound).div_(width).floor_().div_(_BYTE / bound / width)
 
 
 def _solarize(images: Tensor, numbers: Tensor, bound: float) -> Tensor:
@@ -204,11 +204,12 @@ def _warp(images: Tensor, numbers: Tensor, bound: float, mode: str) -> Tensor:
     height, width = images.shape[-2:]
     x = torch.arange(1 - width, width, 2, dtype=images.dtype, device=images.device) / width
     y = torch.arange(1 - height, height, 2, dtype=images.dtype, device=images.device) / height
-    # Twelve times as fast as affine_grid on the CPU.
     xx, xy, x0, yx, yy, y0 = numbers[..., None].unbind(1)
-    from_x = (xx * x)[:, None, :] + (xy * y + x0)[:, :, None]
-    from_y = (yx * x)[:, None, :] + (yy * y + y0)[:, :, None]
-    warped = grid_sample(images, torch.stack((from_x, from_y), -1), mode, "zeros", align_corners=False)
+    # On the CPU this takes a quarter of the time of torch.stack and a tenth of that of affine_grid.
+    grid = torch.empty((len(images), height, width, 2), dtype=images.dtype, device=images.device)
+    grid[..., 0] = (xx * x)[:, None, :] + (xy * y + x0)[:, :, None]
+    grid[..., 1] = (yx * x)[:, None, :] + (yy * y + y0)[:, :, None]
+    warped = grid_sample(images, grid, mode, "zeros", align_corners=False)
     return warped.round_() if bound == _BYTE else warped
 
 

@@ -101,7 +101,7 @@ def select_using_loss(
         )
     with torch.no_grad(), _evaluating(model):
         losses = loss_fun(model(_shrink(input, scale_factor)), target, reduction="none")
-    # Under autocast, weights were cast without a graph; the training pass must not find these copies.
+    # Under autocast torch 2.7 keeps weights that were cast without a graph; the training pass must not find them.
     if not torch.compiler.is_compiling():
         torch.clear_autocast_cache()
     losses = _average(losses, num_samples)
