@@ -60,6 +60,7 @@ class AtEpochs(Callback):
 def microseconds(engine: Engine) -> float:
     """Return what the events of one step cost."""
     run_event = engine.run_event
+    run_event("fit_start")
 
     def step() -> None:
         for event in STEP:

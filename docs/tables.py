@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import composer.algorithms
-from composer.algorithms import _owned
 from composer.core import Algorithm, Event, Stage, explain
 from composer.core.conflicts import Owned
 from composer.core.event import PLACES
@@ -123,7 +122,7 @@ def events() -> str:
 
 def refused() -> str:
     """Return a table of what only one algorithm can have, who wants it, and what to do about a second."""
-    remedies = {str(owned): owned.remedy for owned in vars(_owned).values() if isinstance(owned, Owned)}
+    remedies = {str(owned): owned.remedy for kind in algorithms() for owned in kind.owns if isinstance(owned, Owned)}
     owners = owners_of()
     return _table(
         ("only one can have", "who wants it", "what to do"),

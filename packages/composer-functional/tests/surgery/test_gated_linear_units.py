@@ -328,3 +328,18 @@ class TestRefusals:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
         assert run.stdout.strip() == "False"
+
+
+def test_layers_that_were_factorized_are_refused():
+    """Where other surgery came first, the answer is a sentence, and nothing is changed."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel(BertConfig(vocab_size=50, **sizes))
+    cf.apply_factorization(model, min_features=32, latent_features=4)
+    kinds = [type(module) for module in model.modules()]
+
+    with pytest.raises(ValueError, match="first"):
+        cf.apply_gated_linear_units(model)
+
+    assert [type(module) for module in model.modules()] == kinds

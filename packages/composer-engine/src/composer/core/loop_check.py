@@ -78,9 +78,9 @@ class LoopCheck:
     def _too_late(self, entries: _Entries) -> Iterator[_Missed]:
         for event, components in self._prepared.items():
             if event in self._ran:
-                late = [
-                    one.key for one in _needing(event, entries) if not any(one.component is ran for ran in components)
-                ]
+                # What loading made again was applied by it.
+                ran = [*components, *self._state.made_on_load]
+                late = [one.key for one in _needing(event, entries) if not any(one.component is each for each in ran)]
                 yield (
                     event,
                     late,

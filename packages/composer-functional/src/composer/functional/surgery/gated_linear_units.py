@@ -55,7 +55,7 @@ def apply_gated_linear_units(
 
     Raises:
         TypeError: ``model`` is not a module, or ``act_fn`` is a class or cannot be called.
-        ValueError: The architecture is unknown, or gated by itself.
+        ValueError: The architecture is unknown or gated by itself, or its layers were replaced by other surgery.
         RuntimeError: ``generator`` is not on the CPU (raised by torch).
 
     Example:
@@ -79,9 +79,12 @@ def apply_gated_linear_units(
 
     policies: dict[type[nn.Module], ReplacementFunction] = {}
     intermediate = find_loaded_class("transformers.models.bert.modeling_bert", "BertIntermediate")
-    if intermediate is not None:
-        policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
     blocks = _find_gpt2_blocks(model)
+    _check_plain([block.c_fc for block in blocks])
+    if intermediate is not None:
+        found: list[Any] = [module for module in model.modules() if isinstance(module, intermediate)]
+        _check_plain([block.dense for block in found])
+        policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
     activations = {id(block.c_fc): block.act for block in blocks}
     for block in blocks:
         policies[type(block.c_fc)] = lambda layer, _: (
@@ -99,6 +102,16 @@ def _find_gpt2_blocks(model: nn.Module) -> list[Any]:
     cls = find_loaded_class("transformers.models.gpt2.modeling_gpt2", "GPT2MLP")
     blocks: list[Any] = [module for module in model.modules() if cls is not None and isinstance(module, cls)]
     return [block for block in blocks if not isinstance(block.c_fc, GatedLinearUnit)]
+
+
+def _check_plain(layers: Sequence[nn.Module]) -> None:
+    """Refuse layers that other surgery has changed, before anything is replaced."""
+    for layer in layers:
+        if not isinstance(layer, nn.Linear) and not (hasattr(layer, "nf") and hasattr(layer, "nx")):
+            raise ValueError(
+                f"The feed-forward layers must be as the model's author made them, got a {type(layer).__name__}. "
+                "Apply gated linear units first, other surgery on these layers afterwards."
+            )
 
 
 def _make_layer_beside(layer: Any, bias: bool, generator: torch.Generator | None) -> nn.Module:
