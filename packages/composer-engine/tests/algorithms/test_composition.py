@@ -5,7 +5,8 @@ from itertools import permutations
 import pytest
 import torch
 
-from composer.algorithms import EMA, BlurPool, ChannelsLast, LabelSmoothing, MixUp
+from composer import functional as cf
+from composer.algorithms import EMA, BlurPool, ChannelsLast, CutMix, LabelSmoothing, MixUp
 from composer.core import AlgorithmConflictError, Engine, Event, State, explain
 
 SMOOTHING = 0.2
@@ -54,6 +55,53 @@ class TestLabels:
         assert torch.allclose(own, (1 - SMOOTHING) * one_hot(batch[1]) + SMOOTHING / 3)
         assert torch.allclose(theirs.sort(dim=1).values, own.sort(dim=1).values)
         assert torch.equal(state.batch[1], batch[1])
+
+
+class TestKernelsOneAfterTheOther:
+    """MixUp, CutMix and LabelSmoothing together are their kernels by hand, with what each of them draws."""
+
+    @staticmethod
+    def mix_by_hand(images, targets, order):
+        """Apply the kernels in an order, with the draws of batch 0 and microbatch 0; return samples and targets."""
+        state = State(model=None)
+        state.microbatch = 0
+        for name in order:
+            generator = state.generator(name)
+            if name == "MixUp":
+                images, partners, share = cf.mixup_batch(images, targets, alpha=5.0, generator=generator)
+            else:
+                indices = cf.draw_permutation(images, generator=generator)
+                images, partners, weight, _ = cf.cutmix_batch(images, targets, indices=indices, generator=generator)
+                share = 1 - weight
+            targets = (1 - share) * targets + share * partners
+        return images, targets
+
+    @pytest.mark.parametrize("soft", [False, True], ids=["ids", "probabilities"])
+    @pytest.mark.parametrize(
+        ("blends_losses", "order"),
+        [
+            ((), ("MixUp", "CutMix")),
+            (("CutMix",), ("MixUp", "CutMix")),
+            (("MixUp",), ("CutMix", "MixUp")),  # whoever blends losses is the outermost
+        ],
+        ids=["labels", "CutMix blends losses", "MixUp blends losses"],
+    )
+    def test_samples_and_loss(self, watch, engine_of, step, images, one_hot, soft_loss, blends_losses, order, soft):
+        """Samples are those of the kernels bit for bit; the loss is that of the targets they make, then smoothed."""
+        model = watch(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)))
+        targets = torch.rand(8, 3).softmax(1) if soft else images[1]
+        algorithms = [
+            MixUp(5.0, interpolate_loss="MixUp" in blends_losses),
+            CutMix(interpolate_loss="CutMix" in blends_losses),
+            LabelSmoothing(SMOOTHING),
+        ]
+
+        state = step(engine_of(model, *algorithms), (images[0], targets))
+
+        mixed, blended = self.mix_by_hand(images[0], targets if soft else one_hot(targets), order)
+        expected = soft_loss(model.seen.outputs[0], (1 - SMOOTHING) * blended + SMOOTHING / 3)
+        assert torch.equal(model.seen.inputs[0], mixed)
+        assert torch.allclose(state.loss, expected, atol=1e-6)
 
 
 class TestRecipe:
