@@ -232,9 +232,13 @@ def _augmix_batch(shape: tuple[int, ...]) -> list[Variant]:
 
     images = pictures(shape[0], shape[2])
     batch = torch.stack([pil_to_tensor(image) for image in images]).float() / 255
+    from timm.data.auto_augment import augment_and_mix_transform
+
+    theirs = augment_and_mix_transform("augmix-m3-w3", {})
     return [
         ("augmix_image on PIL images, one by one", lambda: [cf.augmix_image(image) for image in images]),
         ("ours", lambda: cf.augmix_batch(batch)),
+        ("timm on PIL images, one by one", lambda: [theirs(image) for image in images]),
     ]
 
 
@@ -257,7 +261,7 @@ def _augmix_image() -> list[Variant]:
     from torchvision.transforms import AugMix
 
     images = pictures(40)
-    theirs, other = augment_and_mix_transform("augmix-m3-w3-d-1", {}), AugMix(severity=3)
+    theirs, other = augment_and_mix_transform("augmix-m3-w3", {}), AugMix(severity=3)
     return [
         ("timm", lambda: [theirs(image) for image in images]),
         ("ours", lambda: [cf.augmix_image(image) for image in images]),

@@ -248,6 +248,15 @@ class TestImage:
         assert in_bytes.dtype == torch.uint8
         assert (in_bytes == round(5 + 0.5 * (0.25 * 40 + 0.75 * 13))).all()
 
+    def test_chains_of_ones_own_functions_end(self):
+        """One, two or three of them make a chain; what comes after its end is not the first function."""
+        img = torch.ones(1, 1, 1)
+
+        outputs = [float(cf.augmix_image(img, width=1, alpha=1e6, augmentation_set=[double])) for _ in range(60)]
+
+        # A huge alpha gives even weights: half of the image, and half of it doubled once, twice or thrice.
+        assert {round(output, 1) for output in outputs} == {1.5, 2.5, 4.5}
+
     def test_ones_own_functions_take_pil_images(self):
         """Functions of PIL images are blended as PIL images, whatever the length of their chains."""
         img = to_pil_image(torch.full((3, 4, 5), 40, dtype=torch.uint8))

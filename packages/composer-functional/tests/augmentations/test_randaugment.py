@@ -204,13 +204,14 @@ class TestImage:
 class TestTransform:
     def test_settings_arrive(self):
         """What the transform was made with is what it does, and what it shows."""
-        transform = cf.randaugment(4, 3, "safe")
+        transform, three_times = cf.randaugment(4, 3, "safe"), cf.randaugment(4, 3, [halve])
         img = torch.rand(3, 8, 8)
         torch.manual_seed(2)
         output = transform(img)
         torch.manual_seed(2)
 
         assert torch.equal(output, cf.randaugment_image(img, 4, 3, "safe"))
+        assert torch.equal(three_times(img), img / 8)
         assert repr(transform) == "RandAugmentTransform(severity=4, depth=3, augmentation_set='safe')"
 
     def test_can_be_pickled(self):

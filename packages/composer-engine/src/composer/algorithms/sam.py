@@ -37,7 +37,9 @@ class SAM(Algorithm):
     """
 
     rho: float = attrs.field(default=0.05, validator=number_between(0, meaning="It is the neighbourhood's radius."))
-    epsilon: float = attrs.field(default=1e-12, validator=number_between(0, meaning="It is added to a norm."))
+    epsilon: float = attrs.field(
+        default=1e-12, validator=number_between(0, above=True, meaning="It is added to a norm.")
+    )
     interval: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is a number of steps."))
 
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
