@@ -401,7 +401,7 @@ class TestPlan:
         """The average is taken at the end of what the interval is counted in."""
         entries = explain(EMA(**settings)).entries
 
-        assert set(entries) == {"fit_start", event, "eval_start", "eval_end", "predict_start", "predict_end"}
+        assert set(entries) == {"fit_start", "fit_end", event, "eval_start", "eval_end", "predict_start", "predict_end"}
         assert {one.stage for listed in entries.values() for one in listed} == {Stage.WEIGHTS}
 
     def test_names_events_of_the_loop(self):

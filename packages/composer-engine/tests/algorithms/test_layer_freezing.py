@@ -90,6 +90,22 @@ def test_resumed_in_the_middle_of_an_epoch(deep, engine_of, step, batch, end_epo
     assert not torch.equal(start["layers.4.weight"], other.layers[4].weight)
 
 
+def test_an_earlier_state_sets_layers_free_again(deep, engine_of, step, batch, end_epoch):
+    """Loading what was saved before anything was frozen lets all layers be trained again."""
+    engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
+    before = engine.state.algorithms[0].state_dict()
+    for _ in range(3):
+        step(engine, batch)
+        end_epoch(engine)
+    frozen = sum(frozen_layers(engine))
+
+    engine.state.algorithms[0].load_state_dict(before)
+    engine.run_event("fit_start")
+
+    assert frozen > 0
+    assert sum(frozen_layers(engine)) == 0
+
+
 def test_says_that_parameters_go_without_gradients():
     """Distributed training has to expect it."""
     assert LayerFreezing().find_unused_parameters

@@ -22,7 +22,7 @@ from composer.algorithms import (
     StochasticDepth,
     WeightStandardization,
 )
-from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, explain
+from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, Timestamp, explain
 
 OPENING = ("init", "before_load", "after_load", "fit_start")
 
@@ -233,6 +233,28 @@ class TestStochasticDepth:
 
         assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
 
+    def test_rates_follow_the_clock_after_loading_and_starting_again(self):
+        """After loading, an evaluation sees the rates of the saved moment; a training from the start warms up again."""
+        engine = start(bottlenecks(), StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=0.5))
+        blocks = [each for each in engine.state.model.modules() if isinstance(each, cf.StochasticDepthBlock)]
+        engine.state.max_duration = "8ba"
+        rates = []
+        for batches in (2, 4, 0):
+            engine.state.timestamp = Timestamp(batch=batches)
+            engine.run_event("after_load")
+            rates.append(blocks[-1].drop_rate)
+
+        assert rates == pytest.approx([0.2, 0.4, 0.0])
+
+    def test_no_block_is_said_and_nothing_else(self):
+        """Where there is no such block it warns, and the training goes on."""
+        with pytest.warns(NoEffectWarning):
+            engine = start(convolutions(), StochasticDepth("ResNetBottleneck", drop_warmup=0.5))
+
+        engine.run_event("batch_start")
+
+        assert not cf.count_module_instances(engine.state.model, cf.StochasticDepthBlock)
+
     def test_says_that_parameters_go_without_gradients(self):
         """Blocks that are skipped as a whole get no gradient; skipped samples leave some."""
         assert StochasticDepth("ResNetBottleneck").find_unused_parameters
@@ -255,6 +277,20 @@ class TestGyroDropout:
         layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
 
         assert layer.period == 2 * 2 * 2 * 1 / 4
+
+    def test_a_longer_training_has_longer_periods(self):
+        """When the next fit is longer, or takes part of the loader's batches, the masks divide that."""
+        engine = start(convolutions(), GyroDropout(sigma=4, tau=1))
+        layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
+        periods = [layer.period]
+        engine.state.max_duration = "8ep"
+        engine.run_event("fit_start")
+        periods.append(layer.period)
+        engine.state.set_dataloader(engine.state.train_dataloader, "train", 1)
+        engine.run_event("fit_start")
+        periods.append(layer.period)
+
+        assert periods == [1, 4, 2]
 
     def test_replaced_before_loading_where_the_length_is_known(self):
         """Layers are replaced at INIT, so that saved masks find their place; without a length, at FIT_START."""
@@ -297,6 +333,21 @@ class TestAlibi:
         """Lengths that are none are refused."""
         with pytest.raises((TypeError, ValueError), match="sequence_length"):
             Alibi(*arguments)
+
+
+class TestDraws:
+    def test_new_weights_do_not_depend_on_other_surgery(self):
+        """What a surgery draws for its layers is the same beside another that draws, and leaves torch's generator."""
+        weights = []
+        for algorithms in ([], [GyroDropout(sigma=4, tau=2)]):
+            torch.manual_seed(3)
+            model = convolutions()
+            before = torch.get_rng_state()
+            start(model, *algorithms, SqueezeExcite(latent_channels=4, min_channels=16))
+            assert torch.equal(torch.get_rng_state(), before)
+            weights.append(torch.cat([each.flatten() for each in model.parameters()]))
+
+        assert torch.equal(*weights)
 
 
 class TestNoOpModel:

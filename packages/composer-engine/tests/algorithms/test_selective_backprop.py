@@ -1,7 +1,10 @@
 """SelectiveBackprop: the hardest samples, with all that belongs to them."""
 
+import dataclasses
+
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -140,3 +143,29 @@ def test_bad_settings(settings):
     """Settings out of range are refused by name."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         SelectiveBackprop(**settings)
+
+
+@pytest.mark.parametrize("kind", ["BatchEncoding", "dataclass"])
+def test_batches_of_other_kinds(samples, kind):
+    """What a tokenizer gives and objects with attributes are chosen from alike, and stay what they are."""
+
+    @dataclasses.dataclass
+    class Batch:
+        x: torch.Tensor
+        y: torch.Tensor
+        weight: torch.Tensor
+
+        def __getitem__(self, key):
+            return getattr(self, key)
+
+    model, weight = Model(keys=("x", "y")), torch.arange(8)
+    make = Batch if kind == "dataclass" else lambda **items: transformers.BatchEncoding(items)
+    batch = make(x=samples[0], y=samples[1], weight=weight)
+    expected = hardest(model, {"x": samples[0], 1: samples[1]}, 4)
+
+    chosen = select(model, batch, input_key="x", target_key="y")
+
+    assert type(chosen) is type(batch)
+    assert torch.equal(chosen["weight"], expected)
+    assert torch.equal(chosen["x"], samples[0][expected])
+    assert len(batch["x"]) == len(batch["weight"]) == 8

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from composer.algorithms import EMA, SWA
-from composer.core import AlgorithmConflictError, Engine, State, explain
+from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, Timestamp, explain
 
 
 @pytest.fixture
@@ -163,6 +163,30 @@ class TestLearningRate:
 
         assert engine.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
+    def test_stays_what_it_was_at_the_start(self, run):
+        """With schedule_swa_lr and no goal the rate at swa_start is kept, whatever a scheduler does."""
+
+        def decay(engine, moment):
+            engine.state.optimizers[0].param_groups[0]["lr"] *= 0.9
+
+        rates = []
+        engine = run(SWA(swa_start="2ep", swa_end="9ep", schedule_swa_lr=True), epochs=3, seen=decay)
+        engine.run_event("batch_end")
+        rates.append(engine.state.optimizers[0].param_groups[0]["lr"])
+
+        assert rates == pytest.approx([0.1 * 0.9**5])
+
+    def test_without_optimizers(self, norm_net):
+        """A state without optimizers has no rates, and the average is taken all the same."""
+        state = State(model=norm_net(), max_duration="10ep")
+        engine = Engine(state, algorithms=SWA(swa_start="1ep", swa_end="9ep", schedule_swa_lr=True, swa_lr=0.1))
+        engine.run_event("fit_start")
+        for _ in range(2):
+            state.timestamp = state.timestamp.to_next_epoch()
+            engine.run_event("epoch_end")
+
+        assert state.algorithms[0].state_dict()["num_averaged"] == 2
+
 
 class TestState:
     def test_resumes_to_the_same_bits(self, norm_net, engine_of, run, weights_of, same_bits):
@@ -227,6 +251,44 @@ class TestState:
 
         with pytest.raises(ValueError, match=r"layers\.weight"):
             other.run_event("fit_start")
+
+
+@pytest.mark.parametrize("kind", [SWA, EMA])
+def test_copies_what_it_loads(kind, run, norm_net, engine_of, step, batch):
+    """What was loaded can be loaded again: training does not write into it."""
+    settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
+    saved = run(kind(**settings), epochs=4).state.algorithms[0].state_dict()
+    before = {name: tensor.clone() for name, tensor in saved["averaged_weights"].items()}
+
+    engine = engine_of(norm_net(), kind(**settings), max_duration="10ep", start=False)
+    engine.state.algorithms[0].load_state_dict(saved)
+    engine.run_event("fit_start")
+    for _ in range(2):
+        step(engine, batch)
+        engine.state.timestamp = engine.state.timestamp.to_next_epoch()
+        engine.run_event("epoch_end")
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in saved["averaged_weights"].items())
+
+
+@pytest.mark.parametrize("algorithm", [SWA(swa_start="5ep", swa_end="6ep"), EMA(ema_start="5ep")], ids=["SWA", "EMA"])
+def test_never_begun_is_said(algorithm, run):
+    """Where a fit ends before averaging began, it says so, and when it would have."""
+    engine = run(algorithm, epochs=2)
+
+    with pytest.warns(NoEffectWarning, match="5ep"):
+        engine.run_event("fit_end")
+
+
+def test_a_training_from_the_start_again_averages_again(run, same_bits, weights_of, evaluate):
+    """After its end, SWA begins anew when the clock does."""
+    engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
+    engine.state.timestamp = Timestamp()
+    engine.run_event("fit_start")
+
+    run(engine=engine, epochs=2)
+
+    assert not same_bits(evaluate(engine), weights_of(engine.state.model))
 
 
 def test_not_together_with_ema():

@@ -12,6 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
 from composer import functional as cf
+from composer.functional.augmentations.batch_operations import send
 
 NAMES = [
     "identity",
@@ -269,3 +270,26 @@ class TestEveryOperation:
 
         assert images.grad is not None
         assert images.grad.isfinite().all()
+
+
+class _Recorder:
+    """What was asked of a tensor, without the GPU that it would go to."""
+
+    def __init__(self, steps: tuple[object, ...] = ()) -> None:
+        self.steps = steps
+
+    def pin_memory(self) -> _Recorder:
+        return _Recorder((*self.steps, "pinned"))
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> _Recorder:
+        return _Recorder((*self.steps, device.type, non_blocking))
+
+
+@pytest.mark.parametrize(("is_compiling", "steps"), [(False, ("pinned", "cuda", True)), (True, ("cuda", False))])
+def test_nothing_is_pinned_while_compiling(
+    is_compiling: bool, steps: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """The fake tensors that a graph is made with cannot be; otherwise that is what keeps a copy from waiting."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
+
+    assert send(_Recorder(), torch.device("cuda")).steps == steps

@@ -172,6 +172,9 @@ class TestCutmixBatch:
             cf.cutmix_batch([[1.0]], torch.arange(1))
         with pytest.raises(TypeError, match=r"target must be a tensor .* got dict"):
             cf.cutmix_batch(torch.rand(2, 3, 4, 4), {"boxes": torch.rand(2, 4)})
+        for indices, kind in (([1, 0], "list"), (torch.arange(2).int(), "torch.int32")):
+            with pytest.raises(TypeError, match=f"indices must be an int64 tensor, .* got {kind}"):
+                cf.cutmix_batch(torch.rand(2, 3, 4, 4), torch.arange(2), indices=indices)
 
     @pytest.mark.parametrize("target", [torch.arange(3), torch.tensor(1)])
     def test_target_of_another_batch_is_refused(self, target: torch.Tensor):

@@ -117,6 +117,18 @@ class TestMixupBatch:
         with pytest.raises(ValueError, match=r"input must be a batch \(N, ...\) with at least one sample"):
             cf.mixup_batch(images, torch.arange(0))
 
+    def test_other_types_are_refused(self):
+        """Samples, targets and partners are tensors, and partners are counted in int64."""
+        images, labels = torch.rand(2, 3), torch.arange(2)
+
+        with pytest.raises(TypeError, match=r"input must be a tensor \(N, ...\), got list"):
+            cf.mixup_batch([[1.0]], labels)
+        with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
+            cf.mixup_batch(images, [0, 1])
+        for indices, kind in (([1, 0], "list"), (labels.int(), "torch.int32"), (labels.bool(), "torch.bool")):
+            with pytest.raises(TypeError, match=f"indices must be an int64 tensor, .* got {kind}"):
+                cf.mixup_batch(images, labels, indices=indices)
+
     def test_target_of_another_batch_is_refused(self):
         """Samples and targets come in pairs."""
         with pytest.raises(ValueError, match="target must have the input's 2 samples"):
@@ -185,3 +197,18 @@ class TestMixup:
         """How many classes there are cannot be seen from ids."""
         with pytest.raises(ValueError, match="num_classes must be given"):
             cf.mixup(torch.rand(2, 3), torch.arange(2))
+
+    @pytest.mark.parametrize(
+        "target", [torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool), torch.arange(2)[:, None]]
+    )
+    def test_other_integers_are_refused(self, target: torch.Tensor):
+        """Class ids come one for each sample; probabilities are floating point."""
+        with pytest.raises(ValueError, match=rf"target must be class ids \(N,\), .* got {target.dtype} of shape \(2, "):
+            cf.mixup(torch.rand(2, 3), target, num_classes=3)
+
+    def test_lists_are_refused(self):
+        """Data and targets are tensors."""
+        with pytest.raises(TypeError, match=r"input must be a tensor \(N, ...\), got list"):
+            cf.mixup([[1.0]], torch.arange(1), num_classes=3)
+        with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
+            cf.mixup(torch.rand(2, 3), [0, 1], num_classes=3)

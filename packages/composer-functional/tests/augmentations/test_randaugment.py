@@ -312,6 +312,40 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"img must have at least one pixel, got size \(0, 5\)"):
             change(to_pil_image(torch.rand(3, 5, 5)).crop((0, 0, 0, 5)))
 
+    @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
+    def test_other_tensors(self, change):
+        """One image has no batch to speak of; one's own functions may take what they like."""
+        with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\) with 1 or 3 .* got shape \(4, 5, 5\)"):
+            change(torch.rand(4, 5, 5))
+        with pytest.raises(ValueError, match=r"img must be one image .* at least one pixel, got shape \(3, 0, 5\)"):
+            change(torch.rand(3, 0, 5))
+        with pytest.raises(TypeError, match=r"img must be uint8, or floating point .* got torch.int64"):
+            change(torch.zeros(3, 5, 5, dtype=torch.int64))
+        assert change(torch.rand(4, 5, 5), augmentation_set=[lambda img, _: img]).shape == (4, 5, 5)
+
+    @pytest.mark.parametrize("draws", [3, (torch.zeros(1, 2), torch.zeros(1, 2))])
+    def test_draws_of_another_kind(self, draws):
+        """The message says who makes them."""
+        images = torch.rand(2, 3, 4, 4)
+        for batch, image, name in (
+            (cf.randaugment_batch, cf.randaugment_image, "draw_randaugment"),
+            (cf.augmix_batch, cf.augmix_image, "draw_augmix"),
+        ):
+            with pytest.raises(TypeError, match=f"draws must be .*, as by {name}, got {type(draws).__name__}"):
+                batch(images, draws=draws)
+            with pytest.raises(TypeError, match=f"draws must be .*, as by {name}, got {type(draws).__name__}"):
+                image(images[0], draws=draws)
+
+    @pytest.mark.parametrize("draw", [cf.draw_randaugment, cf.draw_augmix])
+    def test_parts_of_samples_and_of_operations(self, draw):
+        """They are counted in whole numbers."""
+        with pytest.raises(TypeError, match=r"count must be an int, got 3\.5\. It is the number of samples\."):
+            draw(3.5)
+        with pytest.raises(TypeError, match=r"depth must be an int, got 1\.5\. It is the number of operations"):
+            draw(3, depth=1.5)
+        with pytest.raises(TypeError, match=r"width must be an int, got 1\.5\. It is the number of chains\."):
+            cf.augmix(width=1.5)
+
     def test_generator_on_a_device(self):
         """Draws are made on the CPU."""
         if not torch.cuda.is_available():

@@ -202,6 +202,46 @@ class TestApplyBlurpool:
 
         torch.testing.assert_close(model(images), expected)
 
+    def test_what_was_not_trained_stays_out(self):
+        """An optimizer of the bias alone does not get the weight, whose name has changed."""
+        model = nn.Sequential(nn.Conv2d(16, 16, 3, stride=2))
+        optimizer = torch.optim.SGD([model[0].bias], lr=0.1)
+
+        cf.apply_blurpool(model, optimizers=optimizer)
+
+        assert [id(parameter) for parameter in optimizer.param_groups[0]["params"]] == [id(model[0].conv.bias)]
+
+    def test_subclasses_that_compute_otherwise_are_left(self):
+        """Layers of timm that pad by themselves as their stride needs it stay."""
+        from timm.layers.conv2d_same import Conv2dSame
+        from timm.layers.pool2d_same import MaxPool2dSame
+
+        model = nn.Sequential(Conv2dSame(16, 16, 3, stride=2), MaxPool2dSame(2, 2))
+
+        assert not cf.apply_blurpool(model)
+
+    @pytest.mark.parametrize(
+        "layer", [cf.BlurConv2d(nn.Conv2d(16, 16, 3, stride=2), blur_first=True), cf.BlurMaxPool2d(2)]
+    )
+    def test_a_blurred_layer_alone_is_left(self, layer: nn.Module):
+        """The convolution inside is not blurred again."""
+        before = str(layer)
+
+        assert not cf.apply_blurpool(layer)
+        assert str(layer) == before
+
+    def test_a_factorized_convolution_still_reads_as_one(self):
+        """Its weight is the product that it was, with the first factor inside a blur."""
+        layer = cf.FactorizedConv2d(16, 16, 3, stride=2, latent_channels=4)
+        model = nn.Sequential(layer)
+        expected = layer.weight
+
+        report = cf.apply_blurpool(model)
+
+        assert [entry.paths for entry in report] == [("0.first",)]
+        assert torch.equal(layer.weight, expected)
+        assert layer.first.bias is None
+
     def test_exports(self):
         """The blurred model can be exported."""
         model = _network().eval()

@@ -9,6 +9,7 @@ import pytest
 import scipy.linalg
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from composer import functional as cf
 
@@ -49,6 +50,17 @@ class TestApplyFactorization:
         report = cf.apply_factorization(_network(), **arguments)
 
         assert [path for entry in report for path in entry.paths] == paths
+
+    @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+    @pytest.mark.parametrize(
+        "touch",
+        [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), nn.utils.weight_norm, nn.utils.spectral_norm],
+    )
+    def test_layers_with_a_computed_weight_are_left(self, touch):
+        """Pruning and old normalisations hang on the layer, whose weight is not its own."""
+        model = nn.Sequential(touch(nn.Conv2d(24, 24, 3)), touch(nn.Linear(32, 32)))
+
+        assert not cf.apply_factorization(model, **SMALL)
 
     @pytest.mark.parametrize(("latent", "width"), [(5, 5), (0.5, 8)])
     def test_widths(self, latent: float, width: int):

@@ -216,6 +216,20 @@ def _randomized(norm: nn.Module) -> nn.Module:
 
 
 class TestApplyFusedLayernorm:
+    @pytest.mark.parametrize("place", ["meta", "cpu"])
+    def test_defaults_of_torch_do_not_matter(self, place: str):
+        """The layer is tried on the CPU in float32, whatever new tensors are by default."""
+        model = nn.Sequential(HandRMSNorm())
+        torch.set_default_device(place)
+        torch.set_default_dtype(torch.float64)
+        try:
+            report = cf.apply_fused_layernorm(model)
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+
+        assert [entry.new for entry in report] == ["RMSNorm"]
+
     @pytest.mark.parametrize("features", [3, 8, 300])
     @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-6, 1e-8, 1e-12])
     @pytest.mark.parametrize(

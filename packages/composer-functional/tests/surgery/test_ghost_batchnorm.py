@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from composer import functional as cf
 
@@ -39,6 +40,14 @@ class TestApplyGhostBatchnorm:
             (("3",), "GhostBatchNorm3d"),
         ]
         assert {model[1].ghost_batch_size, model[2][2].ghost_batch_size, model[3].ghost_batch_size} == {16}
+
+    def test_pruned_layers_and_exchanged_forwards_are_left(self):
+        """A pruned weight is computed by a hook on the layer; an own forward computes something else."""
+        pruned, exchanged = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        prune.l1_unstructured(pruned, "weight", 0.5)
+        exchanged.forward = lambda images: images
+
+        assert not cf.apply_ghost_batchnorm(nn.Sequential(pruned, exchanged))
 
     def test_default_size_is_32(self):
         """As the table of names says."""

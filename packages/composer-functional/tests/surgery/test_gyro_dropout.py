@@ -73,7 +73,7 @@ class TestApplyGyroDropout:
         assert model(torch.empty(4, 3, 224, 224, device="meta")).shape == (4, 1000)
 
     def test_on_a_language_model(self):
-        """BERT trains with it, by eager attention as well, whose weights lose whole heads."""
+        """BERT trains with it, but for its attention weights, whose dropout is a function that reads p."""
         from transformers import BertConfig, BertModel
 
         config = BertConfig(
@@ -88,9 +88,28 @@ class TestApplyGyroDropout:
         unchanged = model(tokens).last_hidden_state
         model.train()(tokens).last_hidden_state.square().sum().backward()
 
-        assert len(report) == 1 + 2 * 3
+        assert len(report) == 1 + 2 * 2
+        assert not any(path.endswith("attention.self.dropout") for entry in report for path in entry.paths)
+        assert {layer.attention.self.dropout.p for layer in model.encoder.layer} == {0.1}
         assert torch.equal(unchanged, expected)
         assert all(parameter.grad is not None for parameter in model.parameters())
+
+    def test_gpt2_keeps_the_dropout_of_attention_weights(self):
+        """What attention reads stays; what it calls is replaced."""
+        from transformers import GPT2Config, GPT2Model
+
+        model = GPT2Model(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+
+        report = cf.apply_gyro_dropout(model, **SETTINGS)
+
+        assert [entry.paths for entry in report] == [("drop",), ("h.0.attn.resid_dropout",), ("h.0.mlp.dropout",)]
+
+    def test_an_exchanged_forward_is_left(self):
+        """What somebody put into the layer itself may compute something else."""
+        layer = nn.Dropout(0.5)
+        layer.forward = lambda input: input
+
+        assert not cf.apply_gyro_dropout(nn.Sequential(layer), **SETTINGS)
 
     def test_second_time_changes_nothing(self):
         """What is replaced is no nn.Dropout any more."""

@@ -37,6 +37,15 @@ def _network(kind: str) -> nn.Sequential:
 
 
 @KINDS
+def test_an_exchanged_forward_is_left(kind: str):
+    """What somebody put into the layer itself may compute something else."""
+    norm = _norm(kind)
+    norm.forward = lambda input: input
+
+    assert not APPLY[kind](nn.Sequential(norm), "amp_bf16")
+
+
+@KINDS
 class TestApply:
     @pytest.mark.parametrize(
         ("precision", "dtype"),

@@ -140,8 +140,8 @@ class TestCarriedOver:
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
         assert {parameter.device for parameter in model.parameters()} == {next(iter(model[1].parameters())).device}
 
-    def test_new_names_are_frozen_with_all_of_the_old(self):
-        """A parameter without a namesake is trained if any of the old ones was."""
+    def test_new_names_are_frozen_as_those_that_end_alike(self):
+        """A parameter without a namesake is trained if an old one was whose name ends alike."""
 
         def factorize(module: nn.Linear, index: int) -> nn.Module:
             return nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2))
@@ -153,7 +153,41 @@ class TestCarriedOver:
         cf.replace_module_classes(model, {nn.Linear: factorize})
 
         assert not any(parameter.requires_grad for parameter in model[0].parameters())
-        assert all(parameter.requires_grad for parameter in model[1].parameters())
+        trained = [name for name, parameter in model[1].named_parameters() if parameter.requires_grad]
+        assert trained == ["1.bias"]
+
+    def test_other_names_are_frozen_with_all_of_the_old(self):
+        """A parameter whose name nothing resembles is trained if any of the old ones was."""
+
+        class Scale(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(2))
+
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        model[1].weight.requires_grad_(False)
+
+        cf.replace_module_classes(model, {nn.Linear: lambda module, index: Scale()})
+
+        assert [parameter.requires_grad for parameter in model.parameters()] == [False, True]
+
+    def test_of_several_dtypes_the_weights_counts(self):
+        """New tensors take dtype and device of the weight; a bias that lives on keeps its own dtype."""
+        model = nn.Sequential(*(nn.Conv2d(2, 2, 1, dtype=torch.bfloat16, device="meta") for _ in range(2)))
+        for conv in model:
+            conv.bias = nn.Parameter(torch.empty(2, device="meta"))
+
+        def replace(module: nn.Conv2d, index: int) -> nn.Module:
+            new = nn.Conv2d(2, 2, 1)
+            if index:
+                new.bias = module.bias
+            return new
+
+        cf.replace_module_classes(model, {nn.Conv2d: replace})
+
+        assert all(parameter.is_meta for parameter in model.parameters())
+        assert [parameter.dtype for parameter in model.parameters()] == [torch.bfloat16] * 3 + [torch.float32]
 
     def test_a_layer_without_tensors_follows_the_model(self):
         """What replaces a layer without dtype takes that of the model."""
@@ -195,6 +229,32 @@ class TestCarriedOver:
         model(torch.rand(1, 2)).sum().backward()
 
         assert new == [("before", model[0]), ("after", model[0]), ("gradient", model[0])]
+        assert seen == new
+
+    def test_hooks_of_the_state_dict_move(self):
+        """Saving and loading call the hooks with the new module, and their handles still remove them."""
+        model = nn.Sequential(nn.Linear(2, 2))
+        seen: list[tuple[str, nn.Module]] = []
+
+        def note(kind: str):
+            return lambda module, *rest: seen.append((kind, module))
+
+        handles = [
+            model[0].register_state_dict_pre_hook(note("before saving")),
+            model[0].register_state_dict_post_hook(note("after saving")),
+            model[0].register_load_state_dict_pre_hook(note("before loading")),
+            model[0].register_load_state_dict_post_hook(note("after loading")),
+        ]
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear})
+        model.load_state_dict(model.state_dict())
+        new = list(seen)
+        for handle in handles:
+            handle.remove()
+        model.load_state_dict(model.state_dict())
+
+        kinds = ["before saving", "after saving", "before loading", "after loading"]
+        assert new == [(kind, model[0]) for kind in kinds]
         assert seen == new
 
 
@@ -251,6 +311,16 @@ class TestOptimizers:
             [id(model[0][1].bias), id(model[1][1].bias)],
         ]
         assert weights.param_groups[1]["lr"] == 5.0
+
+    def test_optimizers_may_come_in_any_iterable(self):
+        """A generator is read once, and all that it gives are told."""
+        model = nn.Sequential(nn.Linear(2, 2))
+        optimizers = [torch.optim.SGD([model[0].weight], lr=0.1), torch.optim.SGD([model[0].bias], lr=0.1)]
+
+        cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, (each for each in optimizers))
+
+        held = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
+        assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
 
     def test_parameters_from_nothing_join_the_model(self):
         """What replaces a layer without parameters is trained with the rest."""

@@ -43,6 +43,16 @@ RESNETS = [(18, "ResNetBasicBlock", 8), (50, "ResNetBottleneck", 16)]
 
 
 class TestApplyStochasticDepth:
+    @pytest.mark.parametrize("rule", [None, RULE])
+    def test_an_exchanged_forward_is_left(self, rule: cf.ResidualRule | None):
+        """What somebody put into the block itself is not what the class computes."""
+        model = nn.Sequential(Block(2, 2), Block(2, 2))
+        model[0].forward = lambda x: x
+
+        report = cf.apply_stochastic_depth(model, {Block: rule})
+
+        assert [entry.paths for entry in report] == [("1",)]
+
     @pytest.mark.parametrize(("depth", "name", "count"), RESNETS)
     def test_replaces_the_blocks_of_a_resnet(self, depth: int, name: str, count: int):
         """Every block is replaced; names in the state dict, parameters and outputs without drops stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -121,6 +122,16 @@ class TestComputeEma:
         with pytest.raises(ValueError, match="ema_model must have the names"):
             cf.compute_ema(nn.Sequential(model), model)
 
+    def test_other_shapes_are_refused_before_anything_is_changed(self):
+        """A shape that torch could spread over the other is another one still."""
+        model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
+        before = copy.deepcopy(average.state_dict())
+
+        with pytest.raises(ValueError, match=r"shape of its current value, got \(3, 2\) for \(1, 2\)\. Make"):
+            cf.compute_ema(model, average)
+
+        assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())
+
     @pytest.mark.parametrize("smoothing", [-0.1, 1.01, math.nan])
     def test_smoothing_out_of_range_is_refused(self, smoothing: float):
         """The message names the parameter, its range and what came."""
@@ -154,6 +165,19 @@ class TestUpdateAverages:
         """Each average needs its value."""
         with pytest.raises(ValueError, match="averaged and current must be as long, got 1 and 2"):
             cf.update_averages([torch.ones(1)], [torch.ones(1), torch.ones(1)])
+
+    @pytest.mark.parametrize("shape", [(1,), (), (2,), (1, 3)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+    def test_tensors_of_other_shape_are_refused_before_anything_is_changed(
+        self, shape: tuple[int, ...], dtype: torch.dtype
+    ):
+        """Nothing is spread over an average, whichever tensor it is and whatever its dtype."""
+        averages = [torch.zeros(2), torch.zeros(3, dtype=dtype)]
+
+        with pytest.raises(ValueError, match=rf"got \(3,\) for {re.escape(str(shape))}\."):
+            cf.update_averages(averages, [torch.ones(2), torch.ones(shape, dtype=dtype)])
+
+        assert [average.tolist() for average in averages] == [[0] * 2, [0] * 3]
 
     def test_nothing_to_average(self):
         """Empty lists are fine."""

@@ -122,6 +122,13 @@ class TestSmoothLabels:
         with pytest.raises(ValueError, match=r"class ids of shape \(4,\)"):
             cf.smooth_labels(torch.rand(4, 3), torch.tensor([0, 1]))
 
+    def test_no_tensors(self):
+        """The message says what came."""
+        with pytest.raises(TypeError, match=r"logits must be a tensor of shape \(N, C, ...\), got int"):
+            cf.smooth_labels(3, torch.tensor([0, 1]))
+        with pytest.raises(TypeError, match="targets must be a tensor, got list"):
+            cf.smooth_labels(torch.rand(2, 3), [0, 1])
+
     def test_scores_without_classes_are_refused(self):
         """A vector has no batch."""
         with pytest.raises(ValueError, match=r"shape \(N, C, ...\)"):

@@ -255,6 +255,27 @@ class TestFreezeLayers:
         with pytest.raises(TypeError, match=r"optimizers must be one or several .* or None, got (int|Linear)"):
             cf.freeze_layers(_network(), optimizers, 0.5)
 
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_a_parametrized_layer_is_one(self, bias: bool):
+        """What a weight is computed from belongs to its layer, and the last one is never half frozen."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=bias), nn.Conv2d(4, 2, 3, bias=bias))
+        cf.apply_weight_standardization(model)
+        nn.utils.parametrizations.weight_norm(model[0])
+
+        assert cf.freeze_layers(model, None, 1.0) == (1, 0.5)
+        assert not _trained(model[0])
+        assert all(parameter.requires_grad for parameter in model[1].parameters())
+        assert cf.unfreeze_layers(model) == len(list(model[0].parameters()))
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+    def test_two_standardised_convolutions(self):
+        """Of two, the first is frozen at the end, with its bias, and the last is trained."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3))
+        cf.apply_weight_standardization(model)
+
+        assert cf.freeze_layers(model, None, 1.0) == (1, 0.5)
+        assert _trained(model) == ["1.bias", "1.parametrizations.weight.original"]
+
 
 class TestUnfreezeLayers:
     def test_gives_back_what_was_frozen(self):

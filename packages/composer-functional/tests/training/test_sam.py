@@ -360,6 +360,19 @@ class TestScaler:
         assert not _equal(_weights(model), before)
         assert scaler.get_scale() < 2.0**127
 
+    def test_the_first_group_may_be_empty(self):
+        """Its parameters may come later; the step is that without a scaler."""
+        scaled, plain = _network(torch.float32), _network(torch.float32)
+        optimizers = [
+            cf.SAMOptimizer(torch.optim.SGD([{"params": []}, {"params": [*each.parameters()]}], lr=0.1), rho=0.3)
+            for each in (scaled, plain)
+        ]
+
+        self._step(scaled, optimizers[0], torch.amp.GradScaler("cpu", init_scale=2.0**10), unscales=False)
+        optimizers[1].step(_closure(plain, optimizers[1]))
+
+        torch.testing.assert_close(_weights(scaled), _weights(plain))
+
     def test_a_disabled_scaler_is_none(self):
         """As everywhere in torch."""
         model, plain = _network(torch.float32), _network(torch.float32)

@@ -155,10 +155,17 @@ class TestComputeSwa:
             )
 
     def test_other_shapes_are_refused(self):
-        """By torch, in whichever step."""
+        """In whichever step, before anything is changed, and also where torch would spread one over the other."""
+        model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
+        before = copy.deepcopy(average.state_dict())
+
         for num_averaged in (0, 1):
-            with pytest.raises(RuntimeError):
-                cf.compute_swa(nn.Linear(2, 3), nn.Linear(2, 2), num_averaged)
+            with pytest.raises(
+                ValueError, match=r"swa_model must have the shapes .* \(3, 2\) for \(1, 2\) as 1\.weight"
+            ):
+                cf.compute_swa(model, average, num_averaged)
+
+        assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())
 
     def test_a_negative_number_is_refused(self):
         """The message names the parameter and what came."""

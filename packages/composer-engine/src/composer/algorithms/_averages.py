@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Event, Owned
+from composer.core import Event, NoEffectWarning, Owned
+
+if TYPE_CHECKING:
+    from composer.core import Algorithm, Time
 
 __all__ = ["EVALUATION_WEIGHTS", "SWAPS", "AveragedWeights"]
 
@@ -89,6 +93,15 @@ class AveragedWeights:
         self._exchange(into_model=True)
         self._outside, self._places, self._is_in_model = {}, [], False
 
+    def warn_if_empty(self, algorithm: Algorithm, start: Time) -> None:
+        """Say that a fit has ended without an average."""
+        if not self._outside:
+            warnings.warn(
+                f"{algorithm!r} has averaged nothing: it begins at {start}, and the fit ended before. Begin earlier.",
+                NoEffectWarning,
+                stacklevel=3,
+            )
+
     def copy_into(self, model: nn.Module, *, averaged: bool) -> nn.Module:
         """Return a copy of the model with the averages, or with the weights that are trained."""
         copied = copy.deepcopy(model)
@@ -108,7 +121,9 @@ class AveragedWeights:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave; the model is looked at when it is first seen."""
         self._is_in_model = "training_weights" in state
-        self._outside = dict(state.get("training_weights") or state.get("averaged_weights") or {})
+        saved = state.get("training_weights") or state.get("averaged_weights") or {}
+        # Copies, as they will be changed in place.
+        self._outside = {name: tensor.clone() for name, tensor in saved.items()}
         self._model, self._places = None, []
         self._used_by.clear()
 
@@ -120,6 +135,12 @@ class AveragedWeights:
                 f"The weights that {self.owner} saved are of another model: {_shown(missing)} are missing, "
                 f"{_shown(unexpected)} are too many. Build the model, and its surgery, as it was when they were saved."
             )
+        for name, (holder, key) in places.items():
+            if holder[key].shape != self._outside[name].shape:
+                raise ValueError(
+                    f"The weights that {self.owner} saved are of another model: {name!r} has shape "
+                    f"{tuple(self._outside[name].shape)} there and {tuple(holder[key].shape)} here."
+                )
         self._model, self._places = model, list(places.values())
         pairs = zip(places, self._weights(), strict=True)
         self._outside = {name: self._outside[name].to(weight.device) for name, weight in pairs}

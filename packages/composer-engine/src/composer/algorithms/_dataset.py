@@ -46,6 +46,8 @@ def add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
     _check(name, dataset)
     if holder is None:
         _check_not_evaluated(name, dataset, state)
+    if any(each is transform for each in _steps(dataset.transform)):
+        return  # by an earlier fit
     if any(type(each) is type(transform) for each in _steps(dataset.transform)):
         warnings.warn(
             f"{algorithm!r} changed nothing: the dataset applies a {type(transform).__name__} already. Remove one.",

@@ -69,7 +69,7 @@ class EMA(Algorithm):
     _updated_at: Timestamp = attrs.field(factory=Timestamp, init=False, repr=False)
 
     runs_at: ClassVar = dict.fromkeys(
-        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, *sorted(SWAPS)), Stage.WEIGHTS
+        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *sorted(SWAPS)), Stage.WEIGHTS
     )
     reads: ClassVar = {"model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model"}
@@ -105,6 +105,8 @@ class EMA(Algorithm):
             self._averages.restore()
         elif event in SWAPS:
             self._averages.swap(event)
+        elif event is Event.FIT_END:
+            self._averages.warn_if_empty(self, self.ema_start)
         elif self._is_due(state):
             self._update(state)
 

@@ -44,7 +44,7 @@ class GyroDropout(Algorithm):
     tau: int = attrs.field(default=16, validator=whole_number_from(1, meaning="It is the number of masks in use."))
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.FIT_START: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "max_duration", "train_dataloader", "device_train_microbatch_size"}
+    reads: ClassVar = {"model", "max_duration", "train_dataloader", "dataloader_len", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {
         Owned("the dropout layers", remedy="A second one would find none that is left: choose one set of settings.")
@@ -60,10 +60,15 @@ class GyroDropout(Algorithm):
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the dropout layers, once."""
-        if cf.count_module_instances(state.model, cf.GyroDropout):
-            return
+        """Replace the dropout layers, once, and divide the training among their masks."""
         passes = _count_passes(state)
+        layers = [layer for layer in state.model.modules() if isinstance(layer, cf.GyroDropout)]
+        if layers and passes is not None:
+            for layer in layers:
+                # The training may be longer, or its batches in more parts, than was known before.
+                layer.period = math.ceil(passes * layer.tau / layer.sigma)
+        if layers:
+            return
         if passes is None:
             if event is Event.FIT_START:
                 raise ValueError(
@@ -77,13 +82,14 @@ class GyroDropout(Algorithm):
 
 def _count_passes(state: State) -> int | None:
     """Return how many forward passes the training will have; None if that is not known."""
-    duration, loader = state.max_duration, state.train_dataloader
-    if duration is None or loader is None:
-        return None
-    if duration.unit is TimeUnit.BATCH:
+    duration, length = state.max_duration, state.dataloader_len
+    loader: Any = state.train_dataloader
+    if length is None and isinstance(loader, Sized):
+        length = len(loader)
+    if duration is not None and duration.unit is TimeUnit.BATCH:
         batches = int(duration.value)
-    elif duration.unit is TimeUnit.EPOCH and isinstance(loader, Sized):
-        batches = int(duration.value) * len(loader)
+    elif duration is not None and duration.unit is TimeUnit.EPOCH and length is not None:
+        batches = int(duration.value) * length
     else:
         return None
     return max(1, batches * _parts_of_a_batch(state.device_train_microbatch_size, loader))

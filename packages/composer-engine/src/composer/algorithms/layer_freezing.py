@@ -61,10 +61,9 @@ class LayerFreezing(Algorithm):
         """Freeze the layers whose time has come."""
         if event is Event.EPOCH_END:
             self._frozen_at = elapsed_duration(self, state)
-        if self._frozen_at is None:
-            return
+        # At the start of a fit, what was frozen by another state of this run is set free again.
         depth, fraction = cf.freeze_layers(
-            state.model, state.optimizers, self._frozen_at, self.freeze_start, self.freeze_level
+            state.model, state.optimizers, self._frozen_at or 0.0, self.freeze_start, self.freeze_level
         )
         logger.log_metrics({"layer_freezing/layers_frozen": depth, "layer_freezing/percentage_frozen": fraction})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import MutableMapping
 from typing import Any, ClassVar
 
 import attrs
@@ -129,13 +131,19 @@ def _check_loss(model: Any) -> None:
 
 
 def _choose(batch: Batch, places: Tensor, count: int) -> Batch:
-    """Return the batch with the chosen rows of all tensors that have a row for each sample."""
+    """Return the batch with the chosen rows of all tensors that have a row for each sample; the batch given is kept."""
     if isinstance(batch, Tensor):
         return batch[places] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, dict):
-        chosen = {key: _choose(value, places, count) for key, value in batch.items()}
-        return chosen if type(batch) is dict else type(batch)(chosen)
+    if isinstance(batch, MutableMapping):  # also those of tokenizers
+        chosen = copy.copy(batch)
+        for key, value in batch.items():
+            chosen[key] = _choose(value, places, count)
+        return chosen
     if isinstance(batch, (list, tuple)):
         items = [_choose(value, places, count) for value in batch]
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if hasattr(batch, "__dict__") and not callable(batch):
+        chosen = copy.copy(batch)
+        vars(chosen).update({name: _choose(value, places, count) for name, value in vars(batch).items()})
+        return chosen
     return batch

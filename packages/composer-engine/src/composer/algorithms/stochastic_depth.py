@@ -48,9 +48,10 @@ class StochasticDepth(Algorithm):
     drop_warmup: float = attrs.field(
         default=0.0, validator=number_between(0, 1, meaning="It is a fraction of the training.")
     )
-    _is_warm: bool = attrs.field(default=False, init=False, repr=False)
 
-    runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.BATCH_START: Stage.ARCHITECTURE}
+    runs_at: ClassVar = dict.fromkeys(
+        (Event.INIT, Event.AFTER_LOAD, Event.FIT_START, Event.BATCH_START), Stage.ARCHITECTURE
+    )
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
@@ -76,8 +77,9 @@ class StochasticDepth(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the blocks, or set how likely they are skipped by now."""
-        if event is Event.BATCH_START:
-            self._warm_up(state)
+        if event is not Event.INIT:
+            if event is Event.BATCH_START or state.max_duration is not None:  # before, it may not be known
+                self._warm_up(state)
             return
         report = cf.apply_stochastic_depth(
             state.model,
@@ -90,8 +92,6 @@ class StochasticDepth(Algorithm):
         tell(self, report, logger, missing=f"{type(state.model).__name__} has no such block. Name another.")
 
     def _warm_up(self, state: State) -> None:
-        if self._is_warm:
-            return
-        elapsed = elapsed_duration(self, state)
-        self._is_warm = elapsed >= self.drop_warmup
-        cf.set_drop_rates(state.model, self.drop_rate * min(1.0, elapsed / self.drop_warmup), self.drop_distribution)
+        if cf.count_module_instances(state.model, cf.StochasticDepthBlock):
+            warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
+            cf.set_drop_rates(state.model, self.drop_rate * warm, self.drop_distribution)

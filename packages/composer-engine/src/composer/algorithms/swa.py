@@ -71,10 +71,10 @@ class SWA(Algorithm):
     _averages: AveragedWeights = attrs.field(factory=lambda: AveragedWeights("SWA"), init=False, repr=False)
     _num_averaged: int = attrs.field(default=0, init=False, repr=False)
     _is_over: bool = attrs.field(default=False, init=False, repr=False)
-    _first_lrs: list[list[float]] = attrs.field(factory=list, init=False, repr=False)
+    _first_lrs: list[list[float]] | None = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = dict.fromkeys(
-        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, *sorted(SWAPS)), Stage.WEIGHTS
+        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *sorted(SWAPS)), Stage.WEIGHTS
     )
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
@@ -92,12 +92,16 @@ class SWA(Algorithm):
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: updates come at the end of batches or of epochs."""
         by_batch = self.update_interval.unit is TimeUnit.BATCH
-        unused = {Event.EPOCH_END} if by_batch else set() if self.schedule_swa_lr else {Event.BATCH_END}
+        unused = {Event.EPOCH_END if by_batch else Event.BATCH_END}
+        if self.schedule_swa_lr:  # whenever a scheduler may have stepped
+            unused = set()
         return {event: stage for event, stage in self.runs_at.items() if event not in unused}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
+        if self._is_over and event is Event.FIT_START and not state.reached(self.swa_start):
+            self._is_over, self._num_averaged, self._first_lrs = False, 0, None  # a training from the start again
         if self._is_over:
             return
         self._averages.check(state.model, training=event not in SWAPS and event is not Event.FIT_START)
@@ -105,6 +109,8 @@ class SWA(Algorithm):
             self._averages.restore()
         elif event in SWAPS:
             self._averages.swap(event)
+        elif event is Event.FIT_END:
+            self._averages.warn_if_empty(self, self.swa_start)
         else:
             self._advance(event, state)
 
@@ -132,21 +138,22 @@ class SWA(Algorithm):
         """Go on from what :meth:`state_dict` returned."""
         self._averages.load_state_dict(state)
         self._num_averaged, self._is_over = state["num_averaged"], state["is_over"]
-        self._first_lrs = [list(rates) for rates in state["first_lrs"]]
+        rates = state["first_lrs"]
+        self._first_lrs = None if rates is None else [list(each) for each in rates]
 
     def _advance(self, event: Event, state: State) -> None:
-        if not self._first_lrs and not state.reached(self.swa_start):
-            return
-        if not self._first_lrs:
-            self._first_lrs = [[group["lr"] for group in one.param_groups] for one in state.optimizers] or [[]]
+        if self._first_lrs is None:
+            if not state.reached(self.swa_start):
+                return
+            self._first_lrs = [[group["lr"] for group in one.param_groups] for one in state.optimizers]
         counts_here = event is (Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END)
         if counts_here and state.timestamp.count(self.update_interval.unit) % self.update_interval.value == 0:
             self._update(state)
         if self._averages and state.reached(self.swa_end):
             self._averages.keep_in_model()
             self._is_over = True
-        elif self.schedule_swa_lr and self.swa_lr is not None:
-            self._set_learning_rates(state, self.swa_lr)
+        elif self.schedule_swa_lr:
+            self._set_learning_rates(state, self._first_lrs)
 
     def _update(self, state: State) -> None:
         if not self._averages:
@@ -156,10 +163,11 @@ class SWA(Algorithm):
             cf.update_averages(averages, weights, self._num_averaged / (self._num_averaged + 1))
         self._num_averaged += 1
 
-    def _set_learning_rates(self, state: State, goal: float) -> None:
+    def _set_learning_rates(self, state: State, first_lrs: list[list[float]]) -> None:
         done = min(1.0, self._num_averaged / self.anneal_steps) if self.anneal_steps else 1.0
         if self.anneal_strategy == "cos":
             done = (1 - math.cos(math.pi * done)) / 2
-        for optimizer, first in zip(state.optimizers, self._first_lrs, strict=True):
+        for optimizer, first in zip(state.optimizers, first_lrs, strict=True):
             for group, rate in zip(optimizer.param_groups, first, strict=True):
+                goal = rate if self.swa_lr is None else self.swa_lr
                 group["lr"] = rate + (goal - rate) * done

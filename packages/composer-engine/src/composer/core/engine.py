@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
+import torch
 from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
@@ -192,7 +193,10 @@ class Engine:
         ownership = Ownership(self.state)
         checked: list[Call] = [ownership.begin]
         for entry, call in zip(entries, calls, strict=True):
-            checked += [call] if entry.kind == "logger" else [call, partial(ownership.check, entry.key)]
+            is_algorithm = isinstance(entry.component, Algorithm)
+            drawn = partial(_with_draws_of_its_own, self.state, f"{entry.key}/{event.value}", call)
+            checked += [drawn if is_algorithm else call]
+            checked += [] if entry.kind == "logger" else [partial(ownership.check, entry.key)]
         return (*checked, ownership.end)
 
     def _call(self, event: Event, order: int, entry: Entry) -> Call:
@@ -216,6 +220,13 @@ def _event_of(event: Event | str) -> Event:
 def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:
     if algorithm.match(event, state):
         algorithm.apply(event, state, logger)
+
+
+def _with_draws_of_its_own(state: State, key: str, call: Call) -> None:
+    """Let what changes the model draw new weights by a seed of its own, and leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(state.generator(key).initial_seed())
+        call()
 
 
 def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, trace: Trace) -> None:

@@ -32,7 +32,7 @@ def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> floa
     """
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
-    _check_on_cpu(generator)
+    check_on_cpu(generator)
     log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
     odds = math.exp(-abs(log_odds))  # of the smaller part: the larger could overflow
     return (1 if log_odds > 0 else odds) / (1 + odds)
@@ -59,7 +59,7 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
         >>> draw_permutation(torch.rand(5, 3)).shape
         torch.Size([5])
     """
-    _check_on_cpu(generator)
+    check_on_cpu(generator)
     if not isinstance(count, Tensor):
         if count < 0:
             raise ValueError(f"count must be at least 0, got {count}. It is the number of things to put in order.")
@@ -72,7 +72,8 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
     return order.to(count.device, non_blocking=on_cuda)
 
 
-def _check_on_cpu(generator: torch.Generator | None) -> None:
+def check_on_cpu(generator: torch.Generator | None) -> None:
+    """Refuse a generator whose numbers a device would have to be waited for."""
     if generator is not None and generator.device.type != "cpu":
         raise ValueError(
             f"generator must be on the CPU, got one on {generator.device}. "

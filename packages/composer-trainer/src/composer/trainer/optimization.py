@@ -48,6 +48,8 @@ class Optimization:
     def __init__(self, state: State) -> None:
         self._state = state
         self._wants_closure = any(map(wants_closure, state.optimizers))
+        self.computes_again = self._wants_closure
+        """Whether the optimizer may compute the gradients several times in a step."""
         self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
         if self._wants_closure and (len(state.optimizers) > 1 or state.scaler is not None):
             names = ", ".join(type(optimizer).__name__ for optimizer in state.optimizers)

@@ -6,6 +6,7 @@ import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,8 @@ class Run:
         self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
+        self._logged: dict[str, Tensor] = {}
+        self._drawn_from: list[tuple[Callable[[Tensor], None], Tensor]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
         self._since = time.perf_counter()
 
@@ -85,6 +88,10 @@ class Run:
         self.optimization.zero_grad()
         if self._times_computed:
             self.state.restart_draws()
+            for set_state, before in self._drawn_from:
+                set_state(before)
+        elif self.optimization.computes_again:
+            self._drawn_from = global_generators(self.state.device)
         self._times_computed += 1
 
     def microbatches(self) -> Sequence[tuple[Batch, float]]:
@@ -107,7 +114,9 @@ class Run:
         if self.state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
-        self.state.total_loss = parts["total"]
+        if self._times_computed == 1:  # later ones are at other weights, where the optimizer only looks
+            self._logged = parts
+        self.state.total_loss = self._logged["total"]
         if self.state.train_metrics and self._times_computed == 1:
             with torch.no_grad():
                 outputs = self.model.eval_forward(batch, self.state.outputs)
@@ -124,7 +133,7 @@ class Run:
         logger, timestamp = self.engine.logger, self.state.timestamp
         if not logger.destinations:
             return
-        metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._losses.items()}
+        metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._logged.items()}
         metrics |= {
             "time/iteration": timestamp.count(TimeUnit.ITERATION),
             "time/epoch": timestamp.count(TimeUnit.EPOCH),
@@ -195,6 +204,14 @@ class Run:
     def _elapsed(self) -> datetime.timedelta:
         before, self._since = self._since, time.perf_counter()
         return datetime.timedelta(seconds=self._since - before)
+
+
+def global_generators(device: torch.device) -> list[tuple[Callable[[Tensor], None], Tensor]]:
+    """Return what sets torch's global generators, each with the state that it has: those that layers draw from."""
+    states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
+    if device.type == "cuda":
+        states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
+    return states
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from composer.functional.augmentations.operations import (
     AugmentationSet,
     check_augmentation_set,
     check_severity,
+    check_whole,
     draw_operations,
 )
 
@@ -91,7 +92,8 @@ def draw_augmix(
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``augmentation_set`` is not a name; functions are for single images.
+        TypeError: ``count``, ``depth`` or ``width`` is not an int, or ``augmentation_set`` is not a name; functions are
+            for single images.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` or ``count`` is less than 1, ``alpha`` is not
             positive and finite, ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -105,8 +107,7 @@ def draw_augmix(
             'augmentation_set must be "all", "safe" or "original" for a batch, '
             f"got {type(augmentation_set).__name__}. Functions are for augmix_image."
         )
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}. It is the number of samples.")
+    check_whole("count", count, "the number of samples", least=1)
     return _draw(count, severity, depth, width, alpha, augmentation_set, generator)
 
 
@@ -129,7 +130,7 @@ def augmix_batch(
     belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
 
     Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
-    is computed for every sample, so that one graph serves all draws.
+    is computed for every sample, so that one graph serves all draws; on a GPU only copying them waits for it there.
 
     Args:
         input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
@@ -147,7 +148,8 @@ def augmix_batch(
         each operation and once after blending.
 
     Raises:
-        TypeError: ``input`` is neither uint8 nor floating point, or ``augmentation_set`` is not a name.
+        TypeError: ``input`` is neither uint8 nor floating point, ``depth`` or ``width`` is not an int,
+            ``augmentation_set`` is not a name, or ``draws`` are something else.
         ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
             CPU, or as :func:`draw_augmix`.
 
@@ -202,14 +204,15 @@ def augmix_image(
         by its way of rounding and by its pixels at the border of what was rotated.
 
     Raises:
-        TypeError: ``img`` is neither a PIL image nor a tensor, or ``augmentation_set`` neither a name nor functions.
+        TypeError: ``img`` is neither a PIL image nor a tensor, or of another dtype, ``depth`` or ``width`` is not an
+            int, ``augmentation_set`` is neither a name nor functions, or ``draws`` are something else.
         ValueError: ``img`` has another mode or shape, or as :func:`augmix_batch`.
 
     Example:
         >>> augmix_image(torch.zeros(3, 8, 8, dtype=torch.uint8)).shape
         torch.Size([3, 8, 8])
     """
-    check_image(img)
+    check_image(img, augmentation_set)
     if draws is None:
         draws = _draw(1, severity, depth, width, alpha, augmentation_set, generator)
     _check_draws(draws, 1)
@@ -230,7 +233,7 @@ class AugmentAndMixTransform(nn.Module):
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Raises:
-        TypeError: ``augmentation_set`` is neither a name nor functions.
+        TypeError: ``depth`` or ``width`` is not an int, or ``augmentation_set`` is neither a name nor functions.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` is less than 1, ``alpha`` is not positive and
             finite, or ``augmentation_set`` is unknown.
 
@@ -250,7 +253,7 @@ class AugmentAndMixTransform(nn.Module):
         super().__init__()
         check_severity(severity)
         check_augmentation_set(augmentation_set)
-        _check_mixture(width, alpha)
+        _check_mixture(depth, width, alpha)
         self.severity = severity
         self.depth = depth
         self.width = width
@@ -337,7 +340,7 @@ def _draw(
     augmentation_set: AugmentationSet,
     generator: torch.Generator | None,
 ) -> AugMixDraws:
-    _check_mixture(width, alpha)
+    _check_mixture(depth, width, alpha)
     steps = depth if depth >= 0 else 3
     operations, magnitudes = draw_operations((steps, width, count), severity, augmentation_set, generator)
     if depth < 0:
@@ -354,14 +357,17 @@ def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Gener
     return torch._sample_dirichlet(parameters, generator).T.float()  # noqa: SLF001 (Dirichlet takes no generator)
 
 
-def _check_mixture(width: int, alpha: float) -> None:
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}. It is the number of chains.")
+def _check_mixture(depth: int, width: int, alpha: float) -> None:
+    if not isinstance(depth, int):
+        raise TypeError(f"depth must be an int, got {depth!r}. It is the number of operations in a chain.")
+    check_whole("width", width, "the number of chains", least=1)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is the parameter of both distributions.")
 
 
 def _check_draws(draws: AugMixDraws, count: int) -> None:
+    if not isinstance(draws, AugMixDraws):
+        raise TypeError(f"draws must be AugMixDraws, as by draw_augmix, got {type(draws).__name__}.")
     check_draws(draws.operations, draws.magnitudes, (draws.weights.shape[0], count))
     if draws.weights.shape[1:] != (count,) or draws.mixing.shape != (count,):
         raise ValueError(

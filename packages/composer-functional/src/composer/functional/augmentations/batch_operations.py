@@ -99,6 +99,8 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy from the CPU; from pinned memory that does not wait for what the device has still to do."""
+    if torch.compiler.is_compiling():  # fake tensors cannot be pinned
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

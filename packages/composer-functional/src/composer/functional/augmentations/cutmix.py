@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
-from composer.functional.losses import encode_one_hot
+from composer.functional.augmentations.mixup import check_indices, check_target, encode_ids
 from composer.functional.random import draw_beta, draw_permutation
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def cutmix_batch(
         shape, dtype and memory format of ``input``.
 
     Raises:
-        TypeError: ``input`` or ``target`` is not a tensor, ``length`` is one, or ``bbox`` is not four ints.
+        TypeError: ``input``, ``target`` or ``indices`` is not a tensor, ``indices`` are not int64, ``length`` is a
+            tensor, or ``bbox`` is not four ints.
         ValueError: ``input`` has another shape or no pixels, ``target`` is a mask, ``input``, ``target`` and
             ``indices`` differ in ``N``, ``bbox`` does not lie within the image, ``length`` lies outside ``[0, 1]``, or
             ``alpha`` is negative or not finite.
@@ -124,7 +125,7 @@ def cutmix_batch(
     if indices is None:
         indices = draw_permutation(input, generator=generator)
     check_box("bbox", bbox, (height, width))
-    _check_indices(input, indices)
+    check_indices(input, indices)
     x1, y1, x2, y2 = bbox
     weight = 1 - (x2 - x1) * (y2 - y1) / (height * width)
     return _paste(input, indices, bbox), target[indices], weight, bbox
@@ -183,7 +184,12 @@ def cutmix(
             data, samples, length, alpha, bbox, indices, uniform_sampling, generator=generator
         )
         return mixed, _paste(target, partners, bbox)
-    target = _to_probabilities(target, num_classes, data)
+    if not (target.is_floating_point() and target.ndim == 2):
+        kinds = (
+            "class ids (N,), integers, class probabilities (N, C), floating point, or masks of the images' height and "
+            "width"
+        )
+        target = encode_ids(target, num_classes, data, kinds)
     mixed, partner, weight, _ = cutmix_batch(
         data, target, length, alpha, bbox, indices, uniform_sampling, generator=generator
     )
@@ -212,34 +218,6 @@ def _is_mask(target: Tensor, images: Tensor) -> bool:
     return target.ndim in {3, 4} and target.shape[-2:] == images.shape[-2:]
 
 
-def _to_probabilities(target: Tensor, num_classes: int | None, data: Tensor) -> Tensor:
-    if target.ndim != (2 if target.is_floating_point() else 1):
-        raise ValueError(
-            "target must be class ids (N,), integers, class probabilities (N, C), floating point, or masks of the "
-            f"images' height and width, got {target.dtype} of shape {tuple(target.shape)}."
-        )
-    if target.is_floating_point():
-        return target
-    if num_classes is None:
-        raise ValueError("num_classes must be given when target holds class ids, got None.")
-    wide = torch.promote_types(data.dtype, torch.float32)
-    return encode_one_hot(target, num_classes, wide)
-
-
 def _check_batch(input: Tensor, target: Tensor) -> None:
     check_images(input, "(N, C, H, W)", (4,))
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor with one entry for each image, got {type(target).__name__}.")
-    if target.ndim == 0 or target.shape[0] != input.shape[0]:
-        raise ValueError(
-            f"target must have the input's {input.shape[0]} samples in its first dimension, "
-            f"got shape {tuple(target.shape)}."
-        )
-
-
-def _check_indices(input: Tensor, indices: Tensor) -> None:
-    if indices.shape != input.shape[:1]:
-        raise ValueError(
-            f"indices must be a permutation of the {input.shape[0]} samples, shape ({input.shape[0]},), "
-            f"got shape {tuple(indices.shape)}."
-        )
+    check_target(input, target)

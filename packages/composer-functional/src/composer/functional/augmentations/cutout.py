@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from composer.functional.random import _check_on_cpu
+from composer.functional.random import check_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,7 +187,7 @@ def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
 
 def draw_pair(generator: torch.Generator | None) -> tuple[float, float]:
     """Draw two numbers evenly from [0, 1); one call of torch costs less than a draw of an integer for each."""
-    _check_on_cpu(generator)
+    check_on_cpu(generator)
     first, second = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
     return first, second
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from composer.functional.augmentations.operations import AugmentationSet
 
-def check_image(img: Any) -> None:
-    """Refuse what is neither a grey or colour PIL image nor a tensor of three dimensions."""
+
+def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
+    """Refuse what is neither a grey or colour PIL image nor a tensor that the operations can change."""
     pillow = sys.modules.get("PIL.Image")  # if nobody imported it so far, this is not an image of its
     if pillow is not None and isinstance(img, pillow.Image):
         if img.mode not in {"RGB", "L"}:
@@ -23,6 +26,14 @@ def check_image(img: Any) -> None:
         raise TypeError(f"img must be a PIL image or a tensor (C, H, W), got {type(img).__name__}.")
     elif img.ndim != 3:
         raise ValueError(f"img must be one image (C, H, W), got shape {tuple(img.shape)}.")
+    elif isinstance(augmentation_set, str):  # one's own functions know what they take
+        if img.dtype != torch.uint8 and not img.is_floating_point():
+            raise TypeError(f"img must be uint8, or floating point from 0 to 1, got {img.dtype}. Convert it first.")
+        if img.shape[0] not in {1, 3} or not img.numel():
+            raise ValueError(
+                "img must be one image (C, H, W) with 1 or 3 channels and at least one pixel, "
+                f"got shape {tuple(img.shape)}."
+            )
 
 
 def apply_functions(

@@ -65,7 +65,8 @@ def mixup_batch(
         shape, dtype and memory format of ``input``.
 
     Raises:
-        TypeError: ``input`` is not floating point, or ``mixing`` is a tensor.
+        TypeError: ``input``, ``target`` or ``indices`` is not a tensor, ``input`` is not floating point, ``indices``
+            are not int64, or ``mixing`` is a tensor.
         ValueError: ``mixing`` lies outside ``[0, 1]``, ``input`` is empty, or ``input``, ``target`` and ``indices``
             differ in ``N``.
 
@@ -108,8 +109,9 @@ def mixup(
         ``(mixed data, mixed class probabilities)``; the probabilities are ``(N, C)``, at least float32.
 
     Raises:
-        TypeError: ``data`` is not floating point, or ``mixing`` is a tensor.
-        ValueError: As :func:`mixup_batch`; or ``target`` holds class ids and ``num_classes`` is missing.
+        TypeError: As :func:`mixup_batch`.
+        ValueError: As :func:`mixup_batch`; or ``target`` holds integers of another shape than ``(N,)``, or class ids
+            and ``num_classes`` is missing.
 
     Example:
         >>> swap = torch.tensor([1, 0])
@@ -118,12 +120,44 @@ def mixup(
         tensor([[0.7500, 0.0000, 0.2500],
                 [0.2500, 0.0000, 0.7500]])
     """
+    _check_batch(data, target)
     if not target.is_floating_point():
-        if num_classes is None:
-            raise ValueError("num_classes must be given when target holds class ids, got None.")
-        target = encode_one_hot(target, num_classes, torch.promote_types(data.dtype, torch.float32))
+        kinds = "class ids (N,), integers, or class probabilities (N, C), floating point"
+        target = encode_ids(target, num_classes, data, kinds)
     mixed, partner, mixing = mixup_batch(data, target, mixing, alpha, indices, generator=generator)
     return mixed, partner.lerp_(target, 1 - mixing)
+
+
+def encode_ids(target: Tensor, num_classes: int | None, data: Tensor, kinds: str) -> Tensor:
+    """Turn class ids into class probabilities, at least float32; refuse what is of none of the ``kinds``."""
+    if target.is_floating_point() or target.ndim != 1:
+        raise ValueError(f"target must be {kinds}, got {target.dtype} of shape {tuple(target.shape)}.")
+    if num_classes is None:
+        raise ValueError("num_classes must be given when target holds class ids, got None.")
+    return encode_one_hot(target, num_classes, torch.promote_types(data.dtype, torch.float32))
+
+
+def check_target(input: Tensor, target: Tensor) -> None:
+    """Refuse targets that do not belong to the samples."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor with one entry for each sample, got {type(target).__name__}.")
+    if target.ndim == 0 or target.shape[0] != input.shape[0]:
+        raise ValueError(
+            f"target must have the input's {input.shape[0]} samples in its first dimension, "
+            f"got shape {tuple(target.shape)}."
+        )
+
+
+def check_indices(input: Tensor, indices: Tensor) -> None:
+    """Refuse partners that are not one for each sample; that they are a permutation only their values could tell."""
+    if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
+        kind = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+        raise TypeError(f"indices must be an int64 tensor, a permutation of the samples, got {kind}.")
+    if indices.shape != input.shape[:1]:
+        raise ValueError(
+            f"indices must be a permutation of the {input.shape[0]} samples, shape ({input.shape[0]},), "
+            f"got shape {tuple(indices.shape)}."
+        )
 
 
 def _take(input: Tensor, indices: Tensor) -> Tensor:
@@ -133,17 +167,15 @@ def _take(input: Tensor, indices: Tensor) -> Tensor:
 
 
 def _check_batch(input: Tensor, target: Tensor) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be a tensor (N, ...), got {type(input).__name__}.")
     if not input.is_floating_point():
         raise TypeError(
             f"input must be floating point to be blended, got {input.dtype}. Convert it first, as by input.float()."
         )
     if input.ndim == 0 or input.shape[0] == 0:
         raise ValueError(f"input must be a batch (N, ...) with at least one sample, got shape {tuple(input.shape)}.")
-    if target.ndim == 0 or target.shape[0] != input.shape[0]:
-        raise ValueError(
-            f"target must have the input's {input.shape[0]} samples in its first dimension, "
-            f"got shape {tuple(target.shape)}."
-        )
+    check_target(input, target)
 
 
 def _check_draws(input: Tensor, mixing: float | Tensor, indices: Tensor) -> None:
@@ -153,8 +185,4 @@ def _check_draws(input: Tensor, mixing: float | Tensor, indices: Tensor) -> None
         )
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing must lie in [0, 1], got {mixing}. It is the partner's weight.")
-    if indices.shape != input.shape[:1]:
-        raise ValueError(
-            f"indices must be a permutation of the {input.shape[0]} samples, shape ({input.shape[0]},), "
-            f"got shape {tuple(indices.shape)}."
-        )
+    check_indices(input, indices)

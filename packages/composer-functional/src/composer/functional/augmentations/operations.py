@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.functional.random import _check_on_cpu
+from composer.functional.random import check_on_cpu
 
 OPERATIONS = (
     "identity",
@@ -61,7 +61,7 @@ def draw_operations(
 ) -> tuple[Tensor, Tensor]:
     """Draw operations, int64, and their magnitudes, float32, both on the CPU; of functions, indices and levels."""
     check_severity(severity)
-    _check_on_cpu(generator)
+    check_on_cpu(generator)
     check_augmentation_set(augmentation_set)
     rows = _rows(augmentation_set) if isinstance(augmentation_set, str) else None
     count = len(augmentation_set if rows is None else rows)
@@ -81,6 +81,14 @@ def _rows(augmentation_set: str) -> list[tuple[int, float, float]]:
         start, slope, is_signed = ranges[name]
         rows += [(OPERATIONS.index(name), start, sign * slope / 10) for sign in (1, -1 if is_signed else 1)]
     return rows
+
+
+def check_whole(name: str, number: int, meaning: str, least: int = 0) -> None:
+    """Refuse what is not a whole number, or less than the least."""
+    if not isinstance(number, int):
+        raise TypeError(f"{name} must be an int, got {number!r}. It is {meaning}.")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}. It is {meaning}.")
 
 
 def check_severity(severity: float) -> None:

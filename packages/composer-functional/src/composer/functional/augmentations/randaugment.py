@@ -20,6 +20,7 @@ from composer.functional.augmentations.operations import (
     AugmentationSet,
     check_augmentation_set,
     check_severity,
+    check_whole,
     draw_operations,
 )
 
@@ -93,7 +94,8 @@ def draw_randaugment(
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``augmentation_set`` is not a name; functions are for single images.
+        TypeError: ``count`` or ``depth`` is not an int, or ``augmentation_set`` is not a name; functions are for single
+            images.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, ``count`` is less than 1,
             ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -106,8 +108,7 @@ def draw_randaugment(
             'augmentation_set must be "all", "safe" or "original" for a batch, '
             f"got {type(augmentation_set).__name__}. Functions are for randaugment_image."
         )
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}. It is the number of samples.")
+    check_whole("count", count, "the number of samples", least=1)
     return _draw(count, severity, depth, augmentation_set, generator)
 
 
@@ -128,7 +129,7 @@ def randaugment_batch(
     belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
 
     Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
-    is computed for every sample, so that one graph serves all draws.
+    is computed for every sample, so that one graph serves all draws; on a GPU only copying them waits for it there.
 
     Args:
         input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
@@ -144,7 +145,8 @@ def randaugment_batch(
         each operation, as by torchvision.
 
     Raises:
-        TypeError: ``input`` is neither uint8 nor floating point, or ``augmentation_set`` is not a name.
+        TypeError: ``input`` is neither uint8 nor floating point, ``depth`` is not an int, ``augmentation_set`` is not a
+            name, or ``draws`` are something else.
         ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
             CPU, or as :func:`draw_randaugment`.
 
@@ -158,7 +160,7 @@ def randaugment_batch(
     check_images(input)
     if draws is None:
         draws = draw_randaugment(input.shape[0], severity, depth, augmentation_set, generator=generator)
-    check_draws(draws.operations, draws.magnitudes, input.shape[:1])
+    _check_draws(draws, input.shape[0])
     if not draws.operations.shape[0]:
         return input.clone()
     return map_samples(partial(apply_steps, interpolation="nearest"), input, draws.operations, draws.magnitudes)
@@ -194,7 +196,8 @@ def randaugment_image(
         by its way of rounding.
 
     Raises:
-        TypeError: ``img`` is neither a PIL image nor a tensor, or ``augmentation_set`` neither a name nor functions.
+        TypeError: ``img`` is neither a PIL image nor a tensor, or of another dtype, ``depth`` is not an int,
+            ``augmentation_set`` is neither a name nor functions, or ``draws`` are something else.
         ValueError: ``img`` has another mode or shape, or as :func:`randaugment_batch`.
 
     Example:
@@ -204,10 +207,10 @@ def randaugment_image(
         >>> bool((randaugment_image(torch.ones(1, 2, 2), severity=5, augmentation_set=[darken]) >= 0.25).all())
         True
     """
-    check_image(img)
+    check_image(img, augmentation_set)
     if draws is None:
         draws = _draw(1, severity, depth, augmentation_set, generator)
-    check_draws(draws.operations, draws.magnitudes, (1,))
+    _check_draws(draws, 1)
     augmented: _Image = _apply_draws(img, draws, augmentation_set)
     return augmented
 
@@ -223,7 +226,7 @@ class RandAugmentTransform(nn.Module):
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Raises:
-        TypeError: ``augmentation_set`` is neither a name nor functions.
+        TypeError: ``depth`` is not an int, or ``augmentation_set`` is neither a name nor functions.
         ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, or ``augmentation_set`` is unknown.
 
     Example:
@@ -290,5 +293,10 @@ def _draw(
 
 
 def _check_depth(depth: int) -> None:
-    if depth < 0:
-        raise ValueError(f"depth must be at least 0, got {depth}. It is the number of operations one after the other.")
+    check_whole("depth", depth, "the number of operations one after the other")
+
+
+def _check_draws(draws: RandAugmentDraws, count: int) -> None:
+    if not isinstance(draws, RandAugmentDraws):
+        raise TypeError(f"draws must be RandAugmentDraws, as by draw_randaugment, got {type(draws).__name__}.")
+    check_draws(draws.operations, draws.magnitudes, (count,))

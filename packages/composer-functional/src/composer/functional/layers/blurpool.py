@@ -132,7 +132,7 @@ class BlurConv2d(nn.Module):
     in the paper, which costs about stride² times the convolution. The output's size is the convolution's.
 
     The convolution is kept as ``conv``, with its parameters, hooks, groups, dilation and padding: in a state dict
-    ``weight`` becomes ``conv.weight``. Only its stride is taken over by the blur where the blur subsamples: with
+    ``weight`` becomes ``conv.weight``; both can be read. Only its stride is taken over by the blur where the blur subsamples: with
     ``blur_first=False``, and for a 1x1 convolution, where both orders are equal and the blur is computed only where it
     is used.
 
@@ -164,6 +164,16 @@ class BlurConv2d(nn.Module):
         else:
             self.blur = BlurPool2d(_pair(conv.stride))
             conv.stride = (1, 1)
+
+    @property
+    def weight(self) -> Tensor:
+        """The convolution's weight."""
+        return self.conv.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The convolution's bias."""
+        return self.conv.bias
 
     def forward(self, input: Tensor) -> Tensor:
         """Blur and convolve, or the other way round."""

@@ -114,6 +114,23 @@ ARCHITECTURES = (
 )
 
 
+_ATTENTION_DROPOUTS = (
+    ("transformers.models.bert.modeling_bert", "BertSelfAttention", "dropout"),
+    ("transformers.models.bert.modeling_bert", "BertCrossAttention", "dropout"),
+    ("transformers.models.gpt2.modeling_gpt2", "GPT2Attention", "attn_dropout"),
+)
+
+
+def find_attention_dropouts(model: nn.Module) -> set[nn.Module]:
+    """Return the dropouts of which an attention reads ``p`` for a function's dropout; Llama's has none."""
+    found: set[nn.Module] = set()
+    for source, name, attribute in _ATTENTION_DROPOUTS:
+        cls = find_loaded_class(source, name)
+        holders = [module for module in model.modules() if cls is not None and isinstance(module, cls)]
+        found |= {getattr(holder, attribute) for holder in holders if hasattr(holder, attribute)}
+    return found
+
+
 @dataclass(frozen=True)
 class AddBias:
     """A hook before an attention of Transformers that puts the bias of its ``alibi`` into its mask.

@@ -31,7 +31,8 @@ def apply_blurpool(
 
     Each becomes a :class:`BlurConv2d` or :class:`BlurMaxPool2d`, with the same output size. A convolution stays inside
     as ``conv``, with its parameters and hooks: ``layer.weight`` is ``layer.conv.weight`` in a state dict. Max poolings
-    that return indices are left alone, for an unpooling elsewhere needs them. What is blurred is not blurred again.
+    that return indices are left alone, for an unpooling elsewhere needs them; so are subclasses with a ``forward`` of
+    their own, as timm's with padding that depends on the stride. What is blurred is not blurred again.
 
     Args:
         model: The model; **changed in place**.
@@ -66,9 +67,9 @@ def apply_blurpool(
         )
 
     def is_wanted(layer: nn.Module) -> bool:
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
             return replace_convs and layer.in_channels >= min_channels and _is_strided(layer.stride)
-        if isinstance(layer, nn.MaxPool2d):
+        if isinstance(layer, nn.MaxPool2d) and type(layer).forward is nn.MaxPool2d.forward:
             return replace_maxpools and not layer.return_indices and _is_strided(layer.stride)
         return False
 
@@ -80,6 +81,8 @@ def apply_blurpool(
             return None
         return BlurMaxPool2d(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
 
+    if isinstance(model, BlurConv2d | BlurMaxPool2d):
+        return SurgeryReport()
     if is_wanted(model):
         raise ValueError(
             f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "

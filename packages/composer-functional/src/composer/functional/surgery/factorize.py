@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, resolve_latent_size
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,9 +39,10 @@ def apply_factorization(
     ``layer.first.weight`` and ``layer.second.weight`` in a state dict, and ``layer.bias`` is ``layer.second.bias``.
 
     Left alone are layers for which two would need as many multiplications or more, convolutions with groups, layers
-    whose weight another module uses too (a language model's tied head), and subclasses (parametrized, lazy, quantised
-    ones; attention's output layer, whose weight ``torch.nn.MultiheadAttention`` reads itself). What is factorized is
-    not factorized again.
+    whose weight another module uses too (a language model's tied head), layers that are pruned or normalised by the old
+    ``torch.nn.utils.weight_norm`` and ``spectral_norm``, layers whose ``forward`` was exchanged, and subclasses
+    (parametrized, lazy, quantised ones; attention's output layer, whose weight ``torch.nn.MultiheadAttention`` reads
+    itself). What is factorized is not factorized again.
 
     Args:
         model: The model; **changed in place**.
@@ -81,25 +82,20 @@ def apply_factorization(
     is_tied = _find_tied(model)
 
     def is_wanted(layer: nn.Module) -> bool:
+        if not is_untouched(layer):
+            return False
         if type(layer) is nn.Conv2d:
             return factorize_convs and _saves_conv(layer, min_channels, latent_channels) and not is_tied(layer)
         if type(layer) is nn.Linear:
             return factorize_linears and _saves_linear(layer, min_features, latent_features) and not is_tied(layer)
         return False
 
-    frozen: list[FactorizedConv2d | FactorizedLinear] = []
-
     def factorize(layer: nn.Conv2d | nn.Linear, index: int) -> nn.Module | None:
         if not is_wanted(layer):
             return None
-        new: FactorizedConv2d | FactorizedLinear
         if isinstance(layer, nn.Conv2d):
-            new = FactorizedConv2d.from_conv2d(layer, index, latent_channels)
-        else:
-            new = FactorizedLinear.from_linear(layer, index, latent_features)
-        if not layer.weight.requires_grad:
-            frozen.append(new)
-        return new
+            return FactorizedConv2d.from_conv2d(layer, index, latent_channels)
+        return FactorizedLinear.from_linear(layer, index, latent_features)
 
     _check_before_change(model, is_wanted)
     policies: dict[type[nn.Module], ReplacementFunction] = {
@@ -108,10 +104,7 @@ def apply_factorization(
         FactorizedConv2d: _keep,
         FactorizedLinear: _keep,
     }
-    report = replace_module_classes(model, policies, optimizers)
-    for each in frozen:  # a trained bias would have thawed them
-        each.first.weight.requires_grad = each.second.weight.requires_grad = False
-    return report
+    return replace_module_classes(model, policies, optimizers)
 
 
 def _saves_conv(conv: nn.Conv2d, min_channels: int, latent_channels: float) -> bool:

@@ -108,7 +108,7 @@ def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
     """Whether copies of both layers, with the same random parameters, agree."""
     try:
         ours, theirs = (copy.deepcopy(each).to_empty(device="cpu").float() for each in (twin, module))
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         with torch.no_grad():
             for name, parameter in ours.named_parameters():
                 parameter.normal_(generator=generator)
@@ -128,9 +128,10 @@ def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
 
 def _draw_inputs(features: int, generator: torch.Generator) -> Tensor:
     """Draw vectors with a variance around each usual eps, some with a mean; shape ``(10, 3, features)``."""
-    scales = torch.logspace(-7, 2, 10)[:, None, None]
-    offsets = torch.tensor([0.0, 0.5, -1.0])[:, None]
-    return (torch.randn(10, 3, features, generator=generator) + offsets) * scales
+    scales = torch.logspace(-7, 2, 10, device="cpu", dtype=torch.float32)[:, None, None]
+    offsets = torch.tensor([0.0, 0.5, -1.0], device="cpu", dtype=torch.float32)[:, None]
+    draws = torch.randn(10, 3, features, generator=generator, device="cpu", dtype=torch.float32)
+    return (draws + offsets) * scales
 
 
 def _agree(ours: nn.Module, theirs: nn.Module, input: Tensor, *, may_refuse: bool = False) -> bool:

@@ -12,7 +12,7 @@ from composer.functional.layers.ghost_batchnorm import (
     GhostBatchNorm3d,
     check_ghost_batch_size,
 )
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,9 @@ def apply_ghost_batchnorm(
     parameters and running statistics under the same names: a state dict fits the model before and after.
 
     Subclasses are left alone, for what they do besides is theirs to know: lazy layers that have not seen an input,
-    those with an activation inside, and ghosts. So is ``torch.nn.SyncBatchNorm``, which makes batches larger on
-    purpose.
+    those with an activation inside, and ghosts. So are ``torch.nn.SyncBatchNorm``, which makes batches larger on
+    purpose, and layers that are pruned or normalised by the old ``torch.nn.utils.weight_norm`` and ``spectral_norm``,
+    or whose ``forward`` was exchanged.
 
     Args:
         model: The model; **changed in place**.
@@ -66,11 +67,13 @@ def apply_ghost_batchnorm(
     """
     check_ghost_batch_size(ghost_batch_size)
 
-    def haunt(norm: _BatchNorm, index: int) -> nn.Module | None:
-        ghost = _GHOSTS.get(type(norm))
-        return None if ghost is None else ghost.from_batchnorm(norm, index, ghost_batch_size)
+    def is_wanted(norm: nn.Module) -> bool:
+        return type(norm) in _GHOSTS and is_untouched(norm)
 
-    if type(model) in _GHOSTS:
+    def haunt(norm: _BatchNorm, index: int) -> nn.Module | None:
+        return _GHOSTS[type(norm)].from_batchnorm(norm, index, ghost_batch_size) if is_wanted(norm) else None
+
+    if is_wanted(model):
         raise ValueError(
             f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
             "Wrap it: torch.nn.Sequential(model)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from composer.functional.layers.gyro_dropout import GyroDropout
+from composer.functional.surgery.architectures import find_attention_dropouts
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
 __all__ = ["apply_gyro_dropout"]
@@ -20,8 +21,9 @@ def apply_gyro_dropout(
     generator. There are no parameters, so optimizers need not be told; the state dict gets two numbers a layer.
 
     Left alone are layers with ``p=0``, which the model's author switched off, subclasses with a ``forward`` of their
-    own, and dropout by a function, as inside ``torch.nn.MultiheadAttention``. The second time nothing is left to
-    replace. ``torch.export`` works in evaluation.
+    own or an exchanged one, and dropout by a function: inside ``torch.nn.MultiheadAttention``, and that of attention
+    weights in BERT, GPT-2 and Llama of Transformers, which read no more than ``p`` of their ``torch.nn.Dropout``. The
+    second time nothing is left to replace. ``torch.export`` works in evaluation.
 
     Args:
         model: The model; **changed in place**.
@@ -47,15 +49,20 @@ def apply_gyro_dropout(
     GyroDropout(iters_per_epoch, max_epoch, p, sigma, tau)  # says what is wrong before anything is changed
 
     def replace(dropout: nn.Dropout, _: int) -> nn.Module | None:
-        return GyroDropout(iters_per_epoch, max_epoch, p, sigma, tau) if _is_plain(dropout) else None
+        if dropout in read_by_attention or not _is_plain(dropout):
+            return None
+        return GyroDropout(iters_per_epoch, max_epoch, p, sigma, tau)
 
     if _is_plain(model):
         raise ValueError(
             "model must hold the layers to be replaced, got a Dropout that is one itself. "
             "Wrap it: torch.nn.Sequential(model)."
         )
+    read_by_attention = find_attention_dropouts(model) if isinstance(model, nn.Module) else set()
     return replace_module_classes(model, {nn.Dropout: replace})
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dropout) and type(module).forward is nn.Dropout.forward and module.p > 0
+    if not isinstance(module, nn.Dropout) or "forward" in vars(module):
+        return False
+    return type(module).forward is nn.Dropout.forward and module.p > 0

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def apply_low_precision_layernorm(
 
     Each becomes a :class:`LowPrecisionLayerNorm`, which says what is computed, with the same parameters under the
     same names. timm's ``LayerNorm`` is replaced as well. Left alone are other subclasses with a ``forward`` of their
-    own, layers with parametrized or pruned weights, and what computes in low precision already. ``torch.export`` works;
-    with ``None`` it records what autocast said at the time.
+    own, layers with parametrized or pruned weights, or whose ``forward`` was exchanged, and what computes in low
+    precision already. ``torch.export`` works; with ``None`` it records what autocast said at the time.
 
     Args:
         model: The model; **changed in place**.
@@ -79,8 +79,8 @@ def apply_low_precision_groupnorm(
 
     Each becomes a :class:`LowPrecisionGroupNorm`, which says what is computed, with the same parameters under the
     same names. timm's ``GroupNorm`` is replaced as well. Left alone are other subclasses with a ``forward`` of their
-    own, layers with parametrized or pruned weights, and what computes in low precision already. ``torch.export`` works;
-    with ``None`` it records what autocast said at the time.
+    own, layers with parametrized or pruned weights, or whose ``forward`` was exchanged, and what computes in low
+    precision already. ``torch.export`` works; with ``None`` it records what autocast said at the time.
 
     Args:
         model: The model; **changed in place**.
@@ -121,10 +121,8 @@ def _apply(
     replaceable = _find_forwards(plain)
 
     def is_wanted(module: nn.Module) -> bool:
-        if not isinstance(module, plain) or type(module).forward not in replaceable:
-            return False  # our own layers too
-        # Pruning and parametrizations compute the weight from others, by what hangs on this very module.
-        return set(vars(module)["_parameters"]) == {"weight", "bias"}
+        # Our own layers have a forward of their own too.
+        return isinstance(module, plain) and type(module).forward in replaceable and is_untouched(module)
 
     def replace(norm: nn.Module, _: int) -> nn.Module | None:
         return lower(norm, dtype) if is_wanted(norm) else None

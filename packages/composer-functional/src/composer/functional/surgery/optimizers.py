@@ -22,7 +22,8 @@ def update_params_in_optimizer(
     not among the new leaves. A new one joins the group of the old one with its name, at its place, and takes over its
     state if the shapes agree. Without such a namesake it joins, with no state, the group of the first old one whose
     name ends alike (as ``bias``), or else of the first old one. So it gets that group's learning rate and weight decay.
-    What no optimizer held is not trained by what replaces it: such new parameters stay out.
+    What no optimizer held is not trained by what replaces it: such new parameters stay out, and it stays out itself,
+    under whatever name.
 
     Args:
         old_params: Parameters that were replaced, or pairs ``(name, parameter)`` as ``named_parameters()`` gives them.
@@ -52,6 +53,8 @@ def update_params_in_optimizer(
             for _, group in holders[id(parameter)]:
                 _rename(group, parameter, old_names.get(id(parameter)), name)
             continue
+        if id(parameter) in old_names:
+            continue
         found = _find_source(name, old, held)
         if found is None:
             continue
@@ -67,13 +70,13 @@ def update_params_in_optimizer(
                 _remove(optimizer, group, parameter)
 
 
-def check_optimizers(optimizers: Optimizer | Sequence[Optimizer]) -> Sequence[Optimizer]:
-    """Return the optimizers as a sequence.
+def check_optimizers(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers as a list, whatever they come in.
 
     Raises:
         TypeError: They are something else.
     """
-    listed = [optimizers] if isinstance(optimizers, Optimizer) else optimizers
+    listed = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     wrong = [type(each).__name__ for each in listed if not isinstance(each, Optimizer)]
     if wrong:
         raise TypeError(f"optimizers must be one or several torch.optim.Optimizer, got {wrong[0]} among them.")

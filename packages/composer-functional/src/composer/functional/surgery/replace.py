@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ _HOOKS = (
     "_forward_hooks_always_called",
     "_backward_pre_hooks",
     "_backward_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
 )
 
 
@@ -115,10 +120,12 @@ def replace_module_classes(
     A module is given to the policy of the first of its classes, from the most special on, that has one. A module in
     several places is replaced once and stays shared. The root is never asked: nothing inside holds it.
 
-    The replacement gets the training mode, dtype and device of what it replaces. A parameter that it takes over stays
-    as it is; a new one requires a gradient if that of the same name, or else any, did. Forward and backward hooks stay
-    with the old module if that lives on inside the replacement, and move to the replacement otherwise; their handles
-    go on working. Modules are found as children only: an attribute that hides one in a plain list still has the old.
+    The replacement gets the training mode, dtype and device of what it replaces; of several dtypes, that of the first
+    parameter. A parameter or buffer that it takes over stays as it is. A new parameter requires a gradient if that of
+    the same name did, or else any whose name ends alike (as ``weight``), or without such, any. Hooks, those of the
+    state dict too, stay with the old module if that lives on inside the replacement, and move to the replacement
+    otherwise; their handles go on working. Modules are found as children only: an attribute that hides one in a plain
+    list still has the old.
 
     Args:
         module: The model; **changed in place**.
@@ -144,13 +151,12 @@ def replace_module_classes(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
-    if optimizers is not None:
-        check_optimizers(optimizers)
+    listed = None if optimizers is None else check_optimizers(optimizers)
     seen = {} if indices is None else indices
     walk = _Walk(policies, recurse_on_replacements, seen, next(_tensors(module), None))
     walk.visit(module, "", frozenset({id(module)}))
-    if optimizers is not None:
-        _tell_optimizers(module, walk.swaps, optimizers)
+    if listed is not None:
+        _tell_optimizers(module, walk.swaps, listed)
     return SurgeryReport(tuple(swap.report() for swap in walk.swaps))
 
 
@@ -176,6 +182,15 @@ def count_module_instances(module: nn.Module, cls: type[nn.Module] | tuple[type[
     if not all(isinstance(each, type) for each in (cls if isinstance(cls, tuple) else (cls,))):
         raise TypeError(f"cls must be a class of modules or a tuple of classes, such as torch.nn.Linear, got {cls!r}.")
     return sum(isinstance(each, cls) for each in module.modules())
+
+
+def is_untouched(layer: nn.Module) -> bool:
+    """Whether a layer's ``weight`` and ``bias`` are what it holds, and its ``forward`` is its class's.
+
+    Pruning and the old weight and spectral normalisation compute the weight from other parameters, by hooks that hang
+    on this very layer.
+    """
+    return set(vars(layer)["_parameters"]) == {"weight", "bias"} and "forward" not in vars(layer)
 
 
 @dataclass(eq=False, slots=True)
@@ -267,39 +282,60 @@ def _carry_over(swap: _Swap, example: Tensor | None) -> None:
         if id(each) not in old_modules:
             each.training = swap.old.training
     tensors = list(_tensors(swap.old)) or ([] if example is None else [example])
-    devices = {tensor.device for tensor in tensors}
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(devices) == len(dtypes) == 1:  # what lies on several is made on purpose, and left to the policy
-        swap.new.to(device=devices.pop(), dtype=dtypes.pop())
+    if tensors:
+        _convert(swap, tensors)
     _carry_over_requires_grad(swap)
     if all(each is not swap.old for each in swap.new.modules()):
         _move_hooks(swap.old, swap.new)
+
+
+def _convert(swap: _Swap, like: list[Tensor]) -> None:
+    """Move the new tensors to the device and dtype of others; the old module's own stay as they are."""
+    survivors = {id(tensor) for tensors in (swap.old.parameters(), swap.old.buffers()) for tensor in tensors}
+    survivors |= {id(parameter) for parameter in swap.parameters.values()}
+    devices = {tensor.device for tensor in like}
+    # What lies on several devices is made on purpose, and left to the policy.
+    device, dtype = devices.pop() if len(devices) == 1 else None, like[0].dtype
+
+    def convert(tensor: Tensor) -> Tensor:
+        if id(tensor) in survivors:
+            return tensor
+        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+    swap.new._apply(convert)  # noqa: SLF001
 
 
 def _carry_over_requires_grad(swap: _Swap) -> None:
     if not swap.parameters:
         return
     survivors = {id(parameter) for parameter in swap.parameters.values()}
-    any_did = any(parameter.requires_grad for parameter in swap.parameters.values())
     for name, parameter in swap.new.named_parameters():
-        if id(parameter) not in survivors:
-            namesake = swap.parameters.get(name)
-            parameter.requires_grad_(any_did if namesake is None else namesake.requires_grad)
+        if id(parameter) in survivors:
+            continue
+        if name in swap.parameters:
+            models = [swap.parameters[name]]
+        else:
+            ending = name.rpartition(".")[2]
+            models = [old for old_name, old in swap.parameters.items() if old_name.rpartition(".")[2] == ending]
+        parameter.requires_grad_(any(each.requires_grad for each in models or swap.parameters.values()))
 
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Move the dictionaries themselves: the handles that remove hooks refer to them."""
     for name in _HOOKS:
-        hooks = vars(old)[name]
+        hooks = vars(old).get(name)
         if hooks:
             hooks.update(vars(new)[name])
             vars(new)[name] = hooks
             vars(old)[name] = type(hooks)()
+            for hook in hooks.values():
+                if getattr(hook, "with_module", False):  # torch's wrapper of a hook that is called with its module
+                    hook.module = weakref.ref(new)
     if vars(new)["_is_full_backward_hook"] is None:
         vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
 
 
-def _tell_optimizers(root: nn.Module, swaps: list[_Swap], optimizers: Optimizer | Sequence[Optimizer]) -> None:
+def _tell_optimizers(root: nn.Module, swaps: list[_Swap], optimizers: Sequence[Optimizer]) -> None:
     kept = list(root.named_parameters())
     kept_ids = {id(parameter) for _, parameter in kept}
     for swap in swaps:

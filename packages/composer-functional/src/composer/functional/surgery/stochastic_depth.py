@@ -46,7 +46,8 @@ def apply_stochastic_depth(
         target_layer_name: The blocks: ``"ResNetBottleneck"`` or ``"ResNetBasicBlock"`` of torchvision; or a class whose
             blocks compute ``x + f(x)`` of their first argument, as transformer blocks do; or a mapping of classes to
             a :class:`ResidualRule` for blocks with an activation or a shortcut of another kind, or to ``None``. A
-            subclass with another ``forward`` than the one that a rule describes is left alone.
+            subclass with another ``forward`` than the one that a rule describes is left alone, and so is a block whose
+            own ``forward`` was exchanged.
         stochastic_method: ``"block"`` drops a block for the whole batch, which saves its time; ``"sample"`` drops it
             for each sample by itself.
         drop_rate: Probability for the last block, in ``[0, 1]``.
@@ -80,7 +81,7 @@ def apply_stochastic_depth(
 
     def policy_for(cls: type[nn.Module], rule: ResidualRule | None) -> ReplacementFunction:
         def replace(block: nn.Module, _: int) -> nn.Module | None:
-            if rule is not None and type(block).forward is not cls.forward:
+            if "forward" in vars(block) or (rule is not None and type(block).forward is not cls.forward):
                 return None
             made.append(StochasticDepthBlock.around(block, 0.0, stochastic_method, rule))
             return made[-1]

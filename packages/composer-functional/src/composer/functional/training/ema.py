@@ -23,7 +23,8 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
 
     Raises:
         TypeError: One of the two is not a module.
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the two differ in the names of parameters and buffers.
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the two differ in the names or shapes of parameters and
+            buffers. Then nothing has been changed.
 
     Example:
         >>> model, average = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -52,8 +53,9 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         smoothing: The old average's weight, in ``[0, 1]``. Tensors that are not floating point are copied.
 
     Raises:
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the lists differ in length.
-        RuntimeError: Two tensors differ in shape or device (raised by torch).
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, the lists differ in length, or two tensors in shape. Then
+            nothing has been changed.
+        RuntimeError: Two tensors differ in device (raised by torch).
 
     Example:
         >>> average = torch.tensor([0.0, 1.0])
@@ -68,6 +70,11 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
     # One call for mixed dtypes would be right too, but on a GPU it would start a kernel for each tensor.
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for old, new in zip(averaged, current, strict=True):
+        if old.shape != new.shape:
+            raise ValueError(
+                f"Each average must have the shape of its current value, got {tuple(old.shape)} for "
+                f"{tuple(new.shape)}. Make averages by copying the model, after every surgery."
+            )
         dtype = old.dtype
         if dtype not in groups:
             groups[dtype] = ([], [])

@@ -26,6 +26,7 @@ def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
         row of zeros become zeros.
 
     Raises:
+        TypeError: ``logits`` or ``target`` is not a tensor.
         ValueError: ``smoothing`` lies outside ``[0, 1]``, or ``target`` is neither class ids nor probabilities.
         RuntimeError: A class id is not below ``C`` (raised by torch; on a GPU, when it gets there).
 
@@ -36,6 +37,8 @@ def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the part of the mass that is moved.")
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a tensor of shape (N, C, ...), got {type(logits).__name__}.")
     if logits.ndim < 2:
         raise ValueError(f"logits must have shape (N, C, ...), got {tuple(logits.shape)}.")
     share = smoothing / logits.shape[1]

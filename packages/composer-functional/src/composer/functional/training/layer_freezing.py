@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 __all__ = ["count_layers_to_freeze", "freeze_layers", "unfreeze_layers"]
 
 _FROZEN = "_frozen_by_freeze_layers"
+_PARAMETRIZATIONS = "parametrizations"
 
 
 def count_layers_to_freeze(
@@ -57,7 +59,8 @@ def freeze_layers(
 ) -> tuple[int, float]:
     """Freeze a part of the layers, from the first on, that grows with the training, in place (arXiv:1706.05806).
 
-    A layer is a module that holds parameters itself, in the order of ``model.modules()``. How many are frozen says
+    A layer is a module that holds parameters itself, in the order of ``model.modules()``; what
+    ``torch.nn.utils.parametrize`` made of its parameters is part of it. How many are frozen says
     :func:`count_layers_to_freeze`. Frozen parameters have ``requires_grad=False`` and no gradient, so no graph is built
     for the first layers, and optimizers leave them alone, with momentum and weight decay; groups and state stay. What a
     layer shares with one that is not frozen is not frozen either.
@@ -121,16 +124,25 @@ def unfreeze_layers(model: nn.Module) -> int:
 
 
 def _list_layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    parametrized = [module for module in model.modules() if is_parametrized(module)]
+    parts = {id(part) for module in parametrized for part in module.get_submodule(_PARAMETRIZATIONS).modules()}
+    return [module for module in model.modules() if id(module) not in parts and _own_parameters(module)]
+
+
+def _own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    parameters = dict(layer.named_parameters(recurse=False))
+    if is_parametrized(layer):
+        parameters.update(layer.get_submodule(_PARAMETRIZATIONS).named_parameters(prefix=_PARAMETRIZATIONS))
+    return parameters
 
 
 def _freeze_first(layers: list[nn.Module], depth: int) -> None:
     """Freeze the first layers and let what was frozen here of the others be trained again."""
-    trained = {id(parameter) for layer in layers[depth:] for parameter in layer.parameters(recurse=False)}
+    trained = {id(parameter) for layer in layers[depth:] for parameter in _own_parameters(layer).values()}
     for layer in layers:
         frozen_before = vars(layer).pop(_FROZEN, frozenset())
         frozen = set()
-        for name, parameter in layer.named_parameters(recurse=False):
+        for name, parameter in _own_parameters(layer).items():
             if id(parameter) in trained:
                 if name in frozen_before:
                     parameter.requires_grad_()

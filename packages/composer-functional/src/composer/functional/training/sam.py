@@ -219,7 +219,8 @@ class SAMOptimizer(Optimizer):
 
     def _allow_unscaling_again(self, scaler: torch.amp.GradScaler) -> None:
         # An update to the scale that it has makes the scaler forget that it unscaled these gradients, and nothing else.
-        scaler.update(scaler.scale(torch.ones((), device=self.param_groups[0]["params"][0].device)))
+        first = next(parameter for group in self.param_groups for parameter in group["params"])
+        scaler.update(scaler.scale(torch.ones((), device=first.device)))
 
     def _refuse_scaled_step(self) -> None:
         if vars(self).pop("grad_scale", None) is not None:

@@ -30,8 +30,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
 
     Raises:
         TypeError: One of the two is not a module, or ``num_averaged`` is not an int.
-        ValueError: ``num_averaged`` is negative, or the two differ in the names of parameters and buffers.
-        RuntimeError: Two tensors differ in shape (raised by torch).
+        ValueError: ``num_averaged`` is negative, or the two differ in the names or shapes of parameters and buffers.
+            Then nothing has been changed.
 
     Example:
         >>> model, average = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -52,6 +52,12 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     averages, values = _named_tensors(swa_model), _named_tensors(model)
     if averages.keys() != values.keys():
         raise ValueError(_describe_difference(averages.keys() - values.keys(), values.keys() - averages.keys()))
+    for name, average in averages.items():
+        if average.shape != values[name].shape:
+            raise ValueError(
+                f"swa_model must have the shapes of model's parameters and buffers, got {tuple(average.shape)} for "
+                f"{tuple(values[name].shape)} as {name}. Make it by copy.deepcopy(model), after every surgery."
+            )
     copied = averages.keys() if num_averaged == 0 else () if use_buffers else dict(swa_model.named_buffers()).keys()
     _copy([averages[name] for name in copied], [values[name] for name in copied])
     moved = [name for name in averages if name not in copied]
