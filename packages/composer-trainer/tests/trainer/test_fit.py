@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from composer.algorithms import SAM
 from composer.core import Algorithm, Callback, DataSpec, Event, Time, Timestamp
+from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
 
@@ -606,3 +608,36 @@ def test_a_batch_that_is_computed_again_draws_the_same_and_is_measured_once(make
     assert len(draws) > 1
     assert len(set(draws)) == 1
     assert counted == [1]
+
+
+class TestLookingAround:
+    """SAM computes a step's gradients twice: at the weights, and at the worst weights nearby."""
+
+    def test_layers_drop_the_same_both_times(self, make_trainer):
+        """Where both places are the same weights, dropout gives the same outputs, too."""
+        outputs = []
+
+        class Note(Callback):
+            def after_forward(self, state, logger):
+                outputs.append(state.outputs.detach().clone())
+
+        model = make_trainer.model()
+        model.module.append(nn.Dropout(0.5))
+
+        make_trainer(model=model, algorithms=SAM(rho=1e-30), callbacks=Note(), max_duration="2ba").fit()
+
+        assert len(outputs) == 4
+        assert torch.equal(outputs[0], outputs[1])
+        assert torch.equal(outputs[2], outputs[3])
+        assert not torch.equal(outputs[0] == 0, outputs[2] == 0)
+
+    def test_the_loss_that_is_logged_is_that_of_the_weights(self, make_trainer):
+        """What is logged for the first batch is the loss that it has without SAM."""
+        losses = []
+        for algorithms in ([], [SAM(rho=5.0)]):
+            torch.manual_seed(0)
+            logger = InMemoryLogger()
+            make_trainer(algorithms=algorithms, loggers=logger, max_duration="1ba").fit()
+            losses.append(logger.get_timeseries("loss/train/total")["loss/train/total"][0])
+
+        assert losses[0] == losses[1]
