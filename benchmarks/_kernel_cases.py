@@ -101,7 +101,12 @@ def _cutout(shape: tuple[int, ...]) -> list[Variant]:
         holed[:, :, rows, columns] = 0
         return holed
 
-    return [("one clone, one box filled", reference), ("ours with its draws", lambda: cf.cutout_batch(images))]
+    box = (rows.start, columns.start, rows.stop, columns.stop)
+    return [
+        ("one clone, one box filled", reference),
+        ("ours", lambda: cf.cutout_batch(images, boxes=[box])),
+        ("ours with its draws, cut off at the edge", lambda: cf.cutout_batch(images)),
+    ]
 
 
 @case("colout_batch", 1.5, shapes=True)

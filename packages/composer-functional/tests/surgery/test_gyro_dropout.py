@@ -107,7 +107,7 @@ class TestApplyGyroDropout:
     def test_an_exchanged_forward_is_left(self):
         """What somebody put into the layer itself may compute something else."""
         layer = nn.Dropout(0.5)
-        layer.forward = lambda input: input
+        layer.forward = lambda hidden: hidden
 
         assert not cf.apply_gyro_dropout(nn.Sequential(layer), **SETTINGS)
 

@@ -40,7 +40,7 @@ def _network(kind: str) -> nn.Sequential:
 def test_an_exchanged_forward_is_left(kind: str):
     """What somebody put into the layer itself may compute something else."""
     norm = _norm(kind)
-    norm.forward = lambda input: input
+    norm.forward = lambda hidden: hidden
 
     assert not APPLY[kind](nn.Sequential(norm), "amp_bf16")
 

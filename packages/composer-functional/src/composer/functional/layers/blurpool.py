@@ -132,9 +132,9 @@ class BlurConv2d(nn.Module):
     in the paper, which costs about stride² times the convolution. The output's size is the convolution's.
 
     The convolution is kept as ``conv``, with its parameters, hooks, groups, dilation and padding: in a state dict
-    ``weight`` becomes ``conv.weight``; both can be read. Only its stride is taken over by the blur where the blur subsamples: with
-    ``blur_first=False``, and for a 1x1 convolution, where both orders are equal and the blur is computed only where it
-    is used.
+    ``weight`` becomes ``conv.weight``; both can be read. Only its stride is taken over by the blur where the blur
+    subsamples: with ``blur_first=False``, and for a 1x1 convolution, where both orders are equal and the blur is
+    computed only where it is used.
 
     Shape: that of ``conv``.
 

@@ -302,7 +302,7 @@ def _convert(swap: _Swap, like: list[Tensor]) -> None:
             return tensor
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
-    swap.new._apply(convert)  # noqa: SLF001
+    swap.new._apply(convert)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def _carry_over_requires_grad(swap: _Swap) -> None:
