@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composer.algorithms import EMA, SWA
+from composer.algorithms import EMA, SWA, LayerFreezing
 from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, Timestamp, explain
 
 
@@ -251,6 +251,19 @@ class TestState:
 
         with pytest.raises(ValueError, match=r"layers\.weight"):
             other.run_event("fit_start")
+
+
+@pytest.mark.parametrize("kind", [SWA, EMA, LayerFreezing])
+def test_what_others_save_is_refused(kind):
+    """A state with a key too many or too few is refused before anything is taken over."""
+    algorithm = kind()
+    saved = algorithm.state_dict()
+
+    for state in ({}, {**saved, "half": 1}):
+        with pytest.raises(ValueError, match=kind.__name__):
+            algorithm.load_state_dict(state)
+
+    assert algorithm.state_dict() == saved
 
 
 @pytest.mark.parametrize("kind", [SWA, EMA])

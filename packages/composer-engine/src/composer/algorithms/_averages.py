@@ -118,6 +118,20 @@ class AveragedWeights:
             return {}
         return {"training_weights" if self._is_in_model else "averaged_weights": dict(self._outside)}
 
+    def check_state_dict(self, state: dict[str, Any], *also: str) -> None:
+        """Refuse what an algorithm with averaged weights, and with ``also`` beside them, does not save.
+
+        Raises:
+            ValueError: A key is missing or unknown.
+        """
+        known = {"averaged_weights", "training_weights", *also}
+        missing, unknown = sorted({*also} - state.keys()), sorted(state.keys() - known)
+        if missing or unknown or len({"averaged_weights", "training_weights"} & state.keys()) == 2:
+            raise ValueError(
+                f"This is not what {self.owner} saves: {_shown(missing)} are missing, {_shown(unknown)} are unknown; "
+                "of averaged_weights and training_weights there is at most one."
+            )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave; the model is looked at when it is first seen."""
         self._is_in_model = "training_weights" in state

@@ -22,6 +22,7 @@ class Alibi(Algorithm):
     """Replace position embeddings by a bias that grows with the distance (arXiv:2108.12409).
 
     See :func:`composer.functional.apply_alibi`. Training sequences are folded into shorter ones, which are cheaper.
+    Beside SeqLengthWarmup, which shortens them as well, say ``train_sequence_length_scaling=1``.
 
     Args:
         max_sequence_length: The longest sequence that the model will see.
@@ -64,7 +65,7 @@ class Alibi(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the attention, or fold the batch's sequences."""
         if event is Event.AFTER_DATALOADER:
-            length = state.batch["input_ids"].shape[1]
+            length = state.batch_get_item("input_ids").shape[1]
             shorter = max(1, int(length * self.train_sequence_length_scaling))
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return

@@ -31,7 +31,8 @@ class AugMix(Algorithm):
         alpha: The parameter of the Dirichlet and Beta distributions that the weights are drawn from.
         augmentation_set: The operations to draw from: ``"all"``, ``"safe"`` or ``"original"``.
         batch: Work on whole batches, on their device, after they are loaded; images are floating point in ``[0, 1]`` or
-            uint8 then. Otherwise the training dataset's ``transform`` does it, in the loader's workers.
+            uint8 then. Otherwise the training dataset's ``transform`` does it, in the loader's workers,
+            where it draws from torch's generator.
         input_key: Where the images lie in a batch, for ``batch=True``.
 
     Raises:

@@ -133,8 +133,22 @@ class EMA(Algorithm):
         """Return the averaged weights (the training ones, while the model holds the averages), and their time."""
         return {**self._averages.state_dict(), "updated_at": self._updated_at.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse what :meth:`state_dict` does not return.
+
+        Raises:
+            ValueError: A key is missing or unknown.
+        """
+        self._averages.check_state_dict(state, "updated_at")
+
+    def ensure_compatible_state_dict(self, state: dict[str, Any]) -> None:
+        """Do as :meth:`check_state_dict`, by the name that it has elsewhere."""
+        self.check_state_dict(state)
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
+        """Go on from what :meth:`state_dict` returned; it has to fit, whatever ``strict`` says."""
+        del strict
+        self.check_state_dict(state)
         self._averages.load_state_dict(state)
         self._updated_at = Timestamp.from_state_dict(state["updated_at"])
 

@@ -71,6 +71,16 @@ class LayerFreezing(Algorithm):
         """Return the fraction of the training at which layers were last frozen."""
         return {"frozen_at": self._frozen_at}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse what :meth:`state_dict` does not return.
+
+        Raises:
+            ValueError: A key is missing or unknown.
+        """
+        if state.keys() != {"frozen_at"}:
+            raise ValueError(f"LayerFreezing saves 'frozen_at' and cannot load {sorted(state)}.")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
+        self.check_state_dict(state)
         self._frozen_at = state["frozen_at"]

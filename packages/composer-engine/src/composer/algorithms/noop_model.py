@@ -44,7 +44,8 @@ class _Nothing(nn.Module):
 class NoOpModel(Algorithm):
     """Exchange the model for one that does nothing, to see how fast the data comes.
 
-    Nothing is trained: the optimizers hold the one weight of the new model.
+    Nothing is trained: the optimizers hold the one weight of the new model. It goes last in the list, and with no
+    algorithm that looks at outputs or losses: there are none.
 
     Example:
         >>> NoOpModel()

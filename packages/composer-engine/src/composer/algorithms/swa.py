@@ -134,8 +134,17 @@ class SWA(Algorithm):
         progress = {"num_averaged": self._num_averaged, "is_over": self._is_over, "first_lrs": self._first_lrs}
         return {**self._averages.state_dict(), **progress}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse what :meth:`state_dict` does not return.
+
+        Raises:
+            ValueError: A key is missing or unknown.
+        """
+        self._averages.check_state_dict(state, "num_averaged", "is_over", "first_lrs")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
+        self.check_state_dict(state)
         self._averages.load_state_dict(state)
         self._num_averaged, self._is_over = state["num_averaged"], state["is_over"]
         rates = state["first_lrs"]
