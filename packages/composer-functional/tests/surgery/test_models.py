@@ -106,6 +106,15 @@ def randomize(model):
             parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
+def can_be_exported(model, inputs):
+    """Say whether a model can be exported."""
+    try:
+        torch.export.export(model, (), inputs)
+    except Exception:  # noqa: BLE001  (whatever it is, surgery is not the reason)
+        return False
+    return True
+
+
 def settle(model, inputs):
     """Let batch norms take over the statistics of these inputs; those of a new model fit no standardized weights."""
     for module in model.modules():
@@ -151,6 +160,8 @@ class TestEverySurgery:
         assert report is not None or len(refusal) > 40
         assert [type(each) for each in model.modules()] == modules
 
+    # torch 2.7 says so of constants in a model of Transformers, with or without surgery.
+    @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
     def test_exported_model_agrees(self, surgery, name):
         """The changed model can be exported, and the exported one gives the same outputs."""
         (model, inputs), (apply, _) = MODELS[name](), SURGERIES[surgery]
@@ -158,7 +169,13 @@ class TestEverySurgery:
         settle(model, inputs)
         model.eval()
 
-        exported = torch.export.export(model, (), inputs).module()
+        try:
+            exported = torch.export.export(model, (), inputs).module()
+        except Exception:
+            plain, plain_inputs = MODELS[name]()
+            if can_be_exported(plain.eval(), plain_inputs):
+                raise
+            pytest.skip("these versions cannot export the model as it is, before any surgery")
 
         with torch.no_grad():
             torch.testing.assert_close(output_of(exported, inputs), output_of(model, inputs), atol=1e-5, rtol=1e-4)

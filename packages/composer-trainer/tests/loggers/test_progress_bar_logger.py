@@ -38,7 +38,7 @@ class TestFitBar:
         make_loop(ProgressBarLogger(stream)).fit()
 
         assert "| 0/6" in stream.getvalue()
-        assert re.search(r"Epoch 2/2: 100%\|.*\| 6/6 .*loss=5\]\n", stream.getvalue())
+        assert re.search(r"Epoch 2/2: 100%\|.*\| 6/6 .*loss=5\] *\n", stream.getvalue())
         assert stream.getvalue().count("\n") == 1
 
     @pytest.mark.parametrize(
