@@ -49,9 +49,7 @@ class StochasticDepth(Algorithm):
         default=0.0, validator=number_between(0, 1, meaning="It is a fraction of the training.")
     )
 
-    runs_at: ClassVar = dict.fromkeys(
-        (Event.INIT, Event.AFTER_LOAD, Event.FIT_START, Event.BATCH_START), Stage.ARCHITECTURE
-    )
+    runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD, Event.BATCH_START), Stage.ARCHITECTURE)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
