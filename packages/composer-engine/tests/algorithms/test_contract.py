@@ -395,7 +395,7 @@ class TestDocumentation:
         """Each setting has its line in the docstring."""
         algorithm = variants_of(name)[0].make()
 
-        assert all(f"\n        {setting}: " in type(algorithm).__doc__ for setting in algorithm.settings())
+        assert all(f"\n    {setting}: " in inspect.getdoc(type(algorithm)) for setting in algorithm.settings())
 
     @pytest.mark.parametrize("name", NAMES)
     def test_what_is_owned_says_what_to_do(self, name):
