@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from composer.core import NoEffectWarning, Owned
+from composer.core import Event, NoEffectWarning, Owned
 
 if TYPE_CHECKING:
     from composer.core import Algorithm, Logger
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "tell"]
+__all__ = ["LAYER_NORMS", "check_apply_at", "tell"]
 
 LAYER_NORMS = Owned(
     "the layer norms",
@@ -24,3 +24,9 @@ def tell(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing
     if not report:
         warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)
     logger.log_hyperparameters({f"{type(algorithm).__name__}/replaced_layers": len(report)})
+
+
+def check_apply_at(_: object, __: object, apply_at: Event) -> None:
+    """Refuse events at which norms are not replaced; an attrs validator."""
+    if apply_at not in {Event.INIT, Event.AFTER_LOAD}:
+        raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {apply_at.value!r}.")

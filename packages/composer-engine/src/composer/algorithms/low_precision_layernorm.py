@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, tell
+from composer.algorithms._surgery import LAYER_NORMS, check_apply_at, tell
 from composer.core import Algorithm, Event, Logger, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["LowPrecisionLayerNorm"]
-
-_MAY_RUN_AT = (Event.INIT, Event.AFTER_LOAD)
 
 
 @attrs.define(eq=False)
@@ -35,16 +33,12 @@ class LowPrecisionLayerNorm(Algorithm):
         'after_load'
     """
 
-    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event)
+    apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event, validator=check_apply_at)
 
-    runs_at: ClassVar = dict.fromkeys(_MAY_RUN_AT, Stage.PRECISION)
+    runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD), Stage.PRECISION)
     reads: ClassVar = {"model", "optimizers", "precision"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {LAYER_NORMS}
-
-    def __attrs_post_init__(self) -> None:
-        if self.apply_at not in _MAY_RUN_AT:
-            raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {self.apply_at.value!r}.")
 
     def places(self) -> Mapping[Event, Stage]:
         """Return the one event at which it runs."""
