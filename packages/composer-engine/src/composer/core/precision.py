@@ -26,12 +26,16 @@ class Precision(StrEnum):
     AMP_BF16 = "amp_bf16"
     """Autocast to 16-bit floats with 8 bits of exponent."""
     AMP_FP8 = "amp_fp8"
-    """Matrix products in 8 bits."""
+    """Matrix products in 8 bits, in layers that were made to; autocast to bfloat16 for the rest."""
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """What autocast computes in; None where there is no autocast."""
-        return {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}.get(self)
+        return {
+            Precision.AMP_FP16: torch.float16,
+            Precision.AMP_BF16: torch.bfloat16,
+            Precision.AMP_FP8: torch.bfloat16,
+        }.get(self)
 
 
 def get_precision_context(precision: Precision | str, device_type: str = "cpu") -> AbstractContextManager[object]:
@@ -41,18 +45,12 @@ def get_precision_context(precision: Precision | str, device_type: str = "cpu") 
         precision: A :class:`Precision` or its value.
         device_type: ``"cpu"``, ``"cuda"`` or ``"mps"``.
 
-    Raises:
-        NotImplementedError: ``precision`` is ``"amp_fp8"``.
-
     Example:
         >>> with get_precision_context("amp_bf16"):
         ...     torch.nn.Linear(2, 2)(torch.rand(1, 2)).dtype
         torch.bfloat16
     """
-    precision = Precision(precision)
-    if precision is Precision.AMP_FP8:
-        raise NotImplementedError("precision='amp_fp8' is not available yet; use 'amp_bf16'.")
-    dtype = precision.autocast_dtype
+    dtype = Precision(precision).autocast_dtype
     return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 

@@ -120,6 +120,7 @@ class State:
         device: Where the model is.
         max_duration: How long to train: a time, a text (``"10ep"``) or a number of epochs.
         device_train_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
+        auto_microbatching: Whether that size is looked for.
         train_dataloader: The data to train on: a loader or a :class:`DataSpec`.
         evaluators: The data to evaluate on.
         dataloader: The data in use, by training or evaluation.
@@ -150,6 +151,7 @@ class State:
     device: torch.device = _live(default="cpu", kw_only=False, converter=torch.device)
     _max_duration: Time | None = _saved(default=None, kept=True, kw_only=True, converter=_to_max_duration)
     device_train_microbatch_size: int | None = _live(default=None)
+    auto_microbatching: bool = _live(default=False)
     _train_dataloader: DataSpec | None = _live(default=None, converter=_to_data_spec)
     _evaluators: list[Evaluator] = _live(default=None, converter=_to_evaluators)
     dataloader: Iterable[Batch] | None = _live(default=None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from composer.core.data_spec import move_batch
+from composer.trainer.data_order import make_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -19,10 +22,16 @@ __all__ = ["Batches"]
 class Batches:
     """Gives batch after batch of a loader and knows when an epoch is over.
 
+    Order and randomness of the data hang on the seed and the epoch alone; see :mod:`composer.trainer.data_order`.
+
     Args:
         spec: The loader, with how to treat its batches.
         subset_num_batches: An epoch's batches, if fewer than the loader has; -1 is all.
         device: Where batches are moved to.
+        seed: The run's seed.
+        epoch: The number of the first epoch.
+        spin: Whether a loader that cannot go on in the middle of an epoch is gone through up to there when a run is
+            resumed; else it begins anew.
 
     Raises:
         ValueError: The loader has no batches, or ``subset_num_batches`` is 0 or less than -1.
@@ -35,7 +44,16 @@ class Batches:
         (2, tensor([0., 0.]), False)
     """
 
-    def __init__(self, spec: DataSpec, subset_num_batches: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        subset_num_batches: int,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        spin: bool = True,
+    ) -> None:
         if subset_num_batches != -1 and subset_num_batches < 1:
             raise ValueError(
                 f"train_subset_num_batches must be a number of batches, or -1 for all, got {subset_num_batches}."
@@ -49,7 +67,10 @@ class Batches:
         self.spec = spec
         self.subset_num_batches = subset_num_batches
         self.length = min(lengths) if lengths else None
+        self.spin = spin
+        self._order = make_order(spec.dataloader, seed)
         self._device = device
+        self._epoch = epoch
         self._iterator: Iterator[Batch] | None = None
         self._given = 0
         self._exhausted = False
@@ -66,7 +87,7 @@ class Batches:
             ValueError: The loader has given no batch at all.
         """
         if self._iterator is None:
-            self._iterator = iter(self.spec.dataloader)
+            self._iterator = self._order.begin(self._epoch, self._given)
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -82,8 +103,73 @@ class Batches:
             batch = move_batch(batch, self._device)
         return batch if self.spec.batch_transforms is None else self.spec.batch_transforms(batch)
 
-    def rewind(self) -> None:
-        """Begin a new epoch with the next batch."""
+    def rewind(self, epoch: int | None = None) -> None:
+        """Begin the next epoch, or the one given, with the next batch."""
+        self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = None
         self._given = 0
         self._exhausted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the data: the epoch, the batches given in it, and what makes sure that it is the same."""
+        return {
+            "epoch": self._epoch,
+            "batches": self._given,
+            "order": self._order.fingerprint(),
+            "loader": self._order.state_dict(),
+        }
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Return why a run cannot go on at the saved place of this data; nothing if it can."""
+        numbers = [state.get(name) for name in ("epoch", "batches")]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            return [f"data: epoch and batches must be whole numbers, 0 or more, got {numbers}."]
+        given = state["batches"]
+        if self.length is not None and given > self.length:
+            return [
+                (
+                    f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}. "
+                    "Is it the same data, with the same batch size?"
+                )
+            ]
+        return []
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at the place that was saved. What has to be loaded to get there is loaded with the next batch."""
+        self.rewind(state["epoch"])
+        self._given = given = state["batches"]
+        own = state.get("loader")
+        if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
+            self.spec.dataloader.load_state_dict(own)
+        elif given and not self.epoch_is_over and not self._order.skips:
+            self._replay(given)
+        if given and state.get("order") is not None and not self.epoch_is_over:
+            self._check_order(str(state["order"]))
+
+    def _replay(self, given: int) -> None:
+        if not self.spin:
+            self._given = 0
+            return
+        warnings.warn(
+            f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, to "
+            "come to where the run stopped. A DataLoader of a dataset with indices, or a loader with state_dict() and "
+            "load_state_dict() such as torchdata's StatefulDataLoader, goes on at once.",
+            UserWarning,
+            stacklevel=2,
+        )
+        from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
+
+        self._iterator = self._order.begin(self._epoch)
+        for _ in tqdm(itertools.islice(self._iterator, given), desc="going to where the run stopped", total=given):
+            pass
+
+    def _check_order(self, saved: str) -> None:
+        self._iterator = self._order.begin(self._epoch, self._given)
+        if self._order.fingerprint() != saved:
+            warnings.warn(
+                "train_dataloader's sampler gives another order than it gave before the run stopped, so some samples "
+                "of this epoch come twice and others not at all. Let it draw from torch's, NumPy's or Python's global "
+                "generators, or give it set_epoch(epoch).",
+                UserWarning,
+                stacklevel=2,
+            )

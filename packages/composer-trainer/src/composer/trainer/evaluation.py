@@ -8,18 +8,144 @@ import datetime
 import fnmatch
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import attrs
 import torch
+from torch.utils.data import DataLoader
 
-from composer.core import Engine, Evaluator, Event, State, Timestamp, get_precision_context
+from composer.core import (
+    DataSpec,
+    Engine,
+    Evaluator,
+    Event,
+    State,
+    Time,
+    Timestamp,
+    ensure_evaluator,
+    evaluate_periodically,
+    get_precision_context,
+)
 from composer.core.data_spec import move_batch
+from composer.trainer.arguments import check_subset
+from composer.trainer.data_order import make_order
+from composer.trainer.optimization import evaluation_weights
+from composer.trainer.randomness import kept
 from composer.trainer.run import compute_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-__all__ = ["evaluate", "prepare_metrics"]
+__all__ = ["Evaluations", "SupportsMetrics", "evaluate", "in_evaluation", "prepare_metrics", "to_evaluators"]
+
+Loader: TypeAlias = Iterable[Any] | DataSpec
+EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
+EvalInterval: TypeAlias = int | str | Time | Callable[[State, Event], bool]
+
+
+@runtime_checkable
+class SupportsMetrics(Protocol):
+    """What the trainer needs of a model that is to be measured."""
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Return the outputs for the metrics; ``outputs`` if they are known already."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        """Return the metrics by name."""
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric."""
+
+
+def check_can_be_evaluated(model: object) -> None:
+    """Raise a TypeError if a model has no metrics."""
+    if not isinstance(model, SupportsMetrics):
+        missing = [name for name in ("eval_forward", "get_metrics", "update_metric") if not hasattr(model, name)]
+        raise TypeError(
+            f"To be evaluated, {type(model).__name__} needs {', '.join(missing)}. "
+            "Derive it from composer.models.ComposerModel, or leave out eval_dataloader."
+        )
+
+
+@attrs.frozen
+class Evaluations:
+    """What a run is evaluated on, and how often.
+
+    Args:
+        given: The data; None for none.
+        interval: How often, where an evaluator does not say so itself.
+        subset_num_batches: Only so many batches, where an evaluator does not say so itself.
+
+    Raises:
+        TypeError: Several data sets are given that are not all evaluators.
+        ValueError: The interval or the number of batches is out of range.
+    """
+
+    given: EvalData | None = None
+    interval: EvalInterval = 1
+    subset_num_batches: int = attrs.field(default=-1)
+    evaluators: list[Evaluator] = attrs.field(init=False)
+
+    @subset_num_batches.validator
+    def _check_subset(self, _: object, subset: int) -> None:
+        check_subset("eval_subset_num_batches", subset)
+
+    @evaluators.default
+    def _make_evaluators(self) -> list[Evaluator]:
+        interval = self.interval
+        default = interval if callable(interval) else evaluate_periodically(interval)
+        return [
+            evaluator if evaluator.eval_interval is not None else attrs.evolve(evaluator, eval_interval=default)
+            for evaluator in ([] if self.given is None else to_evaluators(self.given))
+        ]
+
+    def with_changes(self, given: EvalData | None, interval: EvalInterval | None, subset: int | None) -> Evaluations:
+        """Return what holds when some of it is given anew.
+
+        Raises:
+            ValueError: An interval is given, and nothing to evaluate on.
+        """
+        if given is None and interval is not None and self.given is None:
+            raise ValueError("eval_interval is given, but there is nothing to evaluate on: give eval_dataloader, too.")
+        return Evaluations(
+            self.given if given is None else given,
+            self.interval if interval is None else interval,
+            self.subset_num_batches if subset is None else subset,
+        )
+
+    def install(self, state: State) -> None:
+        """Let a state have the evaluators, with metrics of their own."""
+        if self.evaluators:
+            check_can_be_evaluated(state.model)
+            state.evaluators = self.evaluators
+            prepare_metrics(state, state.evaluators)
+
+    def run_if_due(self, engine: Engine, event: Event) -> None:
+        """Evaluate on what is due at an event."""
+        state = engine.state
+        due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
+        if due:
+            evaluate(engine, due, self.subset_num_batches)
+
+
+def to_evaluators(given: EvalData) -> list[Evaluator]:
+    """Return evaluators from one, from several, or from a data loader.
+
+    Raises:
+        TypeError: Several data sets are given that are not all evaluators.
+    """
+    if not isinstance(given, (list, tuple)) or not any(
+        isinstance(one, (Evaluator, DataSpec, DataLoader)) for one in given
+    ):
+        return [ensure_evaluator(given)]
+    for one in given:
+        if not isinstance(one, Evaluator):
+            raise TypeError(
+                f"Several data sets to evaluate on must each be an Evaluator, got {type(one).__name__} among them. "
+                "Give each a name: Evaluator(label='...', dataloader=...)."
+            )
+    return list(given)
 
 
 def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
@@ -55,7 +181,7 @@ def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: in
         The metrics' values by evaluator and name, as tensors.
     """
     results = {}
-    with _in_evaluation(engine):
+    with in_evaluation(engine):
         engine.run_event(Event.EVAL_BEFORE_ALL)
         for evaluator in evaluators:
             subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
@@ -65,17 +191,16 @@ def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: in
 
 
 @contextlib.contextmanager
-def _in_evaluation(engine: Engine) -> Iterator[None]:
+def in_evaluation(engine: Engine) -> Iterator[None]:
     """Without gradients and in the model's evaluation mode; afterwards the state is as it was, whatever happens."""
     state = engine.state
     data = state.dataloader, state.dataloader_label, state.dataloader_len
     step = state.batch, state.outputs
     was_training = state.model.training
     state.model.eval()
-    # Loaders draw a seed each time they are iterated over; training shall draw what it would without the evaluation.
-    devices = [state.device] if state.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+        # Training shall draw what it would without the evaluation.
+        with kept(state.device), evaluation_weights(state.optimizers), torch.no_grad():
             yield
     except BaseException:
         engine.restore()
@@ -95,7 +220,8 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     for metric in metrics.values():
         metric.reset()
     engine.run_event(Event.EVAL_START)
-    for batch in itertools.islice(evaluator.dataloader.dataloader, None if subset == -1 else subset):
+    batches = make_order(evaluator.dataloader.dataloader, state.rank_zero_seed).begin(0)
+    for batch in itertools.islice(batches, None if subset == -1 else subset):
         _evaluate_batch(engine, evaluator, batch)
     if not int(state.eval_timestamp.batch):
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")

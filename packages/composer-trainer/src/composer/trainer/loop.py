@@ -5,7 +5,6 @@ Events are named by their values: at every step, an enum's members would have to
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from composer.core import Event
@@ -22,7 +21,7 @@ def train(run: Run) -> None:
     """Train until the run is over: epochs of batches, each batch one step of every optimizer."""
     state, event = run.state, run.engine.run_event
     event("fit_start")
-    run.model.train()
+    run.begin()
     while not run.is_over():
         if run.begins_iteration():
             event("iteration_start")
@@ -46,7 +45,7 @@ def train(run: Run) -> None:
 
 
 def _train_batches(run: Run) -> None:
-    state, event, batches, gradients = run.state, run.engine.run_event, run.batches, partial(_compute_gradients, run)
+    state, event, batches, gradients = run.state, run.engine.run_event, run.batches, run.gradients(_compute_gradients)
     while not batches.epoch_is_over:
         state.microbatch = -1
         event("before_dataloader")

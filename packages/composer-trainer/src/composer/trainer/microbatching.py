@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["split_and_weigh", "total_of", "weighed_parts"]
 
 
-def split_and_weigh(batch: Batch, spec: DataSpec, microbatch_size: int | None) -> Sequence[tuple[Batch, float]]:
-    """Return the microbatches, each with its share of the batch's samples.
+def split_and_weigh(
+    batch: Batch, spec: DataSpec, microbatch_size: int | None, count: Callable[[Batch], int] | None = None
+) -> Sequence[tuple[Batch, float]]:
+    """Return the microbatches, each with its share of the batch.
 
-    A mean over the batch is the sum of the microbatches' means times these shares, whatever their sizes.
+    A mean over the batch is the sum of the microbatches' means times these shares, whatever their sizes. What is shared
+    are samples, or what ``count`` counts in a batch.
 
     Example:
         >>> import torch
@@ -31,7 +34,14 @@ def split_and_weigh(batch: Batch, spec: DataSpec, microbatch_size: int | None) -
     if microbatch_size >= num_samples:
         return ((batch, 1.0),)
     parts = spec.split_batch(batch, microbatch_size)
-    return [(part, spec.get_num_samples_in_batch(part) / num_samples) for part in parts]
+    counts = list(map(count or spec.get_num_samples_in_batch, parts))
+    whole = sum(counts)
+    if not whole:
+        raise ValueError(
+            "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
+            "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+        )
+    return [(part, number / whole) for part, number in zip(parts, counts, strict=True)]
 
 
 def total_of(loss: Any) -> Tensor:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
 from composer.trainer.microbatching import total_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from torch.optim import Optimizer
+    from torch import nn
 
-__all__ = ["Optimization", "make_scaler", "wants_closure"]
+__all__ = [
+    "Optimization",
+    "check_optimizers",
+    "default_optimizer",
+    "evaluation_weights",
+    "make_scaler",
+    "wants_closure",
+]
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
@@ -35,6 +45,48 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.AMP_FP16 else None
 
 
+@contextlib.contextmanager
+def evaluation_weights(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Use the weights that are meant for evaluation, of optimizers that have others to train on.
+
+    Those are told by their methods ``train()`` and ``eval()``, as of schedule-free optimizers. Afterwards the weights
+    are what they were, bit for bit: going there and back by the optimizer's own means would round them.
+    """
+    switching = [one for one in map(unwrapped, optimizers) if has_modes(one)]
+    before = [
+        (optimizer, [parameter.detach().clone() for parameter in _parameters(optimizer)], _modes(optimizer))
+        for optimizer in switching
+    ]
+    for optimizer in switching:
+        optimizer.eval()
+    try:
+        yield
+    finally:
+        for optimizer, weights, modes in before:
+            with torch.no_grad():
+                torch._foreach_copy_(_parameters(optimizer), weights)
+            for group, mode in zip(optimizer.param_groups, modes, strict=True):
+                group["train_mode"] = mode
+
+
+def has_modes(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has other weights to evaluate on than to train on."""
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that an algorithm has wrapped, such as SAM's; else itself."""
+    return getattr(optimizer, "base_optimizer", optimizer)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _modes(optimizer: Optimizer) -> list[Any]:
+    return [group.get("train_mode") for group in optimizer.param_groups]
+
+
 class Optimization:
     """Computes gradients in the state's precision and lets its optimizers step.
 
@@ -48,10 +100,12 @@ class Optimization:
     def __init__(self, state: State) -> None:
         self._state = state
         self._wants_closure = any(map(wants_closure, state.optimizers))
+        self._scales_itself = self._wants_closure and takes_scaler(state.optimizers[0])
         self.computes_again = self._wants_closure
         """Whether the optimizer may compute the gradients several times in a step."""
         self._create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
-        if self._wants_closure and (len(state.optimizers) > 1 or state.scaler is not None):
+        cannot_scale = state.scaler is not None and not self._scales_itself
+        if self._wants_closure and (len(state.optimizers) > 1 or cannot_scale):
             names = ", ".join(type(optimizer).__name__ for optimizer in state.optimizers)
             raise ValueError(
                 f"optimizers: one of {names} computes the loss several times a step, which goes neither with a second "
@@ -59,6 +113,16 @@ class Optimization:
             )
         self.precision = get_precision_context(state.precision, state.device.type)
         """In which forward pass and loss are computed; entered again and again."""
+        self.skipped_steps: Tensor | None = None
+        """How often the loss scale was too large and no optimizer stepped; None without loss scaling."""
+        if state.scaler is not None:
+            self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
+
+    def train_mode(self) -> None:
+        """Let optimizers that have them go on with the weights to train on."""
+        for optimizer in map(unwrapped, self._state.optimizers):
+            if has_modes(optimizer):
+                optimizer.train()
 
     def zero_grad(self) -> None:
         """Forget the last batch's gradients."""
@@ -84,13 +148,71 @@ class Optimization:
         """Compute the gradients by ``closure`` and change the weights."""
         optimizers, scaler = self._state.optimizers, self._state.scaler
         if self._wants_closure:
-            optimizers[0].step(closure)  # type: ignore[arg-type]  # torch says float where it takes and returns tensors
-            return
-        closure()
-        for optimizer in optimizers:
             if scaler is None:
-                optimizer.step()
+                optimizers[0].step(closure)  # type: ignore[arg-type]  # torch says float where it takes tensors
             else:
-                scaler.step(optimizer)
+                optimizers[0].step(closure, scaler)  # type: ignore[call-overload]  # takes_scaler has looked
+        else:
+            closure()
+            for optimizer in optimizers:
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
         if scaler is not None:
-            scaler.update()
+            self._update_scale(scaler)
+
+    def _update_scale(self, scaler: torch.amp.GradScaler) -> None:
+        assert self.skipped_steps is not None
+        before = _scale(scaler)
+        scaler.update()
+        after = _scale(scaler)
+        if before is not None and after is not None:
+            self.skipped_steps += after < before
+
+    def figures(self) -> dict[str, Tensor]:
+        """Return what there is to log: nothing without loss scaling."""
+        if self.skipped_steps is None or self._state.scaler is None:
+            return {}
+        scale = _scale(self._state.scaler)
+        return {"trainer/skipped_steps": self.skipped_steps} | ({} if scale is None else {"trainer/loss_scale": scale})
+
+
+def takes_scaler(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer that computes the loss several times can do so with a scaled loss."""
+    return "scaler" in inspect.signature(optimizer.step).parameters
+
+
+def _scale(scaler: torch.amp.GradScaler) -> Tensor | None:
+    # get_scale() waits for the device.
+    scale: Tensor | None = scaler._scale  # noqa: SLF001
+    return None if scale is None else scale.clone()
+
+
+def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raise a TypeError or ValueError if the optimizers cannot train a model."""
+    if not optimizers:
+        raise ValueError("optimizers is empty, so nothing would be trained: give one, or None for the default.")
+    owned = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
+        held = _parameters(optimizer)
+        strangers = sum(id(parameter) not in owned for parameter in held)
+        if strangers:
+            raise ValueError(
+                f"{type(optimizer).__name__} holds {strangers} parameters of {len(held)} that are not the model's, "
+                "so they would be trained in vain: was the model changed after the optimizer was made? "
+                "Make it anew from model.parameters()."
+            )
+
+
+def default_optimizer(model: nn.Module) -> Optimizer:
+    """Return what a model is trained with if nobody says; this warns."""
+    warnings.warn(
+        "optimizers was not given: training with torch.optim.SGD(model.parameters(), lr=0.1). "
+        "Give the optimizer that suits the model.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return torch.optim.SGD(model.parameters(), lr=0.1)

@@ -41,15 +41,26 @@ def seed_all(seed: int) -> None:
         >>> torch.equal(first, torch.rand(2))
         True
     """
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number, got {seed!r}.")
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed must be in [0, {MAX_SEED}], got {seed}.")
+    check_seed(seed)
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
         # Where nobody has imported NumPy, nobody draws from it.
         sys.modules["numpy"].random.seed(seed)
+
+
+def check_seed(seed: int) -> int:
+    """Return the seed.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is out of range.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}.")
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed must be in [0, {MAX_SEED}], got {seed}.")
+    return seed
 
 
 def configure_deterministic_mode() -> None:

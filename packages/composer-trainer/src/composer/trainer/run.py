@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from composer.core import Batch, Engine, Event, TimeUnit
+from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import split_and_weigh, weighed_parts
+from composer.trainer.randomness import layer_generators
+from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:
     from composer.trainer.batches import Batches
@@ -32,6 +35,8 @@ class Run:
         optimization: How gradients are computed and used.
         schedules: The learning rates.
         evaluate: ``f(event)``, called where an evaluation may be due.
+        weigh_by_tokens: Whether a part of a batch counts by its tokens, not by its samples.
+        resume: Called once when everything is ready to go on: what must happen last before the first batch.
     """
 
     def __init__(
@@ -41,24 +46,51 @@ class Run:
         optimization: Optimization,
         schedules: Schedules,
         evaluate: Callable[[Event], None],
+        *,
+        weigh_by_tokens: bool = False,
+        resume: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
         self.batches, self.optimization, self.schedules = batches, optimization, schedules
         schedules.follow_clock()
+        self.signals = StopSignals()
+        self._resume = resume
+        self._search = MicrobatchSearch(self.state, agree=lambda size: size) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
+        self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
         self._logged: dict[str, Tensor] = {}
-        self._drawn_from: list[tuple[Callable[[Tensor], None], Tensor]] = []
+        self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
         self._since = time.perf_counter()
 
     def is_over(self) -> bool:
-        """Return whether the training has reached its length."""
+        """Return whether the training has reached its length, or was told by a signal to stop."""
         duration = self.state.max_duration
         assert duration is not None
-        return self.state.timestamp.count(duration.unit) >= duration.value
+        return self.state.timestamp.count(duration.unit) >= duration.value or self.signals.received is not None
+
+    def begin(self) -> None:
+        """Put model and optimizers into the mode to train in, and go on where a saved run stopped."""
+        self.model.train()
+        self.optimization.train_mode()
+        if self._resume is not None:
+            self._resume()
+
+    def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
+        """Return what an optimizer calls for the gradients; parts are made smaller until they fit, if asked to."""
+        once = partial(compute, self)
+        return once if self._search is None else partial(self._search_and_compute, self._search, once)
+
+    def _search_and_compute(self, search: MicrobatchSearch, once: Callable[[], Tensor]) -> Tensor:
+        before = self._times_computed
+
+        def forget() -> None:
+            self._times_computed = before
+
+        return search.compute(once, self._num_samples, forget)
 
     def begins_epoch(self) -> bool:
         """Return whether no batch of the epoch is done."""
@@ -86,20 +118,20 @@ class Run:
     def begin_gradients(self) -> None:
         """Forget the last gradients; a batch that is computed again in one step draws the same again."""
         self.optimization.zero_grad()
-        if self._times_computed:
+        if self._times_computed and self.optimization.computes_again:
             self.state.restart_draws()
             for set_state, before in self._drawn_from:
                 set_state(before)
         elif self.optimization.computes_again:
-            self._drawn_from = global_generators(self.state.device)
+            self._drawn_from = layer_generators(self.state.device)
         self._times_computed += 1
 
     def microbatches(self) -> Sequence[tuple[Batch, float]]:
-        """Return the batch in parts, each with its share of the batch's samples."""
+        """Return the batch in parts, each with its share of the batch's samples or tokens."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
         if size is None and spec.microbatch_transforms is None:
             return ((self.state.batch, 1.0),)
-        parts = split_and_weigh(self.state.batch, spec, size)
+        parts = split_and_weigh(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is None:
             return parts
         return [(spec.microbatch_transforms(part), share) for part, share in parts]
@@ -144,6 +176,7 @@ class Run:
             "time/sample_in_epoch": timestamp.count(TimeUnit.SAMPLE, in_epoch=True),
             "time/token_in_epoch": timestamp.count(TimeUnit.TOKEN, in_epoch=True),
             "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
+            **self.optimization.figures(),
         }
         logger.log_metrics(metrics)
 
@@ -183,7 +216,7 @@ class Run:
 
     def evaluate_if_due(self, event: Event) -> None:
         """Evaluate where it is time to; this time does not count as training time."""
-        if self.state.evaluators:
+        if self.state.evaluators and self.signals.received is None:
             before = time.perf_counter()
             self._evaluate(event)
             self._since += time.perf_counter() - before
@@ -204,14 +237,6 @@ class Run:
     def _elapsed(self) -> datetime.timedelta:
         before, self._since = self._since, time.perf_counter()
         return datetime.timedelta(seconds=self._since - before)
-
-
-def global_generators(device: torch.device) -> list[tuple[Callable[[Tensor], None], Tensor]]:
-    """Return what sets torch's global generators, each with the state that it has: those that layers draw from."""
-    states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
-    if device.type == "cuda":
-        states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
-    return states
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

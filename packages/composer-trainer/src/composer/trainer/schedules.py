@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from composer.core import Time, TimeUnit
 from composer.optim import ComposerScheduler, compile_composer_scheduler
+from composer.trainer.arguments import check_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from composer.core import State
 
-__all__ = ["SchedulerLike", "Schedules", "check_schedulers"]
+__all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
 
 SchedulerLike: TypeAlias = LRScheduler | ComposerScheduler
 
@@ -96,3 +98,85 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             "give one function that returns the product."
         )
     return given
+
+
+def scaled(duration: int | str | Time, ratio: float) -> Time:
+    """Return the length of a training, stretched by ``ratio``.
+
+    Raises:
+        ValueError: It is a fraction, or not more than 0.
+
+    Example:
+        >>> scaled("10ep", 0.5)
+        Time(5, 'ep')
+    """
+    whole = Time.from_input(duration, TimeUnit.EPOCH)
+    if whole.unit is TimeUnit.DURATION:
+        raise ValueError(f"max_duration cannot be a fraction of itself, got {whole}; say e.g. '10ep'.")
+    stretched = whole * check_ratio(ratio)
+    if stretched.value <= 0:
+        raise ValueError(f"max_duration must be more than 0, got {whole} times scale_schedule_ratio={ratio}.")
+    return stretched
+
+
+@attrs.define
+class Course:
+    """How long a run trains, and by which learning rates.
+
+    Args:
+        max_duration: How long; None if ``fit`` is told.
+        schedulers: What changes the learning rates.
+        ratio: By how much both are stretched.
+        step_every_batch: Whether all schedulers step after each batch.
+
+    Raises:
+        TypeError: A scheduler is neither a torch scheduler nor a function.
+        ValueError: A value is out of range.
+    """
+
+    max_duration: Time | None
+    schedulers: list[SchedulerLike] = attrs.field(converter=check_schedulers)
+    ratio: float = attrs.field(converter=check_ratio)
+    step_every_batch: bool | None = None
+    schedules: Schedules | None = attrs.field(default=None, init=False)
+
+    @classmethod
+    def make(
+        cls,
+        max_duration: int | str | Time | None,
+        schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
+        ratio: float,
+        step_every_batch: bool | None,
+    ) -> Course:
+        """Return the course with its length stretched."""
+        return cls(None if max_duration is None else scaled(max_duration, ratio), schedulers, ratio, step_every_batch)
+
+    def take_duration(self, state: State, duration: int | str | Time | None, ratio: float) -> None:
+        """Let a state train for ``duration`` more, stretched by ``ratio``.
+
+        Raises:
+            ValueError: It is not said how long to train.
+        """
+        if duration is not None:
+            more = scaled(duration, ratio)
+            state.max_duration = state.timestamp.get(more.unit) + more
+        if state.max_duration is None:
+            raise ValueError("It is not said how long to train: give max_duration to the Trainer or duration to fit().")
+
+    def take_schedulers(
+        self,
+        state: State,
+        schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
+        ratio: float,
+        step_every_batch: bool | None,
+    ) -> Schedules:
+        """Return the schedules with what is given anew; those there are, if nothing is."""
+        if self.schedules is not None and schedulers is None and step_every_batch is None:
+            return self.schedules
+        if schedulers is not None:
+            self.schedulers, self.ratio = check_schedulers(schedulers), check_ratio(ratio)
+        if step_every_batch is not None:
+            self.step_every_batch = step_every_batch
+        self.schedules = Schedules.make(self.schedulers, state, self.ratio, self.step_every_batch)
+        state.schedulers = (*self.schedules.every_batch, *self.schedules.every_epoch)
+        return self.schedules

@@ -1,0 +1,117 @@
+"""Wrong arguments, all told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["ArgumentsError", "Problems", "as_list", "check_ratio", "check_subset", "set_log_level"]
+
+T = TypeVar("T")
+
+
+class ArgumentsError(ValueError, TypeError):
+    """Several arguments are wrong.
+
+    Args:
+        problems: What is wrong, an error each; also the attribute ``problems``.
+
+    Example:
+        >>> print(ArgumentsError([ValueError("a must be 1, got 2."), TypeError("b must be a number.")]))
+        2 arguments are wrong:
+        - a must be 1, got 2.
+        - b must be a number.
+    """
+
+    def __init__(self, problems: Sequence[Exception]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n- ".join([f"{len(problems)} arguments are wrong:", *map(str, problems)]))
+
+
+class Problems:
+    """Remembers what is wrong with one argument while the next is looked at.
+
+    Example:
+        >>> problems = Problems()
+        >>> with problems.noted():
+        ...     raise ValueError("a must be 1, got 2.")
+        >>> problems.check()
+        Traceback (most recent call last):
+        ValueError: a must be 1, got 2.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Exception] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Remember an error that says that an argument is wrong."""
+        try:
+            yield
+        except (TypeError, ValueError, ImportError, NotImplementedError) as error:
+            self.found.append(error)
+
+    def check(self) -> None:
+        """Raise what was found: one error as it is, several as an :class:`ArgumentsError`."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise ArgumentsError(self.found)
+
+
+def as_list(given: T | Iterable[T] | None) -> list[T]:
+    """Return one or several as a list.
+
+    Example:
+        >>> as_list(None), as_list(1), as_list((1, 2))
+        ([], [1], [1, 2])
+    """
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def check_subset(name: str, subset: int) -> int:
+    """Return a number of batches.
+
+    Raises:
+        ValueError: It is 0 or less than -1.
+    """
+    if isinstance(subset, bool) or not isinstance(subset, int) or (subset != -1 and subset < 1):
+        raise ValueError(f"{name} must be a number of batches, or -1 for all, got {subset!r}.")
+    return subset
+
+
+def check_ratio(ratio: float) -> float:
+    """Return a scale schedule ratio.
+
+    Raises:
+        ValueError: It is not more than 0.
+    """
+    if not ratio > 0:
+        raise ValueError(f"scale_schedule_ratio must be more than 0, got {ratio}.")
+    return ratio
+
+
+def set_log_level(level: str | None) -> None:
+    """Show what the library tells of itself from a level of :mod:`logging` on; None changes nothing.
+
+    Raises:
+        ValueError: There is no such level.
+    """
+    if level is None:
+        return
+    levels = logging.getLevelNamesMapping()
+    if not isinstance(level, str) or level.upper() not in levels:
+        raise ValueError(f"python_log_level must be one of {', '.join(levels)}, got {level!r}.")
+    log = logging.getLogger("composer")
+    log.setLevel(level.upper())
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        log.addHandler(handler)

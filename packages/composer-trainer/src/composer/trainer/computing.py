@@ -1,0 +1,136 @@
+"""Where a model computes and in which number formats, and what is done to it for that."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from composer.core import Precision
+from composer.trainer.device import choose_device, choose_precision
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Computing", "check_microbatch_size"]
+
+_FP8_CAPABILITY = (8, 9)
+
+
+@attrs.frozen
+class Computing:
+    """How the model computes.
+
+    Args:
+        device: Where.
+        precision: In which number formats.
+        precision_config: Settings of torchao's ``Float8LinearConfig``, or ``{"recipe": name}`` of one of its recipes.
+        compile_config: Arguments of ``torch.nn.Module.compile``; None leaves the model as it is.
+        microbatch_size: Samples that are put through the model at once, ``"auto"``, or None for whole batches.
+    """
+
+    device: torch.device
+    precision: Precision
+    precision_config: dict[str, Any] | None = None
+    compile_config: dict[str, Any] | None = None
+    microbatch_size: int | str | None = None
+
+    @classmethod
+    def make(
+        cls,
+        device: str | torch.device | None,
+        precision: str | Precision | None,
+        precision_config: Mapping[str, Any] | None,
+        compile_config: Mapping[str, Any] | None,
+        microbatch_size: int | str | None,
+    ) -> Computing:
+        """Return the settings, checked.
+
+        Raises:
+            ValueError: One of them is out of range, or two contradict each other.
+            ImportError: ``precision="amp_fp8"`` needs torchao, which is not installed.
+        """
+        chosen = choose_device(device)
+        made = cls(
+            chosen,
+            choose_precision(precision, chosen),
+            _checked_config("precision_config", precision_config),
+            _checked_config("compile_config", compile_config),
+            check_microbatch_size(microbatch_size),
+        )
+        if made.precision is Precision.AMP_FP8:
+            made.check_fp8()
+        elif made.precision_config is not None:
+            raise ValueError(
+                f"precision_config is only for precision='amp_fp8', and precision is '{made.precision}': leave it out."
+            )
+        return made
+
+    def check_fp8(self) -> None:
+        """Raise an error that says why this device cannot compute in 8 bits, if so."""
+        emulated = (self.precision_config or {}).get("emulate", False)
+        if not emulated and (self.device.type != "cuda" or torch.cuda.get_device_capability() < _FP8_CAPABILITY):
+            raise ValueError(
+                f"precision='amp_fp8' needs a GPU with 8-bit matrix products (H100 or later), and the device is "
+                f"'{self.device}'. Use 'amp_bf16', or precision_config={{'emulate': True}} to try it out."
+            )
+        try:
+            import torchao  # noqa: F401, PLC0415  (an extra)
+        except ImportError:
+            raise ImportError(
+                "precision='amp_fp8' needs torchao: pip install 'composer-trainer[fp8]', or use 'amp_bf16'."
+            ) from None
+
+    def prepare(self, model: nn.Module) -> None:
+        """Let the model's linear layers compute in 8 bits, if asked to; weights and their names stay."""
+        if self.precision is not Precision.AMP_FP8:
+            return
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  (an extra)
+
+        settings = dict(self.precision_config or {})
+        recipe = settings.pop("recipe", None)
+        config = Float8LinearConfig.from_recipe_name(recipe) if recipe else Float8LinearConfig(**settings)
+        before = sum(1 for _ in model.modules())
+        convert_to_float8_training(model, config=config, module_filter_fn=_fits_fp8)
+        if not any("Float8" in type(module).__name__ for module in model.modules()):
+            warnings.warn(
+                f"precision='amp_fp8' changed none of the model's {before} modules: 8-bit products need linear layers "
+                "whose widths are multiples of 16. The rest computes as with 'amp_bf16'.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile the model in place, if asked to; the names of its weights stay."""
+        if self.compile_config is not None:
+            model.compile(**self.compile_config)
+
+
+def check_microbatch_size(size: int | str | None) -> int | str | None:
+    """Return the size.
+
+    Raises:
+        ValueError: It is neither None, nor ``"auto"``, nor a whole number from 1 on.
+    """
+    wrong = size is not None and size != "auto"
+    if wrong and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(
+            f"device_train_microbatch_size must be None, 'auto' or a number of samples, at least 1, got {size!r}."
+        )
+    return size
+
+
+def _checked_config(name: str, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise TypeError(f"{name} must be a dictionary of arguments, got {config!r}; {{}} takes all defaults.")
+    return dict(config)
+
+
+def _fits_fp8(module: nn.Module, name: str) -> bool:
+    del name
+    return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0

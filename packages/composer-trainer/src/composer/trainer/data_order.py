@@ -1,0 +1,364 @@
+"""The order of the data and the randomness in it, by key: the same whatever happened before, whatever the workers."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
+
+from composer.trainer.randomness import kept, key_of, seed_globals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from composer.core import Batch
+
+__all__ = ["DataOrder", "make_order"]
+
+_DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_FAR = 2**62
+
+
+class DataOrder:
+    """Gives the batches of any epoch of a loader, from any batch on.
+
+    Args:
+        loader: The loader.
+        seed: The run's seed, which all draws hang on.
+
+    Attributes:
+        skips: Whether an epoch can be begun in its middle without loading what comes before.
+    """
+
+    skips = True
+
+    def __init__(self, loader: Iterable[Batch], seed: int) -> None:
+        self.loader, self.seed = loader, seed
+
+    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return the batches of an epoch, without the first ``skip``."""
+        del epoch
+        return iter(itertools.islice(self.loader, skip, None)) if skip else iter(self.loader)
+
+    def fingerprint(self) -> str | None:
+        """Return what tells the epoch's order from others, where it is not certain to come again; else None."""
+        return None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the loader's own state, if it keeps one."""
+        return None
+
+
+def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
+    """Return the order of a loader, of the kind that suits it.
+
+    - A loader with ``state_dict`` and ``load_state_dict`` keeps its place by itself.
+    - A ``DataLoader`` is copied: its sampler draws by (seed, epoch), its samples by (seed, epoch, index).
+    - A list of batches is what it is.
+    - Anything else is iterated over, with the global generators seeded for each batch.
+
+    Example:
+        >>> order = make_order([1, 2, 3], seed=17)
+        >>> list(order.begin(epoch=0, skip=1))
+        [2, 3]
+    """
+    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+        return StatefulOrder(loader, seed)
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        return (StreamOrder if isinstance(loader.dataset, IterableDataset) else IndexedOrder)(loader, seed)
+    return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)
+
+
+class StatefulOrder(DataOrder):
+    """A loader that knows its place."""
+
+    loader: Any
+
+    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return the batches that the loader has left; it has been told where it is by ``load_state_dict``."""
+        del skip
+        _tell_epoch(self.loader, epoch)
+        return iter(self.loader)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what the loader says."""
+        state: dict[str, Any] = self.loader.state_dict()
+        return state
+
+
+class OpaqueOrder(DataOrder):
+    """Something to iterate over, of which no more is known."""
+
+    skips = False
+
+    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return the batches; those to skip are loaded and thrown away."""
+        _tell_epoch(self.loader, epoch)
+        return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), skip, None)
+
+
+class _CopiedOrder(DataOrder):
+    """A ``DataLoader``, copied, so that the user's own stays as it is and draws nothing from global generators."""
+
+    loader: DataLoader[Any]
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        given = loader.generator
+        super().__init__(_copied(loader), seed if given is None else key_of(seed, given.initial_seed()))
+        self.loader.generator = torch.Generator()
+        self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
+
+    def _iterate(self, epoch: int) -> Iterator[Batch]:
+        assert self.loader.generator is not None
+        self.loader.generator.manual_seed(key_of(self.seed, "loader", epoch))
+        if self.loader.num_workers or self._is_plain:
+            return iter(self.loader)
+        return _torch_kept_between(lambda: iter(self.loader))
+
+
+class IndexedOrder(_CopiedOrder):
+    """A ``DataLoader`` of a dataset with indices: what is skipped is skipped among the indices."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        super().__init__(loader, seed)
+        self._dataset = loader.dataset
+        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._sampler: Any = getattr(loader, self._name)
+        self._listed: list[Any] | None = None
+        # Workers that outlive an epoch ask the same object again.
+        self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
+        if not self._is_plain:
+            self.loader.__dict__["dataset"] = _keyed_dataset(loader.dataset, self.seed)
+
+    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return the epoch's batches, without loading the first ``skip``."""
+        _tell_epoch(self._dataset, epoch)
+        keys = _order_of(self._sampler, self.seed, epoch)
+        self._listed = keys if isinstance(keys, list) else None
+        remaining: Iterator[Any] = itertools.islice(keys, skip, None)
+        if not self._is_plain:
+            remaining = _with_epoch(remaining, epoch, in_batches=self._name == "batch_sampler")
+        self._keys.next = remaining
+        return self._iterate(epoch)
+
+    def fingerprint(self) -> str | None:
+        """Return a digest of the epoch's indices where an unknown sampler has chosen them."""
+        return None if self._listed is None else hashlib.blake2b(repr(self._listed).encode(), digest_size=8).hexdigest()
+
+
+class StreamOrder(_CopiedOrder):
+    """A ``DataLoader`` of an ``IterableDataset``: it can only be gone through from its beginning."""
+
+    skips = False
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        super().__init__(loader, seed)
+        self._set = loader.dataset
+        self._stream = self.loader.__dict__["dataset"] = _KeyedStream(loader.dataset, self.seed)
+
+    def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return the epoch's batches; those to skip are loaded and thrown away."""
+        _tell_epoch(self._set, epoch)
+        self._stream.begin(epoch)
+        return itertools.islice(self._iterate(epoch), skip, None)
+
+
+def _copied(loader: DataLoader[Any]) -> DataLoader[Any]:
+    copied = copy.copy(loader)
+    copied.__dict__["_iterator"] = None
+    return copied
+
+
+def _tell_epoch(told: Any, epoch: int) -> None:
+    set_epoch = getattr(told, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+
+
+def _draws_nothing(dataset: Any) -> bool:
+    if isinstance(dataset, Subset):
+        return type(dataset) is Subset and _draws_nothing(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return type(dataset) is ConcatDataset and all(map(_draws_nothing, dataset.datasets))
+    return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
+
+
+def _order_of(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
+    """Return a sampler's keys for an epoch; as a list where nothing is known about it but that it ends."""
+    _tell_epoch(sampler, epoch)
+    key = key_of(seed, "order", epoch)
+    if type(sampler) is BatchSampler:
+        batches = copy.copy(sampler)
+        keys = _order_of(sampler.sampler, seed, epoch)
+        batches.sampler = _Keys(sampler.sampler, iter(keys))
+        return list(batches) if isinstance(keys, list) else iter(batches)
+    keys: Iterable[Any] = sampler
+    if type(sampler) is SequentialSampler or callable(getattr(sampler, "set_epoch", None)):
+        return iter(keys)
+    if type(sampler) in _DRAW_AT_ONCE:
+        drawing = copy.copy(sampler)
+        drawing.generator = torch.Generator().manual_seed(key)
+        keys = drawing
+        return iter(keys)
+    _tell_epoch(getattr(sampler, "sampler", None), epoch)
+    if _has_length(sampler):
+        with kept():
+            seed_globals(key)
+            if isinstance(getattr(sampler, "generator", None), torch.Generator):
+                sampler.generator.manual_seed(key)
+            return list(sampler)
+    return _seeded_batches(lambda: iter(sampler), seed, epoch)
+
+
+def _has_length(sampler: Any) -> bool:
+    try:
+        return isinstance(sampler, Sized) and len(sampler) < _FAR
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def _with_epoch(keys: Iterator[Any], epoch: int, *, in_batches: bool) -> Iterator[Any]:
+    """Put the epoch beside every index: workers that outlive an epoch are told so, too."""
+    return ([(epoch, key) for key in batch] if in_batches else (epoch, batch) for batch in keys)
+
+
+def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int) -> Iterator[Any]:
+    """Yield what an iterator gives, with the global generators seeded anew for each."""
+    key = key_of(seed, "batches", epoch)
+
+    def seeded() -> Iterator[Any]:
+        seed_globals(key)
+        iterator = begin()
+        for place in itertools.count():
+            seed_globals(key_of(key, place))
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch
+
+    return _torch_kept_between(seeded)
+
+
+def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yield what an iterator gives, and give torch's generator back as it was each time.
+
+    Layers draw from that one. Python's and NumPy's take a hundred times longer to give back and are left where the last
+    sample's seed has brought them, which is the same in every run.
+    """
+    generator, iterator = torch.default_generator, None
+    while True:
+        state = generator.get_state()
+        try:
+            iterator = begin() if iterator is None else iterator
+            batch = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            generator.set_state(state)
+        yield batch
+
+
+class _Keys:
+    """What a sampler gives, without what is skipped, and of its length."""
+
+    def __init__(self, sampler: Any, keys: Iterator[Any] = iter(())) -> None:  # noqa: B008  (it is empty)
+        self._sampler, self.next = sampler, keys
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.next
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def _keyed_dataset(dataset: Dataset[Any], seed: int) -> Dataset[Any]:
+    inner = dataset.dataset if type(dataset) is Subset else dataset
+    loads_batches = callable(getattr(inner, "__getitems__", None))
+    return (_KeyedBatches if loads_batches else _KeyedSamples)(dataset, seed)
+
+
+class _StandIn:
+    """Holds a dataset, and is that dataset to all who ask for or set its attributes, such as a worker's set-up."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.__dict__.update(_dataset=dataset, _seed=seed)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:  # while it is unpickled in a worker
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+
+class _KeyedSamples(_StandIn, Dataset[Any]):
+    """A dataset whose samples draw by (seed, epoch, index)."""
+
+    def __getitem__(self, key: tuple[int, Any]) -> Any:
+        epoch, index = key
+        seed_globals(key_of(self._seed, "sample", epoch, index))
+        return self._dataset[index]
+
+
+class _KeyedBatches(_StandIn, Dataset[Any]):
+    """A dataset that loads a batch at once, and whose samples draw by the batch they are in."""
+
+    def __getitem__(self, key: tuple[int, Any]) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[tuple[int, Any]]) -> Any:
+        epochs, indices = zip(*keys, strict=True)
+        seed_globals(key_of(self._seed, "samples", epochs[0], *indices))
+        return self._dataset.__getitems__(list(indices))
+
+
+class _KeyedStream(_StandIn, IterableDataset[Any]):
+    """A stream whose samples draw by (seed, epoch, worker, place)."""
+
+    def begin(self, epoch: int) -> None:
+        """Count from an epoch on; workers that outlive it count by themselves."""
+        self.__dict__.update(_epoch=epoch, _times=0)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        epoch = self.__dict__["_epoch"] + self.__dict__["_times"]
+        self.__dict__["_times"] += 1
+        return _seeded(self._dataset, key_of(self._seed, "stream", epoch, 0 if worker is None else worker.id))
+
+
+def _seeded(stream: Iterable[Any], key: int) -> Iterator[Any]:
+    seed_globals(key)
+    iterator = iter(stream)
+    for place in itertools.count():
+        seed_globals(key_of(key, place))
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            return
+        yield sample

@@ -1,0 +1,116 @@
+"""``device_train_microbatch_size="auto"``: the largest part of a batch that fits into memory, found by trying."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.trainer.metric_state import load_metrics, save_metrics
+from composer.trainer.randomness import layer_generators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from composer.core import State
+
+__all__ = ["MicrobatchSearch", "is_out_of_memory"]
+
+_log = logging.getLogger(__name__)
+_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that a device has no memory left.
+
+    Example:
+        >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory.")), is_out_of_memory(RuntimeError("no"))
+        (True, False)
+    """
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+class MicrobatchSearch:
+    """Computes a batch's gradients in parts that fit into memory.
+
+    A part that does not fit is halved, and the batch computed anew: buffers such as those of batch norm, the training
+    metrics and the random draws are what they were before, so that a try leaves no trace. Algorithms and callbacks do
+    see ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS`` again.
+
+    Args:
+        state: Whose ``device_train_microbatch_size`` is set to what was found.
+        agree: ``f(size) -> size``: the smallest size of all processes.
+    """
+
+    def __init__(self, state: State, agree: Callable[[int], int]) -> None:
+        self._state, self._agree = state, agree
+
+    def compute(self, compute: Callable[[], Tensor], num_samples: int, forget: Callable[[], None]) -> Tensor:
+        """Return what ``compute()`` returns, with parts as large as fit; ``forget()`` is called after a failure.
+
+        Raises:
+            RuntimeError: A single sample does not fit.
+        """
+        state = self._state
+        before = _Snapshot(state)
+        while True:
+            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            failure, loss = self._try(compute)
+            fitting = self._agree(tried if failure is None else (tried + 1) // 2 if tried > 1 else 0)
+            if loss is not None and fitting == tried:
+                return loss
+            before.restore(state)
+            forget()
+            if not fitting:
+                raise RuntimeError(
+                    "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                    f"'{state.device}' has left. Use a smaller model or input, or activation checkpointing."
+                ) from failure
+            state.device_train_microbatch_size = fitting
+            _log.info(
+                "Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, state.device, fitting
+            )
+            del failure
+            _free(state)
+
+    def _try(self, compute: Callable[[], Tensor]) -> tuple[BaseException | None, Tensor | None]:
+        try:
+            return None, compute()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The traceback holds the frames, and these the tensors that fill the memory.
+            return error.with_traceback(None), None
+
+
+class _Snapshot:
+    """What computing gradients changes besides the gradients."""
+
+    def __init__(self, state: State) -> None:
+        self._batch = state.batch
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in state.model.buffers()]
+        self._draws = layer_generators(state.device)
+        self._metrics = save_metrics(state.train_metrics)
+
+    def restore(self, state: State) -> None:
+        state.outputs = state.loss = None
+        state.batch, state.microbatch = self._batch, -1
+        state.restart_draws()
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for set_state, before in self._draws:
+            set_state(before)
+        load_metrics(state.train_metrics, self._metrics, state.device)
+
+
+def _free(state: State) -> Any:
+    for optimizer in state.optimizers:
+        optimizer.zero_grad()
+    gc.collect()
+    if state.device.type == "cuda":
+        torch.cuda.empty_cache()

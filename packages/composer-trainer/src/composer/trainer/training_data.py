@@ -1,0 +1,114 @@
+"""What a run trains on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import nn
+
+from composer.core import DataSpec, SupportsTraining, ensure_data_spec
+from composer.trainer.arguments import check_subset
+from composer.trainer.batches import Batches
+from composer.trainer.evaluation import SupportsMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from composer.core import State
+
+__all__ = ["TrainingData", "check_model"]
+
+
+def _to_spec(given: DataSpec | Iterable[Any] | None) -> DataSpec | None:
+    return None if given is None else ensure_data_spec(given)
+
+
+@attrs.define
+class TrainingData:
+    """The data to train on.
+
+    Args:
+        spec: The loader; None if there is none yet.
+        label: Its name in logs.
+        subset_num_batches: Batches in an epoch; -1 is all.
+        spin: Whether a loader that cannot begin in the middle of an epoch is gone through up to where a run stopped.
+
+    Raises:
+        TypeError: ``spec`` cannot be iterated over.
+        ValueError: ``subset_num_batches`` is out of range.
+    """
+
+    spec: DataSpec | None = attrs.field(default=None, converter=_to_spec)
+    label: str = "train"
+    subset_num_batches: int = attrs.field(default=-1)
+    spin: bool = True
+    batches: Batches | None = attrs.field(default=None, init=False)
+
+    @subset_num_batches.validator
+    def _check_subset(self, _: object, subset: int) -> None:
+        check_subset("train_subset_num_batches", subset)
+
+    def install(self, state: State) -> None:
+        """Let a state train on this data, from the epoch on that its clock shows."""
+        if self.spec is None:
+            return
+        self.batches = Batches(
+            self.spec,
+            self.subset_num_batches,
+            state.device,
+            seed=state.rank_zero_seed,
+            epoch=int(state.timestamp.epoch),
+            spin=self.spin,
+        )
+        state.train_dataloader = self.spec
+        self.select(state)
+        if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
+            metrics = state.model.get_metrics(is_train=True)
+            state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}
+
+    def select(self, state: State) -> None:
+        """Let this be the data in use.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.batches is None or self.spec is None:
+            raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
+        state.set_dataloader(self.spec.dataloader, self.label, self.batches.length)
+
+    def change(
+        self,
+        state: State,
+        loader: DataSpec | Iterable[Any] | None,
+        label: str | None,
+        subset: int | None,
+        spin: bool | None,
+    ) -> None:
+        """Take what is given anew; a place in the data stays if the data and its length do."""
+        if label is not None:
+            self.label = label
+        if spin is not None:
+            self.spin = spin
+            if self.batches is not None:
+                self.batches.spin = spin
+        is_new = loader is not None or (subset is not None and subset != self.subset_num_batches)
+        if loader is not None:
+            self.spec = ensure_data_spec(loader)
+        if subset is not None:
+            self.subset_num_batches = subset
+        if is_new:
+            self.install(state)
+        self.select(state)
+
+
+def check_model(model: object) -> None:
+    """Raise a TypeError if a model cannot be trained."""
+    if isinstance(model, type):
+        raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
+    if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
+        raise TypeError(
+            "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
+            f"got {type(model).__name__}. "
+            "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
+        )
