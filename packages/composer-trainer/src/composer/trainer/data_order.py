@@ -204,23 +204,25 @@ def _draws_nothing(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
 
 
-def _order_of(sampler: Any, seed: int, epoch: int) -> Iterable[Any]:
+def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
     """Return a sampler's keys for an epoch; as a list where nothing is known about it but that it ends."""
     _tell_epoch(sampler, epoch)
     key = key_of(seed, "order", epoch)
+    in_order: Iterator[Any]
     if type(sampler) is BatchSampler:
         batches = copy.copy(sampler)
         keys = _order_of(sampler.sampler, seed, epoch)
         batches.sampler = _Keys(sampler.sampler, iter(keys))
-        return list(batches) if isinstance(keys, list) else iter(batches)
-    keys: Iterable[Any] = sampler
+        in_order = iter(batches)
+        return list(in_order) if isinstance(keys, list) else in_order
     if type(sampler) is SequentialSampler or callable(getattr(sampler, "set_epoch", None)):
-        return iter(keys)
+        in_order = iter(sampler)
+        return in_order
     if type(sampler) in _DRAW_AT_ONCE:
         drawing = copy.copy(sampler)
         drawing.generator = torch.Generator().manual_seed(key)
-        keys = drawing
-        return iter(keys)
+        in_order = iter(drawing)
+        return in_order
     _tell_epoch(getattr(sampler, "sampler", None), epoch)
     if _has_length(sampler):
         with kept():

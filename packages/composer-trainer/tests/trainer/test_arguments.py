@@ -1,0 +1,89 @@
+"""Arguments of the trainer: what is wrong is told at construction, all of it, with what to do."""
+
+import logging
+
+import pytest
+import torch
+
+from composer.core import Algorithm, Event, Stage
+from composer.trainer.arguments import ArgumentsError
+
+
+class TestAllAtOnce:
+    def test_every_wrong_argument_is_named(self, make_trainer):
+        """Several wrong arguments are one error that tells of each what to do."""
+        with pytest.raises(ArgumentsError) as told:
+            make_trainer(
+                model=torch.nn.Linear(4, 3),
+                optimizers=torch.optim.SGD([torch.zeros(1)], lr=0.1),
+                max_duration="0ep",
+                eval_interval="-1ep",
+                device_train_microbatch_size=0,
+                train_subset_num_batches=0,
+                seed=-1,
+                python_log_level="LOUD",
+                scale_schedule_ratio=1.0,
+            )
+
+        text = str(told.value)
+        assert len(told.value.problems) == 7
+        for name in (
+            "model must be",
+            "max_duration must be",
+            "interval must be",
+            "device_train_microbatch_size must be",
+            "train_subset_num_batches must be",
+            "seed must be",
+            "python_log_level must be",
+        ):
+            assert name in text
+
+    def test_it_is_a_value_error_and_a_type_error(self, make_trainer):
+        """Who catches either of the two catches it."""
+        for kind in (ValueError, TypeError):
+            with pytest.raises(kind, match="2 arguments are wrong"):
+                make_trainer(seed=-1, max_duration="0ep")
+
+    def test_one_wrong_argument_is_its_own_error(self, make_trainer):
+        """A single one is told as it is."""
+        with pytest.raises(ValueError, match=r"^seed must be in"):
+            make_trainer(seed=-1)
+
+    def test_nothing_is_done_before_all_are_right(self, make_trainer):
+        """Wrong arguments leave the generators and the model as they were."""
+        model = make_trainer.model().double()
+        torch.manual_seed(3)
+        expected = torch.rand(1)
+        torch.manual_seed(3)
+
+        with pytest.raises(ValueError, match="max_duration"):
+            make_trainer(model=model, max_duration="0ep", seed=5)
+
+        assert torch.equal(torch.rand(1), expected)
+
+    def test_algorithms_and_callbacks_of_wrong_kinds(self, make_trainer):
+        """A class instead of an object, and something that is no callback, are told together."""
+
+        class Nothing(Algorithm):
+            runs_at = {Event.INIT: Stage.LOSS}
+
+            def apply(self, event, state, logger):
+                pass
+
+        with pytest.raises(ArgumentsError, match=r"(?s)write Nothing\(\).*callbacks must be Callback objects"):
+            make_trainer(algorithms=Nothing, callbacks="monitor")
+
+
+class TestLogLevel:
+    def test_shows_what_the_library_tells(self, make_trainer, capsys):
+        """From the level on, messages are printed."""
+        log = logging.getLogger("composer")
+        try:
+            make_trainer(python_log_level="info")
+
+            logging.getLogger("composer.trainer").info("something happened")
+
+            assert log.level == logging.INFO
+        finally:
+            log.setLevel(logging.NOTSET)
+            log.handlers.clear()

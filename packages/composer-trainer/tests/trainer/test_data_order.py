@@ -1,0 +1,310 @@
+"""The order and the randomness of the data hang on the seed and the epoch alone."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from composer.trainer.data_order import make_order
+
+
+def noisy(index):
+    """Return the index and a draw from each global generator."""
+    drawn = [torch.rand(()).item(), random.random(), np.random.rand()]  # noqa: NPY002  (the global one)
+    return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+class Noisy(Dataset):
+    """Samples that draw from all three global generators: their index, then the draws."""
+
+    def __len__(self):
+        """Twelve samples."""
+        return 12
+
+    def __getitem__(self, index):
+        """Draw."""
+        return noisy(index)
+
+
+class NoisyBatches(Noisy):
+    """The same, loaded a batch at once."""
+
+    def __getitems__(self, indices):
+        """Draw for each."""
+        return [self[index] for index in indices]
+
+
+class NoisyStream(IterableDataset):
+    """A stream of six draws."""
+
+    def __iter__(self):
+        """Draw."""
+        for index in range(6):
+            yield noisy(index)
+
+
+class Reversed(Sampler):
+    """A sampler that nobody knows: draws from Python's generator where to begin."""
+
+    def __init__(self, length):
+        """Of so many samples."""
+        self.length = length
+
+    def __iter__(self):
+        """Begin anywhere."""
+        begin = random.randrange(self.length)
+        return iter([(begin - place) % self.length for place in range(self.length)])
+
+    def __len__(self):
+        """All."""
+        return self.length
+
+
+def batches(order, epoch, skip=0):
+    """Return an epoch's batches as one tensor."""
+    return torch.cat([batch if batch.ndim > 1 else batch.flatten() for batch in order.begin(epoch, skip)])
+
+
+class TestSameWhateverTheWorkers:
+    @pytest.mark.parametrize(
+        "options",
+        [{"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
+        ids=["1", "2", "2 that live on"],
+    )
+    @pytest.mark.parametrize("dataset", [Noisy(), NoisyBatches(), Subset(Noisy(), range(8))])
+    def test_equals_no_workers(self, dataset, options):
+        """Each sample draws the same with any number of workers, in each epoch and from any batch on."""
+        alone = make_order(DataLoader(dataset, batch_size=4, shuffle=True), seed=17)
+        helped = make_order(DataLoader(dataset, batch_size=4, shuffle=True, **options), seed=17)
+
+        pairs = [(batches(alone, epoch, skip), batches(helped, epoch, skip)) for epoch, skip in ((0, 0), (3, 1))]
+
+        assert all(torch.equal(one, other) for one, other in pairs)
+        assert not torch.equal(pairs[0][0][-4:], pairs[1][0][-4:])
+
+    def test_a_sample_draws_by_its_index(self):
+        """In whatever batch and order it comes, a sample draws the same in one epoch and other things in the next."""
+        whole = make_order(DataLoader(Noisy(), batch_size=12), seed=17)
+        parts = make_order(DataLoader(Noisy(), batch_size=5, shuffle=True), seed=17)
+
+        sorted_parts = batches(parts, epoch=2)
+        sorted_parts = sorted_parts[sorted_parts[:, 0].argsort()]
+
+        assert torch.equal(batches(whole, epoch=2), sorted_parts)
+        assert not torch.equal(batches(whole, epoch=1)[:, 1:], sorted_parts[:, 1:])
+
+    def test_streams_draw_by_their_place(self):
+        """A stream's samples draw the same in each process, other things in each epoch, and each of their own."""
+        first, second = (make_order(DataLoader(NoisyStream(), batch_size=2), seed=17) for _ in range(2))
+        torch.rand(3)
+
+        epochs = [batches(first, epoch) for epoch in (0, 1)]
+        batches(second, 0)
+
+        assert torch.equal(epochs[1], batches(second, 1))
+        assert torch.equal(epochs[1][2:], batches(second, 1, skip=1))
+        assert len({*epochs[0][:, 1].tolist(), *epochs[1][:, 1].tolist()}) == 12
+
+    def test_workers_of_streams_draw_apart(self):
+        """Two workers that go through copies of a stream do not draw the same."""
+        order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=2, persistent_workers=True), seed=17)
+
+        epochs = torch.cat([batches(order, epoch) for epoch in (0, 1)])
+
+        assert epochs.shape == (24, 4)
+        assert len(set(epochs[:, 1].tolist())) == 24
+
+
+SAMPLERS = {
+    "random": lambda data: {"sampler": RandomSampler(data)},
+    "with replacement": lambda data: {"sampler": RandomSampler(data, replacement=True, num_samples=20)},
+    "with a generator": lambda data: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    "weighted": lambda data: {"sampler": WeightedRandomSampler([1.0, 2.0, 3.0] * 4, 12)},
+    "subset": lambda data: {"sampler": SubsetRandomSampler(range(8))},
+    "distributed": lambda data: {"sampler": DistributedSampler(data, num_replicas=2, rank=1)},
+    "unknown": lambda data: {"sampler": Reversed(12)},
+    "in batches": lambda data: {"batch_sampler": BatchSampler(RandomSampler(data), 3, drop_last=True)},
+    "unknown in batches": lambda data: {"batch_sampler": BatchSampler(Reversed(12), 5, drop_last=False)},
+    "one by one": lambda data: {"shuffle": True, "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+class TestSamplers:
+    def loader(self, make):
+        """Return a loader with the sampler."""
+        data = TensorDataset(torch.arange(12.0))
+        return DataLoader(_First(data), **make(data))
+
+    def test_the_order_hangs_on_seed_and_epoch(self, make):
+        """Whatever was drawn before, an epoch's order is the same; the next one's and another seed's are others."""
+        first, second = (make_order(self.loader(make), seed=17) for _ in range(2))
+        torch.rand(5)
+        random.random()
+        other = make_order(self.loader(make), seed=18)
+
+        once = batches(first, 1)
+
+        assert torch.equal(once, batches(second, 1))
+        assert not torch.equal(once, batches(first, 2))
+        assert make is SAMPLERS["distributed"] or not torch.equal(once, batches(other, 1))
+
+    def test_skipping_leaves_the_rest_as_it_is(self, make):
+        """After a skip come exactly the batches that come without."""
+        order = make_order(self.loader(make), seed=17)
+
+        whole, rest = (list(order.begin(4, skip)) for skip in (0, 2))
+
+        assert len(rest) == len(whole) - 2
+        assert all(torch.equal(one, other) for one, other in zip(whole[2:], rest, strict=True))
+
+
+class _First(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index][0]
+
+
+class TestLeavesOthersAlone:
+    def test_layers_draw_the_same(self):
+        """Torch's global generator, from which dropout draws, does not notice the data; nor does the user's loader."""
+        loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
+        order = make_order(loader, seed=17)
+        torch.manual_seed(3)
+        expected = torch.rand(4)
+        torch.manual_seed(3)
+
+        drawn = [torch.rand(()) for _ in order.begin(0)]
+        drawn.append(torch.rand(()))
+
+        assert torch.equal(torch.stack(drawn), expected)
+        assert type(loader.dataset) is Noisy
+        assert loader.generator is None
+
+    def test_plain_data_is_not_wrapped(self):
+        """Tensors draw nothing, so their samples cost nothing more; a function that collates them might."""
+        data = ConcatDataset([TensorDataset(torch.arange(4.0)), Subset(TensorDataset(torch.arange(4.0)), [1, 2])])
+
+        plain = make_order(DataLoader(data), seed=17)
+        collated = make_order(DataLoader(data, collate_fn=list), seed=17)
+
+        assert plain.loader.dataset is data
+        assert collated.loader.dataset is not data
+
+    def test_attributes_of_the_dataset_are_reached(self):
+        """What sets up a worker asks the dataset itself, through what stands in for it."""
+        data = Noisy()
+        order = make_order(DataLoader(data), seed=17)
+
+        order.loader.dataset.extra = 5
+
+        assert data.extra == order.loader.dataset.extra == 5
+        assert len(order.loader.dataset) == 12
+
+    def test_skipped_samples_are_not_loaded(self):
+        """To begin in the middle of an epoch, nothing before it is loaded."""
+        loaded = []
+
+        class Counting(Noisy):
+            def __getitem__(self, index):
+                loaded.append(index)
+                return super().__getitem__(index)
+
+        order = make_order(DataLoader(Counting(), batch_size=4, shuffle=True), seed=17)
+
+        list(order.begin(0, skip=2))
+
+        assert len(loaded) == 4
+
+
+class TestOtherLoaders:
+    def test_a_generator_function_draws_by_the_batch(self):
+        """What can only be iterated over draws the same again, from any batch on."""
+
+        class Batches:
+            def __iter__(self):
+                for _ in range(4):
+                    yield torch.rand(2)
+
+        order = make_order(Batches(), seed=17)
+        torch.manual_seed(3)
+
+        whole, rest = list(order.begin(1)), list(order.begin(1, skip=2))
+
+        assert not order.skips
+        assert torch.equal(torch.stack(whole[2:]), torch.stack(rest))
+        assert not torch.equal(whole[0], next(order.begin(2)))
+
+    def test_a_loader_that_knows_its_place_is_left_alone(self):
+        """A loader with state_dict and load_state_dict is asked for its place, and told the epoch."""
+
+        class Stateful(list):
+            epoch = None
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def state_dict(self):
+                return {"place": 2}
+
+            def load_state_dict(self, state):
+                del self[: state["place"]]
+
+        loader = Stateful([1, 2, 3])
+        order = make_order(loader, seed=17)
+
+        rest = list(order.begin(5, skip=2))
+
+        assert (rest, loader.epoch, order.state_dict()) == ([1, 2, 3], 5, {"place": 2})
+
+    def test_a_fingerprint_tells_unknown_orders_apart(self):
+        """Only where an unknown sampler chose the order there is a digest of it, one for each order."""
+        known = make_order(DataLoader(Noisy(), shuffle=True), seed=17)
+        unknown = make_order(DataLoader(Noisy(), sampler=Reversed(12)), seed=17)
+        known.begin(0)
+
+        digests = set()
+        for epoch in range(3):
+            unknown.begin(epoch)
+            digests.add(unknown.fingerprint())
+
+        assert known.fingerprint() is None
+        assert len(digests) > 1
+        assert None not in digests
+
+
+@given(length=st.integers(1, 30), batch=st.integers(1, 7), drop=st.booleans(), skip=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_every_sample_once(length, batch, drop, skip):
+    """What is skipped and what is given are together every sample once, but for those that are dropped."""
+    loader = DataLoader(TensorDataset(torch.arange(length)), batch_size=batch, shuffle=True, drop_last=drop)
+    order = make_order(loader, seed=3)
+
+    whole = [batch[0].tolist() for batch in order.begin(1)]
+    rest = [batch[0].tolist() for batch in order.begin(1, skip)]
+
+    expected = length - length % batch if drop else length
+    assert len({sample for part in whole for sample in part}) == expected
+    assert rest == whole[skip:]

@@ -1,0 +1,161 @@
+"""``device_train_microbatch_size="auto"``: found by trying, without a trace of the tries."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from composer.core import Callback
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier, ComposerModel
+from composer.trainer.microbatch_search import is_out_of_memory
+
+
+class Small(nn.Module):
+    """A network with batch norm and dropout on a device that holds no more than ``capacity`` samples."""
+
+    def __init__(self, capacity):
+        """Of equal weights each time."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+        self.capacity = capacity
+        self.tried = []
+
+    def forward(self, inputs):
+        """Run out of memory in the middle, after batch norm has counted and dropout has drawn."""
+        self.tried.append(len(inputs))
+        hidden = self.layers[:3](inputs)
+        if len(inputs) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.layers[3](hidden)
+
+
+def trained(make_trainer, capacity, size, **options):
+    """Return a trainer after three batches of eight, and its network."""
+    network = Small(capacity)
+    model = ComposerClassifier(network, num_classes=3)
+    trainer = make_trainer(
+        model=model,
+        train_dataloader=make_trainer.loader(samples=24, batch_size=8),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        device_train_microbatch_size=size,
+        max_duration="3ba",
+        **options,
+    )
+    trainer.fit()
+    return trainer, network
+
+
+class TestAuto:
+    @pytest.mark.parametrize(("capacity", "found"), [(100, 8), (8, 8), (7, 4), (3, 2), (1, 1)])
+    def test_finds_what_fits(self, make_trainer, capacity, found):
+        """Sizes are halved from the whole batch until they fit, and found once."""
+        trainer, network = trained(make_trainer, capacity, "auto")
+
+        assert max(size for size in network.tried[-3:]) == min(found, 8)
+        assert trainer.state.device_train_microbatch_size in {found, None}
+
+    @pytest.mark.parametrize("capacity", [7, 3])
+    def test_no_trace_of_what_failed(self, make_trainer, capacity):
+        """Weights, running statistics and metrics are, bit for bit, those of the size that was found."""
+        searched, _ = trained(make_trainer, capacity, "auto", loggers=(log := InMemoryLogger()))
+        given, _ = trained(
+            make_trainer, 100, searched.state.device_train_microbatch_size, loggers=(want := InMemoryLogger())
+        )
+
+        for one, other in zip(
+            searched.state.model.state_dict().values(), given.state.model.state_dict().values(), strict=True
+        ):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+        for name in ("loss/train/total", "metrics/train/MulticlassAccuracy"):
+            assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
+
+    def test_is_logged(self, make_trainer):
+        """The size in use is logged with each batch."""
+        log = InMemoryLogger()
+
+        trained(make_trainer, 3, "auto", loggers=log)
+
+        assert [value for _, value in log.data["trainer/device_train_microbatch_size"]] == [2, 2, 2]
+
+    def test_nothing_fits(self, make_trainer):
+        """Where not a single sample fits, a sentence says so."""
+        with pytest.raises(RuntimeError, match="a single sample needs more memory"):
+            trained(make_trainer, 0, "auto")
+
+    def test_without_auto_the_error_is_the_devices(self, make_trainer):
+        """Without "auto", running out of memory ends the run."""
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(make_trainer, 3, None)
+
+    def test_other_errors_are_not_caught(self, make_trainer):
+        """An error that has nothing to do with memory goes on."""
+
+        class Broken(Callback):
+            def after_forward(self, state, logger):
+                raise RuntimeError("broken")
+
+        with pytest.raises(RuntimeError, match="broken"):
+            trained(make_trainer, 100, "auto", callbacks=Broken())
+
+    @pytest.mark.parametrize(
+        ("error", "expected"),
+        [
+            (torch.OutOfMemoryError("CUDA out of memory."), True),
+            (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+            (RuntimeError("shapes do not fit"), False),
+            (MemoryError("out of memory"), False),
+        ],
+    )
+    def test_what_counts(self, error, expected):
+        """Errors of the device's allocator and of libraries that could not allocate count."""
+        assert is_out_of_memory(error) is expected
+
+
+class Tokens(ComposerModel):
+    """Predicts a number for each token; the loss is the mean over the tokens that are not padding."""
+
+    def __init__(self):
+        """In float64, so that only rounding is left."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(10, 3, dtype=torch.float64)
+
+    def forward(self, batch):
+        """Return a score for each token."""
+        return self.embedding(batch["input_ids"])
+
+    def loss(self, outputs, batch):
+        """Return the mean over tokens that are not 0."""
+        return functional.cross_entropy(
+            outputs.flatten(0, 1), (batch["input_ids"] % 3).flatten() - 100 * (batch["input_ids"].flatten() == 0)
+        )
+
+
+class TestByTokens:
+    def test_parts_count_by_their_tokens(self, make_trainer):
+        """Weighed by tokens, a batch in parts gives the gradients of the whole, whatever is padded in each part."""
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.randint(1, 10, (6, 5), generator=generator)
+        ids[0, 1:] = ids[1, 2:] = 0
+
+        def after(size, by_tokens):
+            model = Tokens()
+            spec = {
+                "dataloader": [{"input_ids": ids}],
+                "get_num_tokens_in_batch": lambda batch: int((batch["input_ids"] != 0).sum()),
+            }
+            trainer = make_trainer(
+                model=model,
+                train_dataloader=spec,
+                optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
+                device_train_microbatch_size=size,
+                accumulate_train_batch_on_tokens=by_tokens,
+                max_duration="1ba",
+            )
+            trainer.fit()
+            return model.embedding.weight.detach()
+
+        torch.testing.assert_close(after(2, True), after(None, False), rtol=1e-12, atol=1e-12)
+        assert (after(2, False) - after(None, False)).abs().max() > 1e-3

@@ -1,0 +1,103 @@
+"""Optimizers of all kinds: with a scaled loss, with closures, with weights of their own to evaluate on."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer.algorithms import SAM
+from composer.core import Callback
+from composer.loggers import InMemoryLogger
+
+
+class Huge(Callback):
+    """Makes the gradients of one batch infinite, as a loss scale that is too large does."""
+
+    def __init__(self, batch):
+        """In this batch."""
+        self.batch = batch
+
+    def after_backward(self, state, logger):
+        """Spoil them."""
+        if int(state.timestamp.batch) == self.batch:
+            next(state.model.parameters()).grad.fill_(float("inf"))
+
+
+class TestScaledLoss:
+    def test_skipped_steps_are_counted(self, make_trainer):
+        """A step with infinite gradients changes no weight, and is counted and logged."""
+        log = InMemoryLogger()
+        trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), loggers=log, max_duration="3ba")
+        weights = []
+
+        class Weigh(Callback):
+            def batch_end(self, state, logger):
+                weights.append(make_trainer.weights(trainer))
+
+        trainer.state.callbacks.append(Weigh())
+        trainer.fit()
+
+        assert torch.equal(weights[0], weights[1])
+        assert not torch.equal(weights[1], weights[2])
+        assert [int(value) for _, value in log.data["trainer/skipped_steps"]] == [0, 1, 1]
+        assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
+
+    def test_sam(self, make_trainer):
+        """SAM, which computes the gradients twice, trains with a scaled loss, near to what it does without."""
+        weights = {}
+        for precision in ("fp32", "amp_fp16"):
+            trainer = make_trainer(precision=precision, algorithms=SAM(), max_duration="5ba")
+            trainer.fit()
+            weights[precision] = make_trainer.weights(trainer)
+
+        torch.testing.assert_close(weights["amp_fp16"], weights["fp32"], rtol=0.02, atol=0.005)
+
+    def test_lbfgs_is_refused(self, make_trainer):
+        """An optimizer that computes the loss several times and knows of no scale is refused with a sentence."""
+        model = make_trainer.model()
+        trainer = make_trainer(model=model, optimizers=torch.optim.LBFGS(model.parameters()), precision="amp_fp16")
+
+        with pytest.raises(ValueError, match=r"LBFGS.*'fp32' or 'amp_bf16'"):
+            trainer.fit(duration="1ba")
+
+
+class TestWeightsToEvaluateOn:
+    def schedule_free(self, make_trainer, **options):
+        """Return a trainer with a schedule-free optimizer, and the optimizer."""
+        schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
+        model = make_trainer.model()
+        optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+        return make_trainer(model=model, optimizers=optimizer, **options), optimizer
+
+    def test_evaluated_on_its_averages_trained_on_the_rest(self, make_trainer):
+        """An evaluation uses the optimizer's averages; training goes on, bit for bit, as without an evaluation."""
+        plain, _ = self.schedule_free(make_trainer)
+        evaluated, optimizer = self.schedule_free(make_trainer)
+        seen = []
+
+        class Look(Callback):
+            def eval_batch_start(self, state, logger):
+                seen.append((optimizer.param_groups[0]["train_mode"], make_trainer.weights(evaluated)))
+
+        evaluated.state.callbacks.append(Look())
+        loader = DataLoader(TensorDataset(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64)))
+
+        plain.fit(duration="10ba")
+        evaluated.fit(duration="10ba", eval_dataloader=loader, eval_interval="2ba", eval_subset_num_batches=1)
+
+        assert len(seen) == 5
+        assert not any(mode for mode, _ in seen)
+        assert torch.equal(make_trainer.weights(plain), make_trainer.weights(evaluated))
+        assert not torch.equal(seen[-1][1], make_trainer.weights(evaluated))
+        assert optimizer.param_groups[0]["train_mode"]
+
+    def test_the_averages_are_the_optimizers(self, make_trainer):
+        """What is evaluated is what the optimizer's own eval() gives."""
+        trainer, optimizer = self.schedule_free(make_trainer)
+        trainer.fit(duration="5ba")
+
+        (outputs,) = trainer.predict([(torch.ones(2, 4), None)])
+        optimizer.eval()
+        with torch.no_grad():
+            expected = trainer.state.model((torch.ones(2, 4), None))
+
+        assert torch.equal(outputs, expected)

@@ -1,0 +1,97 @@
+"""Prediction: outputs of every batch, without a trace in training."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer.core import Callback, DataSpec
+
+
+class Seen(Callback):
+    """Remembers the events and what the state shows at them."""
+
+    def __init__(self):
+        """Nothing yet."""
+        self.events, self.outputs, self.clock = [], [], []
+
+    def predict_start(self, state, logger):
+        """Note the label and length of the data."""
+        self.events.append((state.dataloader_label, state.dataloader_len))
+
+    def predict_batch_end(self, state, logger):
+        """Take the outputs, and look at the clock."""
+        self.outputs.append(state.outputs)
+        self.clock.append((int(state.predict_timestamp.batch), int(state.predict_timestamp.sample)))
+
+    def predict_end(self, state, logger):
+        """Note it."""
+        self.events.append("end")
+
+
+class TestPredict:
+    def test_returns_the_outputs_of_each_batch(self, make_trainer):
+        """Outputs are the model's in evaluation mode, without gradients, in order."""
+        trainer, loader = make_trainer(), make_trainer.loader(samples=10, batch_size=4)
+
+        outputs = trainer.predict(loader)
+
+        with torch.no_grad():
+            expected = [trainer.state.model.eval()(batch) for batch in loader]
+        assert len(outputs) == 3
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+        assert not outputs[0].requires_grad
+
+    def test_streams_to_callbacks(self, make_trainer):
+        """Callbacks see each batch's outputs and the clock, whether or not outputs are returned."""
+        seen = Seen()
+        trainer = make_trainer(callbacks=seen)
+
+        returned = trainer.predict(make_trainer.loader(samples=10, batch_size=4), 2, return_outputs=False)
+
+        assert returned == []
+        assert seen.clock == [(1, 4), (2, 8)]
+        assert len(seen.outputs) == 2
+        assert seen.events == [("predict", 2), "end"]
+
+    def test_leaves_training_as_it_is(self, make_trainer):
+        """Training goes on with the same bits, in the same mode, after a prediction in between."""
+        plain, predicting = make_trainer(), make_trainer()
+
+        for trainer in (plain, predicting):
+            trainer.fit(duration="3ba")
+            if trainer is predicting:
+                trainer.predict(DataLoader(TensorDataset(torch.rand(6, 4), torch.zeros(6)), shuffle=True))
+            trainer.fit(duration="7ba")
+
+        assert torch.equal(make_trainer.weights(plain), make_trainer.weights(predicting))
+        assert predicting.state.dataloader_label == "train"
+
+    def test_transforms_of_the_data(self, make_trainer):
+        """A DataSpec's transform is applied to each batch."""
+        trainer = make_trainer()
+        batches = [(torch.zeros(2, 4), torch.zeros(2))]
+        spec = DataSpec(batches, batch_transforms=lambda batch: (batch[0] + 1, batch[1]))
+
+        (outputs,) = trainer.predict(spec)
+
+        with torch.no_grad():
+            assert torch.equal(outputs, trainer.state.model((torch.ones(2, 4), None)))
+
+    def test_a_model_without_metrics(self, make_trainer):
+        """A model needs no more than forward."""
+
+        class Line(torch.nn.Linear):
+            def loss(self, outputs, batch):
+                return outputs.mean()
+
+        trainer = make_trainer(model=Line(4, 2), train_dataloader=None)
+
+        (outputs,) = trainer.predict([torch.zeros(3, 4)])
+
+        assert outputs.shape == (3, 2)
+
+    @pytest.mark.parametrize(("loader", "subset", "kind"), [(5, -1, TypeError), ([], 0, ValueError)])
+    def test_bad_input(self, make_trainer, loader, subset, kind):
+        """What cannot be iterated over and a number of batches out of range are refused."""
+        with pytest.raises(kind, match=r"iterable|subset_num_batches"):
+            make_trainer().predict(loader, subset)
