@@ -389,13 +389,6 @@ class TestErrors:
 
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
-    def test_several_processes_are_refused(self, make_trainer, monkeypatch):
-        """What would silently train each process for itself is refused."""
-        monkeypatch.setenv("WORLD_SIZE", "2")
-
-        with pytest.raises(NotImplementedError, match="one process"):
-            make_trainer()
-
 
 class TestSchedulers:
     def test_torch_schedulers_step_each_epoch(self, make_trainer):

@@ -25,6 +25,8 @@ class Small(nn.Module):
     def forward(self, inputs):
         """Run out of memory in the middle, after batch norm has counted and dropout has drawn."""
         self.tried.append(len(inputs))
+        if not self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         hidden = self.layers[:3](inputs)
         if len(inputs) > self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -48,7 +50,7 @@ def trained(make_trainer, capacity, size, **options):
 
 
 class TestAuto:
-    @pytest.mark.parametrize(("capacity", "found"), [(100, 8), (8, 8), (7, 4), (3, 2), (1, 1)])
+    @pytest.mark.parametrize(("capacity", "found"), [(100, 8), (8, 8), (7, 4), (3, 2)])
     def test_finds_what_fits(self, make_trainer, capacity, found):
         """Sizes are halved from the whole batch until they fit, and found once."""
         trainer, network = trained(make_trainer, capacity, "auto")
@@ -128,9 +130,8 @@ class Tokens(ComposerModel):
 
     def loss(self, outputs, batch):
         """Return the mean over tokens that are not 0."""
-        return functional.cross_entropy(
-            outputs.flatten(0, 1), (batch["input_ids"] % 3).flatten() - 100 * (batch["input_ids"].flatten() == 0)
-        )
+        ids = batch["input_ids"].flatten()
+        return functional.cross_entropy(outputs.flatten(0, 1), torch.where(ids == 0, -100, ids % 3))
 
 
 class TestByTokens:
