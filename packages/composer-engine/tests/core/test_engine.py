@@ -7,6 +7,7 @@ import torch
 
 import composer.core.engine
 from composer.core import Algorithm, Callback, Engine, Event, Logger, LoggerDestination, Stage, State, Trace
+from composer.core.event import MODEL_EVENTS
 from composer.core.passes import sort_to_back
 
 
@@ -160,6 +161,7 @@ class TestPlanIsMadeOnce:
         "pass registered": lambda e, make: e.register_pass(lambda algorithms, event: algorithms),
         "pass removed": lambda e, make: e.algorithm_passes.pop(),
         "passes set": lambda e, make: setattr(e, "algorithm_passes", []),
+        "subscribed": lambda e, make: e.on("batch_end", lambda state, logger: None),
     }
 
     @pytest.mark.filterwarnings("ignore:B runs at no event")
@@ -249,6 +251,109 @@ class TestPasses:
         """A name is no pass."""
         with pytest.raises(TypeError, match="algorithm_pass must be a function"):
             Engine(state).register_pass("run_last")
+
+
+class Wrapping(Callback):
+    """Writes down before and after each call that it wraps; at one event it has a hook of its own."""
+
+    def __init__(self, name, written):
+        self.name, self.written = name, written
+
+    def batch_end(self, state, logger):
+        self.written.append(self.name)
+
+    def wrap_call(self, event, entry, call):
+        def wrapped():
+            self.written.append(f"{self.name}<{entry.key}@{event.value}")
+            call()
+            self.written.append(f">{self.name}")
+
+        return wrapped
+
+
+class TestWrapping:
+    def test_every_call_but_its_own(self, state, make):
+        """Algorithms, other callbacks, functions and loggers are wrapped; nobody is by itself."""
+        written = []
+        state.callbacks = Wrapping("W", written), make.callback("C", "batch_end")
+        logger = Logger(state, make.destination("L", "batch_end"))
+        engine = Engine(state, logger, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
+        engine.on("batch_end", lambda state, logger: written.append("f"))
+
+        engine.run_event("batch_end")
+
+        assert [word for word in written if word.startswith("W<")][:2] == ["W<A@batch_end", "W<C@batch_end"]
+        assert written[:5] == ["W<A@batch_end", ">W", "W", "W<C@batch_end", ">W"]
+        assert written[6:] == ["f", ">W", "W<L@batch_end", ">W"]
+
+    def test_first_of_the_list_is_innermost(self, state, make):
+        """Whoever wraps later wraps what the others have wrapped, and each wraps the other's hook."""
+        written = []
+        state.callbacks = Wrapping("A", written), Wrapping("B", written), make.callback("C", "batch_end")
+
+        Engine(state).run_event("batch_end")
+
+        assert written == [
+            *("B<Wrapping@batch_end", "A", ">B"),
+            *("A<Wrapping.1@batch_end", "B", ">A"),
+            *("B<C@batch_end", "A<C@batch_end", ">A", ">B"),
+        ]
+
+    def test_what_is_not_due_is_not_wrapped_either(self, state, make):
+        """A call that is left out passes no wrapper, and an algorithm before training is wrapped with its draws."""
+        written = []
+        state.callbacks = Wrapping("W", written)
+        engine = Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}))
+        engine.on("batch_start", lambda state, logger: written.append("f"), every="2ba")
+        for event in MODEL_EVENTS:
+            engine.run_event(event)
+        for _ in range(3):
+            engine.run_event("batch_start")
+            state.timestamp = state.timestamp.to_next_batch()
+
+        assert written[:2] == ["W<A@init", ">W"]
+        assert [word[:2] for word in written[2:]] == ["W<", "f", ">W"]
+
+    def test_whole_events(self, state, make, calls):
+        """An event is wrapped as a whole, also one that nobody listens to, and its errors come through."""
+
+        class Spans(Callback):
+            def wrap_event(self, event, call):
+                def wrapped():
+                    calls.append(f"<{event.value}")
+                    call()
+                    calls.append(">")
+
+                return wrapped
+
+        state.callbacks = Spans(), make.callback("C", "batch_end")
+        engine = Engine(state)
+        engine.run_event("batch_end")
+        engine.run_event("batch_start")
+
+        assert calls == ["<batch_end", ("C", "batch_end"), ">", "<batch_start", ">"]
+
+    def test_unchanged_costs_nothing(self, state, make):
+        """Where what wraps an event returns it as it is, the event's calls stay what they were."""
+
+        class Nothing(Callback):
+            def wrap_event(self, event, call):
+                return call
+
+        state.callbacks = Nothing()
+        engine = Engine(state)
+        engine.run_event("batch_end")
+
+        assert engine._table["batch_end"] == ()
+
+    @pytest.mark.parametrize("method", ["wrap_call", "wrap_event"])
+    def test_something_to_call_must_come_back(self, state, make, method):
+        """A wrapper that forgets to return is named."""
+        forgetful = type("Forgetful", (Callback,), {method: lambda self, *given: None})()
+        state.callbacks = forgetful, make.callback("C", "batch_end")
+
+        with pytest.raises(TypeError, match=f"Forgetful.{method} must return a function without arguments"):
+            Engine(state).run_event("batch_end")
 
 
 class TestTraces:

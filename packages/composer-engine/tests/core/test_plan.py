@@ -238,7 +238,10 @@ class TestData:
             "A", {Event.BATCH_END: Stage.WEIGHTS}, reads={"model", "loss"}, writes={"model"}, __doc__="Do :class:`x.Y`."
         )
 
-        plan = explain([algorithm, make.algorithm("B")], make.callback("C", "batch_end"))
+        watch = make.callback("C", "batch_end")
+        watch.intervals = lambda: {"batch_end": "10ba"}
+
+        plan = explain([algorithm, make.algorithm("B")], watch)
 
         assert json.loads(plan.to_json()) == {
             "algorithms": [
@@ -254,6 +257,7 @@ class TestData:
                         "placed_by": [],
                         "asked_each_time": False,
                         "why": "",
+                        "every": None,
                         "reads": ["loss", "model"],
                         "writes": ["model"],
                     },
@@ -264,6 +268,7 @@ class TestData:
                         "placed_by": [],
                         "asked_each_time": False,
                         "why": "callbacks come after algorithms",
+                        "every": "10ba",
                         "reads": [],
                         "writes": [],
                     },

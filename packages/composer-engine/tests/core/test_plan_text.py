@@ -127,6 +127,22 @@ def test_asked_algorithms_say_so(make):
     assert "batch_end  A     weights  asked by match whether to run" in text
 
 
+def test_how_often_is_shown(make):
+    """A hook that is not called each time says how often, at its own event, behind the reason for its place."""
+
+    class Recorder(Callback):
+        def run_event(self, event, state, logger):
+            pass
+
+        def intervals(self):
+            return {Event.BATCH_END: "10ba"}
+
+    lines = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}), Recorder())).splitlines()
+
+    assert any(line.split()[:2] == ["fit_start", "Recorder"] and "every" not in line for line in lines)
+    assert "Recorder  callback  callbacks come after algorithms; every 10ba" in "\n".join(lines)
+
+
 def test_left_out_and_warnings_are_shown(make):
     """What a pass left out has a line at its event, and warnings come last."""
 

@@ -21,6 +21,7 @@ from composer.core.serialization import NotSerializableError, saved
 from composer.core.splitting import join_tensors, split_tensors
 from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
+from composer.core.subscription import Subscription
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Stage",
     "State",
     "StateMismatchError",
+    "Subscription",
     "SupportsTraining",
     "Time",
     "TimeUnit",

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 from composer.core.serializable import Serializable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from composer.core.event import Event
+    from composer.core.frequency import Call
     from composer.core.logger import Logger
+    from composer.core.plan import Entry
     from composer.core.state import State
+    from composer.core.time import Time
 
 __all__ = ["Callback"]
 
@@ -29,6 +34,34 @@ class Callback(Serializable):
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Called at every event, if overridden; calls the event's method."""
         getattr(self, event.value)(state, logger)
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Return how often which hooks are to be called, ``{Event.BATCH_END: "10ba"}``; others are called each time.
+
+        Asked when the plan is made. Whether a hook is due follows from the clock alone, so it is the same after a
+        resume: ``"10ba"`` is due at the ``BATCH_END`` of the 10th, 20th, … batch. At events within a batch, which the
+        clock has not counted yet, it is due in the batch after. 0 is never; a whole number counts epochs.
+        """
+        return {}
+
+    def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
+        """Return what is called at an event in place of ``call``: ``call`` itself, or a function that makes the call.
+
+        Asked, if overridden, of every call of an algorithm, callback, logger or subscription but its own, when the
+        calls of an event are put together. With several that wrap, the first of the list is the innermost.
+
+        Args:
+            event: Where it is called.
+            entry: Who is called, as in the plan.
+            call: The call, without arguments.
+        """
+        del event, entry
+        return call
+
+    def wrap_event(self, event: Event, call: Call) -> Call:
+        """Return what is called for a whole event, also where nobody listens; as :meth:`wrap_call`."""
+        del event
+        return call
 
     def close(self, state: State, logger: Logger) -> None:
         """Called once when the engine is closed, also after an error: finish files, stop threads."""

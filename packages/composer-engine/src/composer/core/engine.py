@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,23 +12,26 @@ import torch
 from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
+from composer.core.callback import Callback
 from composer.core.components import Components
 from composer.core.event import MODEL_EVENTS, Event
+from composer.core.frequency import Call, checked_interval, only_when_due
+from composer.core.hooks import overrides
 from composer.core.logger import Logger, Trace
 from composer.core.loop_check import LoopCheck
 from composer.core.ownership import Ownership
 from composer.core.passes import AlgorithmPass, default_passes
 from composer.core.plan import Entry, Plan, build_plan
+from composer.core.subscription import Subscription, check_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from composer.core.callback import Callback
     from composer.core.state import State
+    from composer.core.time import Time
 
 __all__ = ["Engine"]
 
-Call: TypeAlias = Callable[[], object]
 PassAt: TypeAlias = tuple[AlgorithmPass, int]
 
 
@@ -71,6 +73,7 @@ class Engine:
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
         self._passes = Components(default_passes(), _check_pass)
+        self._subscriptions: Components[Subscription] = Components((), check=_check_nothing)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
         self._warned: set[str] = set()
@@ -83,6 +86,7 @@ class Engine:
         state.on_components_change(self._forget_plan)
         self.logger.destinations.on_change.append(self._forget_plan)
         self._passes.on_change.append(self._forget_plan)
+        self._subscriptions.on_change.append(self._forget_plan)
         self.explain()
 
     def run_event(self, event: Event | str) -> None:
@@ -101,6 +105,43 @@ class Engine:
             calls = self._compile(event)
         for call in calls:
             call()
+
+    def on(
+        self, event: Event | str, function: Callable[[State, Logger], object], every: Time | str | int | None = None
+    ) -> Subscription:
+        """Call a function at an event, after the callbacks and before the loggers, until the subscription is removed.
+
+        Args:
+            event: The event or its value, ``"batch_end"``.
+            function: ``f(state, logger)``.
+            every: How often: a time, a text (``"10ba"``) or a number of epochs; each time if None, never if 0. Whether
+                it is due follows from the clock alone; see :meth:`Callback.intervals`.
+
+        Returns:
+            The subscription: ``subscription.remove()`` ends it.
+
+        Raises:
+            ValueError: There is no such event, or ``every`` could never be due there.
+            TypeError: ``function`` cannot be called with a state and a logger, or ``every`` is no length of time.
+            RuntimeError: The engine is closed.
+
+        Example:
+            >>> from composer.core import State
+            >>> engine = Engine(State(model=None))
+            >>> def report(state, logger):
+            ...     print(state.timestamp.batch)
+            >>> subscription = engine.on("batch_end", report, every="10ba")
+            >>> print(engine.explain().entries[Event.BATCH_END][0].every)
+            10ba
+        """
+        if self._closed:
+            raise RuntimeError("The engine is closed and calls nobody any more. Make a new Trainer or Engine.")
+        event = _event_of(event)
+        check_function(function)
+        interval = None if every is None else checked_interval(every, event, "Engine.on")
+        subscription = Subscription(event, function, interval, self._subscriptions)
+        self._subscriptions.append(subscription)
+        return subscription
 
     def run_marker_only_event(self, event: Event | str) -> None:
         """Put a mark named after an event into the trace of a torch profiler, if one is running, and call nobody.
@@ -131,7 +172,13 @@ class Engine:
     def explain(self) -> Plan:
         """Return the plan: what runs at which event, in which order and why; ``print`` shows it as text."""
         if self._plan is None:
-            self._plan = build_plan(self.state.algorithms, self.state.callbacks, self.logger.destinations, self._passes)
+            self._plan = build_plan(
+                self.state.algorithms,
+                self.state.callbacks,
+                self.logger.destinations,
+                self._passes,
+                self._subscriptions,
+            )
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)
             for warning in fresh:
@@ -187,9 +234,16 @@ class Engine:
         return calls
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
-        calls = [self._call(event, order, entry) for order, entry in enumerate(entries)]
-        if event not in MODEL_EVENTS or all(entry.kind == "logger" for entry in entries):
-            return tuple(calls)
+        calls = tuple(self._call(event, order, entry) for order, entry in enumerate(entries))
+        if event in MODEL_EVENTS and any(entry.kind != "logger" for entry in entries):
+            calls = self._with_checks(event, entries, calls)
+        alone: Call = partial(_call_all, calls)
+        whole = alone
+        for wrapper in self._wrappers("wrap_event"):
+            whole = _checked_call(wrapper.wrap_event(event, whole), wrapper, "wrap_event")
+        return calls if whole is alone else (whole,)
+
+    def _with_checks(self, event: Event, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[Call, ...]:
         ownership = Ownership(self.state)
         checked: list[Call] = [ownership.begin]
         for entry, call in zip(entries, calls, strict=True):
@@ -200,12 +254,23 @@ class Engine:
         return (*checked, ownership.end)
 
     def _call(self, event: Event, order: int, entry: Entry) -> Call:
+        call = self._bare_call(event, order, entry)
+        for wrapper in self._wrappers("wrap_call"):
+            if wrapper is not entry.component:
+                call = _checked_call(wrapper.wrap_call(event, entry, call), wrapper, "wrap_call")
+        return only_when_due(call, entry.every, event, self.state)
+
+    def _bare_call(self, event: Event, order: int, entry: Entry) -> Call:
         component, state, logger = entry.component, self.state, self.logger
         if isinstance(component, Algorithm) and self.log_traces:
             return partial(_run_traced, component, event, state, logger, Trace(entry.key, event, order=order))
         if isinstance(component, Algorithm) and entry.asked:
             return partial(_run_if_matching, component, event, state, logger)
         return partial(entry.call, state, logger)
+
+    def _wrappers(self, method: str) -> list[Callback]:
+        everyone: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
+        return [one for one in everyone if overrides(one, Callback, method)]
 
 
 def _event_of(event: Event | str) -> Event:
@@ -215,6 +280,20 @@ def _event_of(event: Event | str) -> Event:
         close = difflib.get_close_matches(str(event).lower(), [one.value for one in Event], n=1)
         guess = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"There is no event {event!r}; {guess}The events are {', '.join(Event)}.") from None
+
+
+def _call_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _checked_call(call: Call, wrapper: Callback, method: str) -> Call:
+    if not callable(call):
+        raise TypeError(
+            f"{type(wrapper).__name__}.{method} must return a function without arguments, such as the call that it was "
+            f"given, got {call!r}."
+        )
+    return call
 
 
 def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:
@@ -239,6 +318,10 @@ def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger
 def _check_pass(algorithm_pass: object) -> None:
     if not callable(algorithm_pass):
         raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")
+
+
+def _check_nothing(subscription: object) -> None:
+    """Subscriptions are checked before they are made."""
 
 
 def _as_list(

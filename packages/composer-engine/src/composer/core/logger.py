@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch import Tensor
 
 from composer.core.callback import Callback
 from composer.core.components import Components
-from composer.core.time import TimeUnit
+from composer.core.interval import Interval
+from composer.core.plan import component_keys
+from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from composer.core.event import Event
     from composer.core.state import State
 
-__all__ = ["Logger", "LoggerDestination", "Trace"]
+__all__ = ["Logger", "LoggerDestination", "Trace", "keep", "to_interval"]
 
 
 @attrs.frozen
@@ -51,7 +54,13 @@ class LoggerDestination(Callback):
 
     It is a callback too, so that it can open its files at ``INIT`` and finish them when the run is closed. Numbers may
     come as tensors that are still being computed; read them (``float(value)``) only when they are printed or stored.
+
+    With :attr:`every` set to an interval it is given metrics only so often: of each name the newest value, with the
+    step that it belongs to. Everything else comes at once.
     """
+
+    every: Interval | None = None
+    """How often it is given metrics; at once if None, and only at the end if it is an interval of 0."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Store settings."""
@@ -108,6 +117,37 @@ def check_destination(destination: object) -> None:
         raise TypeError(f"loggers must be LoggerDestination objects, got {destination!r}.")
 
 
+@attrs.define(eq=False)
+class _Waiting:
+    """What waits for a destination that wants metrics only every so often."""
+
+    destination: LoggerDestination
+    delivered_at: Timestamp
+    looked_at: Timestamp
+    newest: dict[str, tuple[int, Any]] = attrs.field(factory=dict)
+
+    def is_due(self, state: State) -> bool:
+        """Return whether a multiple of the interval has been passed since the last delivery."""
+        if state.timestamp is self.looked_at:
+            return False
+        self.looked_at = state.timestamp
+        # In an evaluation the state has the length of another loader.
+        length = state.dataloader_len if state.dataloader is state.train_dataloader else None
+        every = to_interval(self.destination.every)
+        if every is not None and not every.passed(self.delivered_at, state.timestamp, state.max_duration, length):
+            return False
+        self.delivered_at = state.timestamp
+        return True
+
+    def take(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return what waits by step, the lowest first, and let nothing wait any more."""
+        by_step: dict[int, dict[str, Any]] = {}
+        for name, (step, value) in self.newest.items():
+            by_step.setdefault(step, {})[name] = value
+        self.newest = {}
+        return sorted(by_step.items(), key=operator.itemgetter(0))
+
+
 class Logger:
     """Hands what is logged to every destination. One that fails to store is reported once, and the run goes on.
 
@@ -128,6 +168,7 @@ class Logger:
             destinations = [destinations]
         self._state = state
         self._reported: set[tuple[int, str]] = set()
+        self._waiting: dict[int, _Waiting] = {}
         self._destinations = Components(destinations or (), check_destination)
 
     @property
@@ -145,8 +186,17 @@ class Logger:
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers by name, for ``step`` or else for the batches finished so far. Tensors are not read here."""
-        if self.destinations:
-            self._send("log_metrics", metrics, self._step(step))
+        if not self._destinations:
+            return
+        step = self._step(step)
+        for destination in self._destinations:
+            if destination.every is not None:
+                self._let_wait(destination, metrics, step)
+                continue
+            try:
+                destination.log_metrics(metrics, step)
+            except Exception as error:  # noqa: BLE001  (whatever it is: a full disk must not end the training)
+                self.report_failure(destination, "log_metrics", error, stacklevel=3)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Log which algorithms ran."""
@@ -172,17 +222,28 @@ class Logger:
         """Return whether any destination keeps files."""
         return any(destination.can_upload_files() for destination in self.destinations)
 
-    def _step(self, step: int | None) -> int:
-        return int(self._state.timestamp.count(TimeUnit.BATCH)) if step is None else step
+    def deliver(self) -> None:
+        """Hand over all that waits for destinations that want metrics only every so often.
 
-    def _send(self, method: str, *arguments: Any, **options: Any) -> None:
-        for destination in self.destinations:
-            try:
-                getattr(destination, method)(*arguments, **options)
-            except Exception as error:  # noqa: BLE001  (whatever it is: a full disk must not end the training)
-                self._report(destination, method, error)
+        The engine does so when a training or an evaluation by itself ends, and when it is closed.
+        """
+        for waiting in self._waiting.values():
+            waiting.delivered_at = self._state.timestamp
+            self._hand_over(waiting)
 
-    def _report(self, destination: LoggerDestination, method: str, error: Exception) -> None:
+    def report_failure(
+        self, destination: LoggerDestination, method: str, error: Exception, *, stacklevel: int = 2
+    ) -> None:
+        """Warn that a destination failed to store something; of each of its methods this is told once.
+
+        For destinations that store later than they are called: these catch what goes wrong and report it here.
+
+        Args:
+            destination: Which.
+            method: What failed, ``"flush"``.
+            error: Why.
+            stacklevel: Whose line the warning names, as of :func:`warnings.warn`; 2 is the caller's.
+        """
         if (id(destination), method) in self._reported:
             return
         self._reported.add((id(destination), method))
@@ -190,8 +251,85 @@ class Logger:
             f"{type(destination).__name__}.{method} failed and may have lost what was logged; training goes on. "
             f"The cause: {type(error).__name__}: {error}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return what destinations need to go on in a later run, such as an id, by the destination's name.
+
+        That is its class, numbered from the second of a class on. Destinations that need nothing are left out.
+        """
+        return {key: saved for key, one in self._by_key().items() if (saved := one.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        """Let destinations go on with what :meth:`state_dict` returned; what no destination asks for is left out.
+
+        This comes before ``AFTER_LOAD``, where destinations open what they write to.
+        """
+        for key, destination in self._by_key().items():
+            if key in state:
+                destination.load_state_dict(state[key])
+
+    def _by_key(self) -> dict[str, LoggerDestination]:
+        keys = component_keys(self._destinations)
+        return {keys[id(destination)]: destination for destination in self._destinations}
+
+    def _step(self, step: int | None) -> int:
+        return int(self._state.timestamp.count(TimeUnit.BATCH)) if step is None else step
+
+    def _let_wait(self, destination: LoggerDestination, metrics: Mapping[str, Any], step: int) -> None:
+        waiting = self._waiting.get(id(destination))
+        if waiting is None:
+            clock = self._state.timestamp
+            waiting = self._waiting[id(destination)] = _Waiting(destination, clock, clock)
+        elif waiting.is_due(self._state):
+            self._hand_over(waiting)
+        for name, value in metrics.items():
+            waiting.newest[name] = (step, keep(value))
+
+    def _hand_over(self, waiting: _Waiting) -> None:
+        for step, metrics in waiting.take():
+            try:
+                waiting.destination.log_metrics(metrics, step)
+            except Exception as error:  # noqa: BLE001  (see log_metrics)
+                self.report_failure(waiting.destination, "log_metrics", error)
+
+    def _send(self, method: str, *arguments: Any, **options: Any) -> None:
+        for destination in self.destinations:
+            try:
+                getattr(destination, method)(*arguments, **options)
+            except Exception as error:  # noqa: BLE001  (see log_metrics)
+                self.report_failure(destination, method, error, stacklevel=4)
+
+
+def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
+    """Return how often as an :class:`Interval`; None is at once.
+
+    Raises:
+        ValueError: It is no length of time.
+
+    Example:
+        >>> to_interval("10ba"), to_interval(None)
+        (Interval(every=Time(10, 'ba')), None)
+    """
+    return every if every is None or isinstance(every, Interval) else Interval(every)
+
+
+def keep(value: Any) -> Any:
+    """Return a value as it is now, whatever later happens to its tensor in place; this does not wait for the device.
+
+    A number on the CPU is there to be read. One on another device is copied there, to be read later.
+
+    Example:
+        >>> import torch
+        >>> keep(torch.tensor(0.5)), keep(3)
+        (0.5, 3)
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_cpu and value.numel() == 1:
+        return value.item()
+    return value.detach().clone()
 
 
 def format_metric_value(value: Any) -> str:

@@ -15,17 +15,20 @@ from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
 from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
+from composer.core.hooks import hook_of, intervals_of, overrides
 from composer.core.ordering import apply_passes
 from composer.core.passes import default_passes, stage_of
 from composer.core.plan_mermaid import mermaid_lines
 from composer.core.plan_text import plan_lines
 from composer.core.stage import Stage
+from composer.core.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from composer.core.logger import LoggerDestination
     from composer.core.passes import AlgorithmPass
+    from composer.core.time import Time
 
 __all__ = ["AlgorithmConflictError", "Declaration", "Entry", "LeftOut", "Plan", "build_plan", "explain"]
 
@@ -39,17 +42,18 @@ class Entry:
 
     Args:
         component: What is called.
-        key: Its name in the run: the class, numbered from the second of a class on.
-        kind: ``"algorithm"``, ``"callback"`` or ``"logger"``.
+        key: Its name in the run: the class, or a subscribed function's name, numbered from the second of a name on.
+        kind: ``"algorithm"``, ``"callback"``, ``"subscription"`` or ``"logger"``.
         stage: An algorithm's stage there; None for one that declares none.
         placed_by: The user's passes that moved it from where its stage and the list had put it.
         asked: Whether it decides by its own ``match`` each time.
         why: Why it comes where it comes, in a few words; empty where there is nothing to say.
+        every: How often it is called there; None is each time.
         reads, writes: What an algorithm declares that it looks at and changes, at one or another of its events.
         call: What it does there, ``f(state, logger)``.
     """
 
-    component: Algorithm | Callback = attrs.field(repr=False)
+    component: Algorithm | Callback | Subscription = attrs.field(repr=False)
     key: str
     kind: str
     call: Callable[..., object] = attrs.field(repr=False, eq=False)
@@ -57,6 +61,7 @@ class Entry:
     placed_by: tuple[str, ...] = ()
     asked: bool = False
     why: str = ""
+    every: Time | None = None
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
@@ -76,6 +81,7 @@ class Entry:
             "placed_by": list(self.placed_by),
             "asked_each_time": self.asked,
             "why": self.why,
+            "every": None if self.every is None else str(self.every),
             "reads": list(self.reads),
             "writes": list(self.writes),
         }
@@ -152,8 +158,8 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
     def keys_everywhere(self) -> list[str]:
-        """Return who runs, or is asked, at every single event and was moved at none, in the order of the plan."""
-        moved = {entry.key for entry in chain.from_iterable(self.entries.values()) if entry.placed_by}
+        """Return who runs, or is asked, each time at every event and was moved at none, in the order of the plan."""
+        moved = {entry.key for entry in chain.from_iterable(self.entries.values()) if entry.placed_by or entry.every}
         common = set.intersection(*({entry.key for entry in self.entries.get(event, ())} for event in Event))
         return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - moved]
 
@@ -209,17 +215,20 @@ def build_plan(
     callbacks: Sequence[Callback] = (),
     destinations: Sequence[LoggerDestination] = (),
     passes: Sequence[AlgorithmPass] | None = None,
+    subscriptions: Sequence[Subscription] = (),
 ) -> Plan:
-    """Return the plan of algorithms, callbacks and loggers, ordered by ``passes`` (the default ones if None).
+    """Return the plan of all that may be called, ordered by ``passes`` (the default ones if None).
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
-        TypeError: An algorithm's declarations are not what they must be, or a pass returns nothing.
-        ValueError: One object is given twice, or a pass returns what it was not given.
+        TypeError: An algorithm's declarations or a callback's intervals are not what they must be, or a pass returns
+            nothing.
+        ValueError: One object is given twice, a pass returns what it was not given, or an interval is never due.
     """
     passes = default_passes() if passes is None else passes
     _check(algorithms, callbacks, destinations)
-    keys = component_keys(chain(algorithms, callbacks, destinations))
+    keys = component_keys(chain(algorithms, callbacks, destinations, subscriptions))
+    intervals = {id(one): intervals_of(one) for one in chain(callbacks, destinations)}
     plan: dict[Event, tuple[Entry, ...]] = {}
     left_out: list[LeftOut] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -230,8 +239,9 @@ def build_plan(
                 _algorithm_entry(algorithm, event, placed_by, keys)
                 for algorithm, placed_by in zip(ordered.algorithms, ordered.placed_by, strict=True)
             ]
-            watching = _hook_entries(callbacks, event, "callback", keys)
-            storing = _hook_entries(destinations, event, "logger", keys)
+            watching = _hook_entries(callbacks, event, "callback", keys, intervals)
+            watching += _subscribed_entries(subscriptions, event, keys)
+            storing = _hook_entries(destinations, event, "logger", keys, intervals)
             # At INIT loggers open what the others may already want to write to; later they come last, to see it all.
             entries = [*storing, *called, *watching] if event is Event.INIT else [*called, *watching, *storing]
             left_out += [LeftOut(keys[id(algorithm)], event, by) for algorithm, by in ordered.left_out]
@@ -243,7 +253,7 @@ def build_plan(
 
 
 def component_keys(components: Iterable[object]) -> dict[int, str]:
-    """Return a name for each component, by its ``id``: its class, numbered from the second of a class on.
+    """Return a name for each component, by its ``id``: its class or function, numbered from the second of a name on.
 
     Example:
         >>> list(component_keys([1.5, 2, 2.5]).values())
@@ -252,7 +262,7 @@ def component_keys(components: Iterable[object]) -> dict[int, str]:
     counts: dict[str, int] = {}
     keys = {}
     for component in components:
-        name = type(component).__name__
+        name = component.name if isinstance(component, Subscription) else type(component).__name__
         place = counts[name] = counts.get(name, -1) + 1
         keys[id(component)] = f"{name}.{place}" if place else name
     return keys
@@ -260,22 +270,7 @@ def component_keys(components: Iterable[object]) -> dict[int, str]:
 
 def overrides_match(algorithm: Algorithm) -> bool:
     """Return whether the algorithm has a ``match`` of its own."""
-    return _is_own(algorithm, Algorithm, "match")
-
-
-def hook_of(callback: Callback, event: Event) -> Callable[..., None] | None:
-    """Return what a callback does at an event, as ``f(state, logger)``; None if it does nothing."""
-    if _is_own(callback, Callback, "run_event"):
-        return partial(callback.run_event, event)
-    if _is_own(callback, Callback, event.value):
-        hook: Callable[..., None] = getattr(callback, event.value)
-        return hook
-    return None
-
-
-def _is_own(component: object, base: type, method: str) -> bool:
-    # What would be called is asked, not the class: a method may also have been put on the object.
-    return getattr(getattr(component, method), "__func__", None) is not getattr(base, method)
+    return overrides(algorithm, Algorithm, "match")
 
 
 def _check(*lists: Sequence[Algorithm | Callback]) -> None:
@@ -350,11 +345,25 @@ def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, .
     )
 
 
-def _hook_entries(callbacks: Sequence[Callback], event: Event, kind: str, keys: Mapping[int, str]) -> list[Entry]:
+def _hook_entries(
+    callbacks: Sequence[Callback],
+    event: Event,
+    kind: str,
+    keys: Mapping[int, str],
+    intervals: Mapping[int, Mapping[Event, Time]],
+) -> list[Entry]:
     return [
-        Entry(callback, keys[id(callback)], kind, hook)
+        Entry(callback, keys[id(callback)], kind, hook, every=intervals[id(callback)].get(event))
         for callback in callbacks
         if (hook := hook_of(callback, event)) is not None
+    ]
+
+
+def _subscribed_entries(subscriptions: Sequence[Subscription], event: Event, keys: Mapping[int, str]) -> list[Entry]:
+    return [
+        Entry(one, keys[id(one)], "subscription", one.function, every=one.every)
+        for one in subscriptions
+        if one.event is event
     ]
 
 

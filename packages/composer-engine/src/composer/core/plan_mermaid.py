@@ -12,7 +12,7 @@ from composer.core.event import Event
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from composer.core.plan import Plan
+    from composer.core.plan import Entry, Plan
 
 __all__ = ["mermaid_lines"]
 
@@ -145,7 +145,7 @@ def mermaid_lines(plan: Plan) -> Iterator[str]:
     yield "flowchart TD"
     everywhere = plan.keys_everywhere()
     labels = {
-        event: [f"{entry.key} ({entry.what})" for entry in entries if entry.key not in everywhere]
+        event: [_label(entry) for entry in entries if entry.key not in everywhere]
         for event, entries in plan.entries.items()
     }
     drawing = _Drawing({event: texts for event, texts in labels.items() if texts})
@@ -199,6 +199,11 @@ class _Drawing:
 
     def _last(self, part: _Part) -> str:
         return self._last(self._drawn(part.parts)[-1]) if isinstance(part, _Loop) else _name(part)
+
+
+def _label(entry: Entry) -> str:
+    often = "" if entry.every is None else f", every {entry.every}"
+    return f"{entry.key} ({entry.what}{often})"
 
 
 def _name(part: Event | str) -> str:

@@ -97,8 +97,9 @@ def _row_everywhere(entry: Entry) -> Row:
 
 
 def _reason(entry: Entry) -> str:
+    often = [f"every {entry.every}"] if entry.every is not None else []
     asked = ["asked by match whether to run"] if entry.asked else []
-    return "; ".join([*([entry.why] if entry.why else []), *asked])
+    return "; ".join([*([entry.why] if entry.why else []), *often, *asked])
 
 
 def _line(row: Row, widths: Sequence[int], indent: int) -> str:

@@ -1,0 +1,81 @@
+"""Training in several processes: the process group, DDP, FSDP2 and samplers."""
+
+from composer.distributed.collectives import (
+    all_agree,
+    all_gather,
+    all_gather_object,
+    all_reduce,
+    any_rank,
+    barrier,
+    broadcast,
+    broadcast_object_list,
+    from_rank_zero,
+    run_local_rank_zero_first,
+    smallest,
+)
+from composer.distributed.environment import (
+    get_global_rank,
+    get_local_rank,
+    get_local_world_size,
+    get_node_rank,
+    get_world_size,
+    is_available,
+    is_initialized,
+)
+from composer.distributed.parallelism import (
+    BatchTotals,
+    DDPSettings,
+    DDPSyncStrategy,
+    Parallelism,
+    broadcast_buffers,
+    broadcast_model,
+)
+from composer.distributed.process_group import close_dist, device_of_process, initialize_dist
+from composer.distributed.samplers import (
+    check_lengths,
+    check_sampler,
+    get_sampler,
+    num_real_samples,
+    num_real_samples_in_loader,
+    real_parts,
+    set_epoch,
+)
+from composer.distributed.sharding import FSDPSettings
+
+__all__ = [
+    "BatchTotals",
+    "DDPSettings",
+    "DDPSyncStrategy",
+    "FSDPSettings",
+    "Parallelism",
+    "all_agree",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "any_rank",
+    "barrier",
+    "broadcast",
+    "broadcast_buffers",
+    "broadcast_model",
+    "broadcast_object_list",
+    "check_lengths",
+    "check_sampler",
+    "close_dist",
+    "device_of_process",
+    "from_rank_zero",
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_sampler",
+    "get_world_size",
+    "initialize_dist",
+    "is_available",
+    "is_initialized",
+    "num_real_samples",
+    "num_real_samples_in_loader",
+    "real_parts",
+    "run_local_rank_zero_first",
+    "set_epoch",
+    "smallest",
+]

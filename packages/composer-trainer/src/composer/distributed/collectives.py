@@ -1,0 +1,280 @@
+"""What processes say to each other: sums, copies and lists of what each has. With one process, nothing happens."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from composer.distributed.environment import get_local_rank, get_world_size, is_initialized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = [
+    "all_agree",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "any_rank",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "from_rank_zero",
+    "run_local_rank_zero_first",
+    "smallest",
+]
+
+T = TypeVar("T")
+
+_OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
+_BUCKET_BYTES = 64 * 2**20
+_hosts: list[tuple[Any, Any]] = []
+
+
+def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
+    """Replace a tensor by the sum (or mean, least, …) of those of all processes, in place.
+
+    Args:
+        tensor: Of one shape and dtype everywhere; **changed in place**.
+        reduce_operation: ``"SUM"``, ``"AVG"``, ``"MIN"``, ``"MAX"``, ``"PRODUCT"``, ``"BAND"``, ``"BOR"`` or
+            ``"BXOR"``.
+
+    Raises:
+        ValueError: There is no such operation.
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> all_reduce(tensor)
+        >>> tensor
+        tensor([1., 1.])
+    """
+    name = reduce_operation.upper()
+    if name not in _OPERATIONS:
+        raise ValueError(f"reduce_operation must be one of {', '.join(_OPERATIONS)}, got {reduce_operation!r}.")
+    if is_connected():
+        # gloo knows no mean.
+        operation = getattr(torch.distributed.ReduceOp, "SUM" if name == "AVG" else name)
+        torch.distributed.all_reduce(tensor, op=operation)
+        if name == "AVG":
+            tensor.div_(get_world_size())
+
+
+def all_gather(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors of all processes, by rank.
+
+    Args:
+        tensor: Of one shape and dtype everywhere.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> all_gather(torch.ones(2))
+        [tensor([1., 1.])]
+    """
+    if not is_connected():
+        return [tensor]
+    own = tensor.detach().contiguous()
+    gathered = [torch.empty_like(own) for _ in range(get_world_size())]
+    torch.distributed.all_gather(gathered, own)
+    return gathered
+
+
+def all_gather_object(obj: T) -> list[T]:
+    """Return the objects of all processes, by rank; they are pickled on the way.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> all_gather_object("mine")
+        ['mine']
+    """
+    if not is_connected():
+        return [obj]
+    gathered: list[Any] = [None] * get_world_size()
+    torch.distributed.all_gather_object(gathered, obj)
+    return gathered
+
+
+def broadcast(tensor: Tensor, src: int = 0) -> None:
+    """Replace a tensor by that of the process ``src``, in place.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> broadcast(torch.ones(2), src=0)
+    """
+    if is_connected():
+        torch.distributed.broadcast(tensor, src)
+
+
+def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
+    """Replace the objects of a list by those of the process ``src``, in place; they are pickled on the way.
+
+    Args:
+        object_list: Of one length everywhere; **changed in place**.
+        src: Whose objects.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> names = ["run 1"]
+        >>> broadcast_object_list(names)
+        >>> names
+        ['run 1']
+    """
+    if is_connected():
+        torch.distributed.broadcast_object_list(object_list, src)
+
+
+def barrier() -> None:
+    """Wait until every process has come here.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> barrier()
+    """
+    any_rank(flag=False)
+
+
+def from_rank_zero(value: T) -> T:
+    """Return what the process of rank 0 has: the name or seed of a run that each would make up for itself.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> from_rank_zero("run 1")
+        'run 1'
+    """
+    values = [value]
+    broadcast_object_list(values)
+    return values[0]
+
+
+def all_agree(value: object) -> bool:
+    """Return whether every process has an equal value; it is pickled on the way.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> all_agree(("linear", 3))
+        True
+    """
+    values = all_gather_object(value)
+    return all(other == values[0] for other in values)
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether the flag is set in some process; does not touch the device.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> any_rank(True), any_rank(False)
+        (True, False)
+    """
+    return -smallest(-int(flag)) > 0
+
+
+def smallest(value: int) -> int:
+    """Return the smallest of the processes' whole numbers; does not touch the device.
+
+    Raises:
+        RuntimeError: There are several processes that are not connected.
+
+    Example:
+        >>> smallest(16)
+        16
+    """
+    if not is_connected():
+        return value
+    number = torch.tensor([value], dtype=torch.int64)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=host_group())
+    return int(number)
+
+
+@contextlib.contextmanager
+def run_local_rank_zero_first() -> Iterator[None]:
+    """Let the first process of each machine run a block before the others: to download what they then find.
+
+    The others wait no longer than the timeout of :func:`initialize_dist`. All processes have to come here.
+
+    Raises:
+        RuntimeError: In the waiting processes, if the block has failed in one that ran first.
+
+    Example:
+        >>> with run_local_rank_zero_first():
+        ...     data = "downloaded"
+    """
+    if get_local_rank() != 0 and is_connected():
+        if any_rank(flag=False):
+            raise RuntimeError("A process that ran first has failed in what this one waited for; see its error.")
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        any_rank(flag=True)
+        raise
+    any_rank(flag=False)
+
+
+def is_connected() -> bool:
+    """Return whether there are other processes to talk to.
+
+    Raises:
+        RuntimeError: There are, but no process group.
+    """
+    if is_initialized():
+        return torch.distributed.get_world_size() > 1
+    if get_world_size() > 1:
+        raise RuntimeError(
+            f"WORLD_SIZE is {get_world_size()}, but the processes are not connected yet: call "
+            "composer.distributed.initialize_dist(device) first."
+        )
+    return False
+
+
+def host_group() -> Any:
+    """Return a process group in which hosts exchange their own numbers, without any device: None is the default one."""
+    if "cpu" in torch.distributed.get_backend_config():
+        return None
+    world = torch.distributed.group.WORLD
+    if not _hosts or _hosts[0][0] is not world:
+        _hosts[:] = [(world, torch.distributed.new_group(backend="gloo"))]
+    return _hosts[0][1]
+
+
+def together(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
+    """Let ``exchange`` change many tensors in place, by few calls: those of one dtype and device lie in one for it."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        exchange(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    filling: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        filling.setdefault(kind, []).append(tensor)
+        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
+        if sizes[kind] >= _BUCKET_BYTES:
+            yield filling.pop(kind)
+            del sizes[kind]
+    yield from filling.values()

@@ -1,0 +1,120 @@
+"""Which of how many processes this one is: by the process group, or by what torchrun tells a process it starts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+__all__ = [
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_world_size",
+    "is_available",
+    "is_initialized",
+]
+
+
+def is_available() -> bool:
+    """Return whether this build of torch can train over several processes.
+
+    Example:
+        >>> is_available()
+        True
+    """
+    return torch.distributed.is_available()
+
+
+def is_initialized() -> bool:
+    """Return whether there is a process group, whoever made it.
+
+    Example:
+        >>> is_initialized()
+        False
+    """
+    return is_available() and torch.distributed.is_initialized()
+
+
+def get_world_size() -> int:
+    """Return the number of processes; 1 where nobody has said that there are several.
+
+    Raises:
+        ValueError: The variable ``WORLD_SIZE`` is no whole number.
+
+    Example:
+        >>> get_world_size()
+        1
+    """
+    return torch.distributed.get_world_size() if is_initialized() else read_number("WORLD_SIZE", 1)
+
+
+def get_global_rank() -> int:
+    """Return the number of this process among all, from 0 on.
+
+    Raises:
+        ValueError: The variable ``RANK`` is no whole number.
+
+    Example:
+        >>> get_global_rank()
+        0
+    """
+    return torch.distributed.get_rank() if is_initialized() else read_number("RANK", 0)
+
+
+def get_local_world_size() -> int:
+    """Return the number of processes on this machine: all of them, unless ``LOCAL_WORLD_SIZE`` says otherwise.
+
+    Raises:
+        ValueError: The variable is no whole number.
+
+    Example:
+        >>> get_local_world_size()
+        1
+    """
+    return read_number("LOCAL_WORLD_SIZE", get_world_size())
+
+
+def get_local_rank() -> int:
+    """Return the number of this process among those of its machine; without ``LOCAL_RANK``, they take turns in blocks.
+
+    Raises:
+        ValueError: The variable is no whole number.
+
+    Example:
+        >>> get_local_rank()
+        0
+    """
+    return read_number("LOCAL_RANK", get_global_rank() % max(get_local_world_size(), 1))
+
+
+def get_node_rank() -> int:
+    """Return the number of this machine among all: torchrun's ``GROUP_RANK``, ``NODE_RANK``, or counted by blocks.
+
+    Raises:
+        ValueError: The variable is no whole number.
+
+    Example:
+        >>> get_node_rank()
+        0
+    """
+    counted = get_global_rank() // max(get_local_world_size(), 1)
+    return read_number("GROUP_RANK", read_number("NODE_RANK", counted))
+
+
+def read_number(variable: str, default: int) -> int:
+    """Return an environment variable as a whole number, ``default`` if it is not set.
+
+    Raises:
+        ValueError: It is no whole number, or a negative one.
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"The environment variable {variable} must be a whole number, got {text!r}. "
+            "torchrun sets it; unset it to train in one process."
+        )
+    return int(text)

@@ -1,0 +1,186 @@
+"""The process group: connecting the processes that torchrun has started, and letting them go."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import math
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from composer.distributed.environment import (
+    get_global_rank,
+    get_local_rank,
+    get_world_size,
+    is_available,
+    is_initialized,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["close_dist", "device_of_process", "initialize_dist"]
+
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""With a GPU, numbers that the host knows are still exchanged by hosts, so that nobody waits for a device."""
+
+_RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
+_made_here: list[ProcessGroup] = []
+_closed: list[bool] = []
+
+
+def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
+    """Connect this process with the others that torchrun has started; with one process, do nothing.
+
+    On the CPU they talk by gloo, on CUDA devices by NCCL; each process then has the device of its local rank. A process
+    group that is there already is used as it is. What is made here lasts until the program ends or :func:`close_dist`.
+
+    Args:
+        device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`.
+        timeout: Seconds that a process waits for the others before it gives up with an error.
+
+    Raises:
+        ValueError: The variables that torchrun sets are incomplete or contradict each other, the device is none that
+            several processes can train on, or the timeout is not above 0.
+        RuntimeError: torch was built without distributed training, or the group was closed before.
+
+    Example:
+        >>> initialize_dist("cpu")
+        >>> is_initialized(), get_world_size()
+        (False, 1)
+    """
+    check_timeout(timeout)
+    kind = _kind_of(device)
+    if is_initialized():
+        _check_backend(kind)
+        return
+    _check_variables()
+    if get_world_size() == 1:
+        return
+    _check_can_start(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device_of_process(device))
+    torch.distributed.init_process_group(_BACKENDS[kind], timeout=datetime.timedelta(seconds=timeout))
+    _remember()
+
+
+def initialize_alone(device: torch.device) -> None:
+    """Make a process group of this process only, for what cannot do without one."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's list
+    torch.distributed.init_process_group(_BACKENDS[device.type], store=store, rank=0, world_size=1)
+    _remember()
+
+
+def close_dist() -> None:
+    """Let go of the process group that :func:`initialize_dist` has made; one made by somebody else stays.
+
+    Processes cannot be connected a second time. Without this call it is done when the program ends, unless by an error:
+    then nobody waits for anybody.
+
+    Example:
+        >>> close_dist()
+    """
+    if _made_here and is_initialized() and torch.distributed.group.WORLD is _made_here[-1]:
+        torch.distributed.destroy_process_group()
+        _closed.append(True)
+    _made_here.clear()
+
+
+def device_of_process(device: str | torch.device) -> torch.device:
+    """Return the device that is this process's own: of CUDA devices that of its local rank, if there are several.
+
+    Raises:
+        ValueError: Another CUDA device was asked for by number, or there are fewer devices than processes.
+
+    Example:
+        >>> device_of_process("cpu")
+        device(type='cpu')
+    """
+    given = torch.device("cuda" if device == "gpu" else device)
+    if given.type != "cuda" or get_world_size() == 1:
+        return given
+    own, count = get_local_rank(), torch.cuda.device_count()
+    if given.index not in {None, own}:
+        raise ValueError(
+            f"device={str(given)!r} cannot be that of every process: this one has local rank {own}. Say device='gpu'."
+        )
+    if own >= count:
+        raise ValueError(
+            f"This process has local rank {own}, and the machine has {count} CUDA devices. "
+            "Start at most as many processes as there are devices: torchrun --nproc-per-node=gpu program.py"
+        )
+    return torch.device("cuda", own)
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse what is no number of seconds to wait.
+
+    Raises:
+        ValueError: It is not above 0, or not finite.
+    """
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"dist_timeout must be a number of seconds above 0, got {timeout!r}.")
+
+
+def _remember() -> None:
+    assert torch.distributed.group.WORLD is not None
+    if not _made_here:
+        atexit.register(_close_at_exit)
+    _made_here.append(torch.distributed.group.WORLD)
+
+
+def _close_at_exit() -> None:
+    # After an error the others may be in the middle of something that this process has left: do not wait for them.
+    if getattr(sys, "last_value", None) is None:
+        close_dist()
+
+
+def _kind_of(device: str | torch.device) -> str:
+    kind = torch.device("cuda" if device == "gpu" else device).type
+    if kind not in _BACKENDS and get_world_size() > 1:
+        raise ValueError(f"Several processes train on 'cpu' or 'gpu', got device={str(device)!r}. Start one process.")
+    return kind
+
+
+def _check_backend(kind: str) -> None:
+    config = torch.distributed.get_backend_config()
+    if get_world_size() > 1 and kind not in {part.partition(":")[0] for part in config.split(",")}:
+        raise ValueError(
+            f"The process group that is there ({config}) cannot be used on device={kind!r}. "
+            f"Make it by composer.distributed.initialize_dist({kind!r})."
+        )
+
+
+def _check_variables() -> None:
+    """Say what is wrong before torch waits for processes that will never come."""
+    given = {name for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    if len(given) == 1:
+        missing = ({"RANK", "WORLD_SIZE"} - given).pop()
+        raise ValueError(f"The environment has {given.pop()} but not {missing}. {_RULE}")
+    rank, world_size = get_global_rank(), get_world_size()
+    if rank >= world_size:
+        raise ValueError(f"RANK must be in [0, {world_size - 1}], as WORLD_SIZE={world_size}, got {rank}. {_RULE}")
+    missing_address = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if world_size > 1 and missing_address:
+        raise ValueError(
+            f"WORLD_SIZE={world_size}, but the environment lacks {' and '.join(missing_address)}: "
+            f"where the processes meet. {_RULE}"
+        )
+
+
+def _check_can_start(kind: str) -> None:
+    if not is_available():
+        raise RuntimeError(
+            "WORLD_SIZE is above 1, but this torch was built without torch.distributed. Start one process."
+        )
+    if _closed:
+        raise RuntimeError(
+            "The process group was closed by close_dist() and cannot be made a second time. "
+            "Close it once, when the program is done."
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='gpu' cannot be used here: there is no CUDA device. Say device='cpu'.")

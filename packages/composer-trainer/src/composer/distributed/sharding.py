@@ -1,0 +1,223 @@
+"""Sharding by FSDP2: every process holds a part of each weight, of its gradient and of the optimizers' state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+import torch
+from attrs.validators import in_, instance_of
+from torch import Tensor, nn
+
+from composer.core import Precision
+from composer.functional import update_params_in_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.optim import Optimizer
+
+__all__ = ["FSDPSettings", "is_sharded", "shard"]
+
+_LOW = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP8: torch.bfloat16}
+_CONTAINERS = {nn.ModuleDict, nn.ModuleList, nn.Sequential}
+
+
+def _to_classes(given: Any) -> Any:
+    if isinstance(given, (str, type)):
+        return (given,)
+    return tuple(given) if isinstance(given, Sequence) else given
+
+
+def _check_classes(_: object, __: object, given: Any) -> None:
+    classes = given if isinstance(given, tuple) else ()
+    if not isinstance(given, (bool, tuple)) or not all(isinstance(each, (str, type)) for each in classes):
+        raise TypeError(f"auto_wrap must be True, False, or classes of modules or their names, got {given!r}.")
+
+
+def _check_reshard(_: object, __: object, given: Any) -> None:
+    if not isinstance(given, int):
+        raise TypeError(f"reshard_after_forward must be True, False or a number of processes, got {given!r}.")
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class FSDPSettings:
+    """How a model is sharded; the keys of ``parallelism_config["fsdp"]``.
+
+    Args:
+        auto_wrap: Which modules are gathered one at a time, besides the model as a whole. ``True``: those for which the
+            model's own ``fsdp_wrap_fn(module)`` says so, or that it names in ``_no_split_modules``, as models of
+            Transformers do; of a model that says nothing, its repeated blocks: modules with children, of a class that
+            several members of its lists and sequences have. ``False``: none. Or classes, or their names.
+        reshard_after_forward: Whether weights are let go after the forward pass and gathered again for the backward
+            one; a number of processes keeps them within so many.
+        mixed_precision: With a precision of 16 bits, ``"DEFAULT"`` gathers weights in it and adds up gradients in 32
+            bits, ``"PURE"`` does both in 16 bits, ``"FULL"`` both in 32 bits.
+        mp_policy: Instead of these, a policy of torch's own.
+        cpu_offload: Whether weights, gradients and optimizers' state are kept in the host's memory.
+        device_mesh: The processes, if not all of them in one row.
+
+    Raises:
+        TypeError: A setting is of the wrong kind.
+        ValueError: A setting does not exist or is out of range.
+
+    Example:
+        >>> FSDPSettings.from_config({"reshard_after_forward": False}).reshard_after_forward
+        False
+    """
+
+    auto_wrap: bool | tuple[str | type[nn.Module], ...] = attrs.field(
+        default=True, converter=_to_classes, validator=_check_classes
+    )
+    reshard_after_forward: bool | int = attrs.field(default=True, validator=_check_reshard)
+    mixed_precision: str = attrs.field(default="DEFAULT", validator=in_(("DEFAULT", "PURE", "FULL")))
+    mp_policy: MixedPrecisionPolicy | None = None
+    cpu_offload: bool = attrs.field(default=False, validator=instance_of(bool))
+    device_mesh: DeviceMesh | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the settings of a dictionary.
+
+        Raises:
+            ValueError: It has a key that is none of them.
+        """
+        known = [field.name for field in attrs.fields(cls)]
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise ValueError(
+                f"parallelism_config['fsdp'] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}. "
+                "Settings of FSDP version 1 have no part in FSDP2: leave them out."
+            )
+        return cls(**config)
+
+    def policy(self, precision: Precision) -> MixedPrecisionPolicy:
+        """Return in which number formats weights are gathered and gradients added up."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
+
+        if self.mp_policy is not None:
+            return self.mp_policy
+        low = _LOW.get(precision)
+        if low is None or self.mixed_precision == "FULL":
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(
+            param_dtype=low, reduce_dtype=low if self.mixed_precision == "PURE" else torch.float32
+        )
+
+
+def shard(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    settings: FSDPSettings,
+    device: torch.device,
+    precision: Precision = Precision.FP32,
+) -> list[str]:
+    """Shard a model over all processes, in place; its optimizers get the shards, and their state is sharded alike.
+
+    Args:
+        model: Equal in all processes; **changed in place**.
+        optimizers: That hold its parameters; **changed in place**.
+        settings: How.
+        device: Where the model is.
+        precision: What it computes in.
+
+    Returns:
+        The names of the modules that are gathered one at a time.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+
+    mesh = settings.device_mesh
+    if mesh is None:
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": settings.policy(precision),
+        "offload_policy": CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+        "reshard_after_forward": settings.reshard_after_forward,
+    }
+    before = list(model.named_parameters())
+    blocks = dict(_blocks(model, settings.auto_wrap))
+    for block in reversed(blocks.values()):
+        fully_shard(block, **how)
+    fully_shard(model, **how)
+    update_params_in_optimizer(before, model.named_parameters(), optimizers)
+    for optimizer in optimizers:
+        _shard_state(optimizer)
+    return list(blocks)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether some of a model's weights are DTensors.
+
+    Example:
+        >>> is_sharded(nn.Linear(2, 2))
+        False
+    """
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _shard_state(optimizer: Optimizer) -> None:
+    """Shard what an optimizer keeps for each number of a weight, as that weight is; other state stays as it is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: PLC0415
+
+    for parameter, held in optimizer.state.items():
+        if not isinstance(parameter, DTensor):
+            continue
+        for name, value in held.items():
+            if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+                held[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
+    if auto_wrap is False:
+        return
+    if isinstance(auto_wrap, tuple):
+        found = dict(_chosen(model, _is_one_of(auto_wrap)))
+        missing = [each for each in auto_wrap if not any(map(_is_one_of((each,)), found.values()))]
+        if missing:
+            raise ValueError(f"auto_wrap names classes that the model has no module of: {missing}.")
+        yield from found.items()
+        return
+    own_choice = getattr(model, "fsdp_wrap_fn", None)
+    if callable(own_choice):
+        yield from _chosen(model, own_choice)
+        return
+    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    classes = tuple(named) or _repeated_classes(model)
+    yield from _chosen(model, _is_one_of(classes), outermost=not named)
+
+
+def _is_one_of(classes: tuple[str | type[nn.Module], ...]) -> Callable[[nn.Module], bool]:
+    return lambda module: any(type(module).__name__ == each or type(module) is each for each in classes)
+
+
+def _repeated_classes(model: nn.Module) -> tuple[type[nn.Module], ...]:
+    members = Counter(
+        type(member)
+        for holder in model.modules()
+        if isinstance(holder, (nn.ModuleList, nn.Sequential))
+        for member in holder.children()
+        if type(member) not in _CONTAINERS and any(True for _ in member.children())
+    )
+    return tuple(cls for cls, count in members.items() if count > 1)
+
+
+def _chosen(
+    model: nn.Module, choose: Callable[[nn.Module], bool], *, outermost: bool = False
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the chosen modules with weights, each once, outer before inner; or only those that lie in no other."""
+    last: str | None = None
+    for name, module in model.named_modules():
+        if module is model or not choose(module) or not any(True for _ in module.parameters()):
+            continue
+        if outermost and last is not None and name.startswith(f"{last}."):
+            continue
+        last = name
+        yield name, module
