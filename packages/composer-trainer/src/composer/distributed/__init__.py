@@ -30,7 +30,7 @@ from composer.distributed.parallelism import (
     broadcast_buffers,
     broadcast_model,
 )
-from composer.distributed.process_group import close_dist, device_of_process, initialize_dist
+from composer.distributed.process_group import check_timeout, close_dist, device_of_process, initialize_dist
 from composer.distributed.samplers import (
     check_lengths,
     check_sampler,
@@ -60,6 +60,7 @@ __all__ = [
     "broadcast_object_list",
     "check_lengths",
     "check_sampler",
+    "check_timeout",
     "close_dist",
     "device_of_process",
     "from_rank_zero",

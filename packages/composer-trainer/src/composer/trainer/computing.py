@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from composer.core import Precision
+from composer.distributed import device_of_process
 from composer.trainer.device import choose_device, choose_precision
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Computing:
             ValueError: One of them is out of range, or two contradict each other.
             ImportError: ``precision="amp_fp8"`` needs torchao, which is not installed.
         """
-        chosen = choose_device(device)
+        chosen = device_of_process(choose_device(device))
         made = cls(
             chosen,
             choose_precision(precision, chosen),

@@ -28,6 +28,7 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.data_spec import move_batch
+from composer.distributed import check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
 from composer.trainer.optimization import evaluation_weights
@@ -118,6 +119,8 @@ class Evaluations:
         """Let a state have the evaluators, with metrics of their own."""
         if self.evaluators:
             check_can_be_evaluated(state.model)
+            for evaluator in self.evaluators:
+                check_sampler(evaluator.dataloader.dataloader, f"eval_dataloader ({evaluator.label!r})")
             state.evaluators = self.evaluators
             prepare_metrics(state, state.evaluators)
 
@@ -220,9 +223,12 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     for metric in metrics.values():
         metric.reset()
     engine.run_event(Event.EVAL_START)
-    batches = make_order(evaluator.dataloader.dataloader, state.rank_zero_seed).begin(0)
-    for batch in itertools.islice(batches, None if subset == -1 else subset):
-        _evaluate_batch(engine, evaluator, batch)
+    loader = evaluator.dataloader.dataloader
+    # Of samples that were dealt to two processes, so that all have equally many, one does not count.
+    num_real = num_real_samples_in_loader(loader)
+    for batch in itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset):
+        num_samples = _evaluate_batch(engine, evaluator, batch, num_real)
+        num_real = None if num_real is None else max(0, num_real - num_samples)
     if not int(state.eval_timestamp.batch):
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")
     values = compute_metrics(metrics)
@@ -232,7 +238,8 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     return values
 
 
-def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any) -> None:
+def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
+    """Count a batch, of whose samples the first ``num_real`` are this process's own; return how many there are."""
     state, spec, began = engine.state, evaluator.dataloader, time.perf_counter()
     batch = move_batch(batch, state.device)
     batch = batch if spec.batch_transforms is None else spec.batch_transforms(batch)
@@ -240,14 +247,16 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any) -> None:
     state.batch = batch
     engine.run_event(Event.EVAL_BATCH_START)
     size = evaluator.device_eval_microbatch_size
-    for part in [state.batch] if size is None else spec.split_batch(state.batch, size):
+    parts = [state.batch] if size is None else spec.split_batch(state.batch, size)
+    for part, counts in real_parts(parts, num_real, spec):
         state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
         engine.run_event(Event.EVAL_BEFORE_FORWARD)
         with get_precision_context(state.precision, state.device.type):
             state.outputs = state.model.eval_forward(state.batch)
         engine.run_event(Event.EVAL_AFTER_FORWARD)
-        for metric in state.eval_metrics[evaluator.label].values():
+        for metric in state.eval_metrics[evaluator.label].values() if counts else ():
             state.model.update_metric(state.batch, state.outputs, metric)
     elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)
+    return num_samples

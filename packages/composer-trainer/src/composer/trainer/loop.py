@@ -27,6 +27,7 @@ def train(run: Run) -> None:
             event("iteration_start")
         if run.begins_epoch():
             event("epoch_start")
+            run.begin_epoch()
         _train_batches(run)
         if not run.batches.epoch_is_over:
             break
@@ -75,7 +76,7 @@ def _compute_gradients(run: Run) -> Tensor:
         original = run.remember_for_metrics(state.batch)
         event("before_forward")
         with optimization.precision:
-            state.outputs = model(state.batch)
+            state.outputs = run.forward(state.batch)
         event("after_forward")
         event("before_loss")
         with optimization.precision:
@@ -86,6 +87,6 @@ def _compute_gradients(run: Run) -> Tensor:
         event("after_backward")
         run.add_up(state.loss, share, original)
     state.batch = whole_batch
-    optimization.unscale()
+    run.finish_gradients()
     event("after_train_batch")
     return run.total_loss

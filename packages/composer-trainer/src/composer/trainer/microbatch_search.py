@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.distributed import smallest
 from composer.trainer.metric_state import load_metrics, save_metrics
 from composer.trainer.randomness import layer_generators
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.core import State
+    from composer.distributed import Parallelism
 
 __all__ = ["MicrobatchSearch", "is_out_of_memory"]
 
@@ -43,39 +45,42 @@ class MicrobatchSearch:
 
     Args:
         state: Whose ``device_train_microbatch_size`` is set to what was found.
-        agree: ``f(size) -> size``: the smallest size of all processes.
+        parallel: How the model is run in all processes. Several processes look for a size once, for the first batch,
+            each by itself, and take the smallest: where one of them fails later, the others wait for it in vain.
     """
 
-    def __init__(self, state: State, agree: Callable[[int], int]) -> None:
-        self._state, self._agree = state, agree
+    def __init__(self, state: State, parallel: Parallelism) -> None:
+        self._state, self._parallel = state, parallel
+        self._is_found = False
+        self.is_apart = False
+        """Whether gradients are computed by each process for itself, to be thrown away."""
 
     def compute(self, compute: Callable[[], Tensor], num_samples: int, forget: Callable[[], None]) -> Tensor:
-        """Return what ``compute()`` returns, with parts as large as fit; ``forget()`` is called after a failure.
+        """Return what ``compute()`` returns, with parts as large as fit; ``forget()`` is called after a try.
 
         Raises:
             RuntimeError: A single sample does not fit.
         """
-        state = self._state
-        before = _Snapshot(state)
+        is_alone = not self._parallel.is_connected
+        if self._is_found and not is_alone:
+            return compute()
+        before = _Snapshot(self._state)
         while True:
-            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            tried = min(self._state.device_train_microbatch_size or num_samples, num_samples)
+            self.is_apart = not is_alone
             failure, loss = self._try(compute)
-            fitting = self._agree(tried if failure is None else (tried + 1) // 2 if tried > 1 else 0)
-            if loss is not None and fitting == tried:
+            self.is_apart = False
+            fits = bool(smallest(failure is None))
+            if fits and loss is not None and is_alone:
                 return loss
-            before.restore(state)
+            before.restore(self._state)
             forget()
-            if not fitting:
-                raise RuntimeError(
-                    "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
-                    f"'{state.device}' has left. Use a smaller model or input, or activation checkpointing."
-                ) from failure
-            state.device_train_microbatch_size = fitting
-            _log.info(
-                "Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, state.device, fitting
-            )
+            if fits:
+                self._is_found = True
+                return compute()
+            self._halve(tried, failure)
             del failure
-            _free(state)
+            _free(self._state)
 
     def _try(self, compute: Callable[[], Tensor]) -> tuple[BaseException | None, Tensor | None]:
         try:
@@ -85,6 +90,17 @@ class MicrobatchSearch:
                 raise
             # The traceback holds the frames, and these the tensors that fill the memory.
             return error.with_traceback(None), None
+
+    def _halve(self, tried: int, failure: BaseException | None) -> None:
+        device = self._state.device
+        size = smallest((tried + 1) // 2 if tried > 1 else 0)
+        if not size:
+            raise RuntimeError(
+                "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                f"'{device}' has left. Use a smaller model or input, or activation checkpointing."
+            ) from failure
+        self._state.device_train_microbatch_size = size
+        _log.info("Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, device, size)
 
 
 class _Snapshot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from composer.trainer.randomness import layer_generators
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:
+    from composer.distributed import Parallelism
     from composer.trainer.batches import Batches
     from composer.trainer.optimization import Optimization
     from composer.trainer.schedules import Schedules
@@ -35,6 +36,7 @@ class Run:
         optimization: How gradients are computed and used.
         schedules: The learning rates.
         evaluate: ``f(event)``, called where an evaluation may be due.
+        parallel: How the model is run in all processes.
         weigh_by_tokens: Whether a part of a batch counts by its tokens, not by its samples.
         resume: Called once when everything is ready to go on: what must happen last before the first batch.
     """
@@ -47,6 +49,7 @@ class Run:
         schedules: Schedules,
         evaluate: Callable[[Event], None],
         *,
+        parallel: Parallelism,
         weigh_by_tokens: bool = False,
         resume: Callable[[], None] | None = None,
     ) -> None:
@@ -55,7 +58,8 @@ class Run:
         schedules.follow_clock()
         self.signals = StopSignals()
         self._resume = resume
-        self._search = MicrobatchSearch(self.state, agree=lambda size: size) if self.state.auto_microbatching else None
+        self.parallel, self._runs_alone, self._is_stopped_by_agreement = parallel, True, False
+        self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
         self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
@@ -70,14 +74,30 @@ class Run:
         """Return whether the training has reached its length, or was told by a signal to stop."""
         duration = self.state.max_duration
         assert duration is not None
-        return self.state.timestamp.count(duration.unit) >= duration.value or self.signals.received is not None
+        return self.state.timestamp.count(duration.unit) >= duration.value or self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal came to this process; or, of several, to any of them before the batch began."""
+        return self.signals.received is not None if self._runs_alone else self._is_stopped_by_agreement
 
     def begin(self) -> None:
         """Put model and optimizers into the mode to train in, and go on where a saved run stopped."""
+        self._prepare()
         self.model.train()
         self.optimization.train_mode()
         if self._resume is not None:
             self._resume()
+
+    def begin_epoch(self) -> None:
+        """Wrap the model anew for other processes if algorithms have changed what is trained of it."""
+        if not self._runs_alone:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        self.parallel.prepare(self.state)
+        self.forward = self.parallel.forward
+        self._runs_alone = not self.parallel.is_connected
 
     def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
         """Return what an optimizer calls for the gradients; parts are made smaller until they fit, if asked to."""
@@ -126,15 +146,30 @@ class Run:
             self._drawn_from = layer_generators(self.state.device)
         self._times_computed += 1
 
-    def microbatches(self) -> Sequence[tuple[Batch, float]]:
-        """Return the batch in parts, each with its share of the batch's samples or tokens."""
+    def microbatches(self) -> Iterable[tuple[Batch, float]]:
+        """Return the batch in parts, each with its share of the batch's samples or tokens in all processes."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
-        if size is None and spec.microbatch_transforms is None:
+        if size is None and spec.microbatch_transforms is None and self._runs_alone:
             return ((self.state.batch, 1.0),)
         parts = split_and_weigh(self.state.batch, spec, size, self._weigh)
-        if spec.microbatch_transforms is None:
-            return parts
-        return [(spec.microbatch_transforms(part), share) for part, share in parts]
+        if spec.microbatch_transforms is not None:
+            parts = [(spec.microbatch_transforms(part), share) for part, share in parts]
+        return parts if self._runs_alone else self._agreed_on(parts)
+
+    def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
+        parallel = self.parallel
+        parallel.begin_batch(
+            self._num_samples,
+            self._num_tokens,
+            counted=self._weigh(self.state.batch),
+            microbatches=len(parts),
+            seconds=time.perf_counter() - self._since,
+            stop=self.signals.received is not None,
+        )
+        weight = parallel.totals().weight
+        padded = parallel.padded([(part, share * weight) for part, share in parts])
+        is_apart = self._search is not None and self._search.is_apart
+        return _announced(padded, parallel.begin_microbatch, syncs=not is_apart)
 
     def remember_for_metrics(self, batch: Batch) -> Batch | None:
         """Return the batch as it is before algorithms change its targets; None if there are no training metrics."""
@@ -155,6 +190,12 @@ class Run:
                 for metric in self.state.train_metrics.values():
                     self.model.update_metric(batch, outputs, metric)
 
+    def finish_gradients(self) -> None:
+        """Add up the processes' gradients, if that is not done yet, and give them their true size."""
+        if not self._runs_alone:
+            self.parallel.end_batch()
+        self.optimization.unscale()
+
     @property
     def total_loss(self) -> Tensor:
         """The batch's loss, without its graph."""
@@ -163,6 +204,8 @@ class Run:
     def log_batch(self) -> None:
         """Log the batch's loss, by the number that the batch has."""
         logger, timestamp = self.engine.logger, self.state.timestamp
+        if not self._runs_alone:
+            self._logged = self.parallel.reduce_mean(self._logged)
         if not logger.destinations:
             return
         metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._logged.items()}
@@ -182,10 +225,15 @@ class Run:
 
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""
-        state = self.state
+        state, elapsed = self.state, self._elapsed()
+        samples, tokens = self._num_samples, self._num_tokens
+        if not self._runs_alone:
+            totals = self.parallel.totals()
+            samples, tokens, elapsed = totals.samples, totals.tokens, datetime.timedelta(seconds=totals.seconds)
+            self._is_stopped_by_agreement = totals.stop
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(self._num_samples, self._num_tokens, self._elapsed())
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens, elapsed)
         for scheduler in self.schedules.every_batch:
             scheduler.step()
 
@@ -216,7 +264,7 @@ class Run:
 
     def evaluate_if_due(self, event: Event) -> None:
         """Evaluate where it is time to; this time does not count as training time."""
-        if self.state.evaluators and self.signals.received is None:
+        if self.state.evaluators and not self.is_stopped:
             before = time.perf_counter()
             self._evaluate(event)
             self._since += time.perf_counter() - before
@@ -237,6 +285,15 @@ class Run:
     def _elapsed(self) -> datetime.timedelta:
         before, self._since = self._since, time.perf_counter()
         return datetime.timedelta(seconds=self._since - before)
+
+
+def _announced(
+    parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None], *, syncs: bool
+) -> Iterator[tuple[Batch, float]]:
+    """Yield parts, and say before each whether gradients are added up with it: with the last, if at all."""
+    for number, part in enumerate(parts, start=1):
+        announce(syncs and number == len(parts))
+        yield part
 
 
 def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

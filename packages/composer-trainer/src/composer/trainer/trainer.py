@@ -21,6 +21,7 @@ from composer.core import (
     Timestamp,
     ensure_data_spec,
 )
+from composer.distributed import Parallelism, check_timeout, from_rank_zero, initialize_dist
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_subset, set_log_level
 from composer.trainer.computing import Computing, check_microbatch_size
@@ -55,7 +56,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Trains a model with algorithms, callbacks and loggers.
+    """Trains a model with algorithms, callbacks and loggers, in one process or in several that torchrun has started.
 
     The constructor builds everything and runs ``INIT`` (where algorithms change the model), :meth:`fit` trains,
     :meth:`eval` evaluates, :meth:`predict` gives outputs, :meth:`close` finishes what loggers write;
@@ -103,6 +104,10 @@ class Trainer:
         accumulate_train_batch_on_tokens: Whether a part of a batch counts by its tokens, not by its samples.
         seed: Seeds all global generators; one is made up if None. For equal weights, seed before making the model.
         deterministic_mode: Whether to allow only algorithms of torch that give the same bits each time.
+        parallelism_config: How the model is run in several processes: None or ``{"ddp": {...}}`` puts a copy into each,
+            ``{"fsdp": {...}}`` shards it; see :class:`composer.distributed.Parallelism`.
+        dist_timeout: Seconds that a process waits for the others before it gives up with an error.
+        ddp_sync_strategy: When gradients are added up; see :class:`composer.distributed.DDPSyncStrategy`.
         profiler: A callback that looks at where time goes, a :class:`composer.profiler.Profiler`.
         python_log_level: What of ``logging.getLogger("composer")`` is shown: ``"INFO"``, ``"DEBUG"``, …
         compile_config: Arguments of ``model.compile()``, ``{}`` for its defaults; None does not compile. The names of
@@ -129,7 +134,7 @@ class Trainer:
         Time(3, 'ba')
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  (each argument goes to its part, which checks it)
         self,
         *,
         model: nn.Module,
@@ -163,6 +168,9 @@ class Trainer:
         accumulate_train_batch_on_tokens: bool = False,
         seed: int | None = None,
         deterministic_mode: bool = False,
+        parallelism_config: Mapping[str, Any] | None = None,
+        dist_timeout: float = 300.0,
+        ddp_sync_strategy: str | None = None,
         profiler: Callback | None = None,
         python_log_level: str | None = None,
         compile_config: Mapping[str, Any] | None = None,
@@ -181,6 +189,9 @@ class Trainer:
             self._computing = Computing.make(
                 device, precision, precision_config, compile_config, device_train_microbatch_size
             )
+        with problems.noted():
+            self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
+            check_timeout(dist_timeout)
         with problems.noted():
             self._course = Course.make(max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         with problems.noted():
@@ -205,13 +216,15 @@ class Trainer:
 
         if deterministic_mode:
             configure_deterministic_mode()
+        initialize_dist(self._computing.device, dist_timeout)
+        seed = from_rank_zero(seed)
         seed_all(seed)
         model.to(self._computing.device)
         self._weigh_by_tokens = accumulate_train_batch_on_tokens
         self.state = State(
             model=model,
             rank_zero_seed=seed,
-            run_name=run_name or _made_up_name(),
+            run_name=from_rank_zero(run_name or _made_up_name()),
             device=self._computing.device,
             max_duration=self._course.max_duration,
             precision=self._computing.precision,
@@ -303,6 +316,7 @@ class Trainer:
             Optimization(state),
             self._course.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
             lambda event: self._evaluations.run_if_due(self.engine, event),
+            parallel=self._parallel,
             weigh_by_tokens=self._weigh_by_tokens,
         )
         if run.is_over():

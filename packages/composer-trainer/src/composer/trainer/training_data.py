@@ -8,6 +8,7 @@ import attrs
 from torch import nn
 
 from composer.core import DataSpec, SupportsTraining, ensure_data_spec
+from composer.distributed import check_lengths, check_sampler
 from composer.trainer.arguments import check_subset
 from composer.trainer.batches import Batches
 from composer.trainer.evaluation import SupportsMetrics
@@ -61,6 +62,8 @@ class TrainingData:
             epoch=int(state.timestamp.epoch),
             spin=self.spin,
         )
+        check_sampler(self.spec.dataloader)
+        check_lengths(self.batches.length)
         state.train_dataloader = self.spec
         self.select(state)
         if isinstance(state.model, SupportsMetrics) and not state.train_metrics:
