@@ -105,6 +105,57 @@ class TestEach:
         assert torch.isfinite(weights).all()
 
 
+SPLIT_MATTERS = {
+    "CutMix": "mixes within a microbatch, with its own draw",
+    "GhostBatchNorm": "a batch norm's statistics are those of the microbatch",
+    "GyroDropout": "drops other units in each forward pass",
+    "MixUp": "mixes within a microbatch, with its own draw",
+    "StochasticDepth": "drops other layers in each forward pass",
+}
+
+
+class TestSplitMakesNoDifference:
+    """The law of microbatches: the sum of the parts' weighed gradients is the gradient of the batch."""
+
+    def end(self, name, size):
+        """Return the weights after six steps in float64, in parts of ``size``, without batch norm and dropout."""
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Tanh(), nn.Conv2d(16, 16, 3, stride=2)]
+        head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 3)]
+        model = ComposerClassifier(nn.Sequential(*layers, *head).double(), num_classes=3, train_metrics=[])
+        data = [(image.double(), label) for image, label in Images()]
+        trainer = Trainer(
+            model=model,
+            train_dataloader=DataLoader(data, batch_size=8),
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            algorithms=getattr(al, name)(**SETTINGS.get(name, {})) if name else None,
+            device_train_microbatch_size=size,
+            max_duration="3ep",
+            progress_bar=False,
+            device="cpu",
+            seed=1,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of algorithms that find nothing in this network
+            trainer.fit()
+        trainer.close()
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.state.model.parameters()])
+
+    @pytest.mark.parametrize("name", [None, *(name for name in NAMES if name not in SPLIT_MATTERS)])
+    @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")
+    def test_for_each_algorithm(self, name):
+        """Whole batches and parts of three, three and two samples give the same weights to rounding."""
+        torch.testing.assert_close(self.end(name, 3), self.end(name, None), rtol=1e-9, atol=1e-11)
+
+    @pytest.mark.parametrize("name", SPLIT_MATTERS)
+    @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")
+    def test_the_others_have_their_reason(self, name):
+        """Of an algorithm that is left out, the split is seen to matter, or it finds nothing in this network."""
+        changed = not torch.allclose(self.end(name, 3), self.end(name, None), rtol=1e-9, atol=1e-11)
+
+        assert changed or name in {"GhostBatchNorm", "GyroDropout", "StochasticDepth"}, SPLIT_MATTERS[name]
+
+
 def test_many_together():
     """A dozen algorithms in one run, with nothing to warn about but that two of them blend labels in turn."""
     algorithms = [
