@@ -1,7 +1,46 @@
 """What watches a run and changes nothing of what is learnt."""
 
+from composer.callbacks.activation_monitor import ActivationMonitor
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.callbacks.cost_monitor import Cost, CostMonitor
+from composer.callbacks.early_stopper import EarlyStopper
+from composer.callbacks.export_for_inference import ExportForInferenceCallback
+from composer.callbacks.free_outputs import FreeOutputs
+from composer.callbacks.generate import Generate
+from composer.callbacks.image_visualizer import ImageVisualizer
+from composer.callbacks.load_checkpoint import LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor
+from composer.callbacks.memory_monitor import MemoryMonitor
+from composer.callbacks.memory_snapshot import MemorySnapshot
+from composer.callbacks.nan_monitor import NaNMonitor
+from composer.callbacks.oom_observer import OOMObserver
+from composer.callbacks.optimizer_monitor import OptimizerMonitor
+from composer.callbacks.runtime_estimator import RuntimeEstimator
 from composer.callbacks.speed_monitor import SpeedMonitor
+from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
+from composer.callbacks.threshold_stopper import ThresholdStopper
 from composer.core import Callback
 
-__all__ = ["Callback", "LRMonitor", "SpeedMonitor"]
+__all__ = [
+    "ActivationMonitor",
+    "Callback",
+    "CheckpointSaver",
+    "Cost",
+    "CostMonitor",
+    "EarlyStopper",
+    "ExportForInferenceCallback",
+    "FreeOutputs",
+    "Generate",
+    "ImageVisualizer",
+    "LRMonitor",
+    "LoadCheckpoint",
+    "MemoryMonitor",
+    "MemorySnapshot",
+    "NaNMonitor",
+    "OOMObserver",
+    "OptimizerMonitor",
+    "RuntimeEstimator",
+    "SpeedMonitor",
+    "SystemMetricsMonitor",
+    "ThresholdStopper",
+]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim import Optimizer
+
 from composer.core import Callback, Logger, State
 
 __all__ = ["LRMonitor"]
@@ -13,7 +15,8 @@ class LRMonitor(Callback):
     """Log at every batch the learning rates that it is trained with, one for each group of parameters.
 
     They are called ``lr-<class>/group<place>``, as in ``lr-SGD/group0``; of two optimizers of one class the second's
-    are called ``lr-SGD.1/group0``. A batch's learning rates and its loss are logged for the same step.
+    are called ``lr-SGD.1/group0``. An optimizer that an algorithm has wrapped keeps its name. A batch's learning rates
+    and its loss are logged for the same step.
 
     Example:
         >>> import torch
@@ -34,10 +37,15 @@ class LRMonitor(Callback):
         rates: dict[str, Any] = {}
         counts: dict[str, int] = {}
         for optimizer in state.optimizers:
-            name = type(optimizer).__name__
+            name = type(_unwrapped(optimizer)).__name__
             place = counts[name] = counts.get(name, -1) + 1
             if place:
                 name = f"{name}.{place}"
             for number, group in enumerate(optimizer.param_groups):
                 rates[f"lr-{name}/group{number}"] = group["lr"]
         logger.log_metrics(rates)
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    inner = getattr(optimizer, "base_optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, Optimizer) else optimizer

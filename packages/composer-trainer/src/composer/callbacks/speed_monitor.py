@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from typing import Any, Literal
 
 import attrs
 import torch
-from attrs.validators import ge, in_
+from attrs.validators import ge, gt, in_, optional
 
+from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
 
 __all__ = ["SpeedMonitor"]
@@ -23,6 +25,7 @@ class _Reading:
     batches: int
     samples: int
     tokens: int
+    flops: float
 
 
 @attrs.define(eq=False)
@@ -32,28 +35,44 @@ class SpeedMonitor(Callback):
     - ``throughput/batches_per_sec``, ``throughput/samples_per_sec`` and, if the batches have tokens,
       ``throughput/tokens_per_sec``: over the last ``window_size`` batches, or as many as there are; by all processes.
       Time spent on evaluation is left out. ``throughput/device/…`` is the same for each process.
+    - ``throughput/flops_per_sec`` and ``throughput/device/flops_per_sec``: floating-point operations, where a batch's
+      are known: by ``model.flops_per_batch``, a number or a function of the batch, or counted with ``count_flops``.
+    - ``throughput/device/mfu``: their share of what the device could do at best (model FLOPs utilisation), where that
+      is known, too: for common GPUs, in the run's precision.
     - ``time/train``, ``time/val`` and their sum, ``time/total``, in ``time_unit``. They go on when a run is resumed.
 
     Args:
         window_size: Batches to average over.
+        gpu_flops_available: How many operations a second the device can do at best; if None, what the maker says of it.
         time_unit: ``"seconds"``, ``"minutes"``, ``"hours"`` or ``"days"``.
+        count_flops: Whether to count the first batch's operations, forward and backward, where the model does not know
+            them. The count is taken for each sample of the run, and for every process; that first batch is slower and
+            is no part of the throughput. What compiled code or kernels of one's own do may not be counted.
 
     Raises:
         ValueError: One of them is out of range.
 
     Example:
         >>> SpeedMonitor(window_size=50, time_unit="minutes")
-        SpeedMonitor(window_size=50, time_unit='minutes')
+        SpeedMonitor(window_size=50, gpu_flops_available=None, time_unit='minutes', count_flops=False)
     """
 
     window_size: int = attrs.field(default=100, validator=ge(1))
+    gpu_flops_available: float | None = attrs.field(default=None, validator=optional(gt(0)))
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(default="hours", validator=in_(_SECONDS))
+    count_flops: bool = attrs.field(default=False, kw_only=True)
 
     _readings: deque[_Reading] = attrs.field(init=False, repr=False)
     _train_seconds: float = attrs.field(default=0.0, init=False, repr=False)
     _val_seconds: float = attrs.field(default=0.0, init=False, repr=False)
     _counted_until: float = attrs.field(default=0.0, init=False, repr=False)
     _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
+    _flops: float = attrs.field(default=0.0, init=False, repr=False)
+    _peak: float | None = attrs.field(default=None, init=False, repr=False)
+    _counter: FlopCounter | None = attrs.field(default=None, init=False, repr=False)
+    _model_knows: bool = attrs.field(default=False, init=False, repr=False)
+    _flops_per_sample: float | None = attrs.field(default=None, init=False, repr=False)
+    _has_warned: bool = attrs.field(default=False, init=False, repr=False)
 
     @_readings.default
     def _no_readings(self) -> deque[_Reading]:
@@ -74,10 +93,32 @@ class SpeedMonitor(Callback):
         self._is_fitting = True
         self._counted_until = time.perf_counter()
         self._take_reading(state)
+        self._model_knows = isinstance(state.model, KnowsFlops)
+        if self.count_flops and not self._model_knows and self._flops_per_sample is None:
+            self._counter = FlopCounter()
+        if self._model_knows or self.count_flops:
+            self._find_peak(state)
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """Begin to count the first batch's operations."""
+        del state, logger
+        if self._counter is not None:
+            self._counter.begin()
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Stop to count."""
+        del state, logger
+        if self._counter is not None:
+            self._counter.end()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Stop to count, where a batch was broken off."""
+        self.after_train_batch(state, logger)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Count the batch and log."""
         self._count_training()
+        self._add_flops(state)
         self._take_reading(state)
         if logger.destinations:
             logger.log_metrics(self._throughput() | self._times())
@@ -116,8 +157,47 @@ class SpeedMonitor(Callback):
                 int(clock.count(TimeUnit.BATCH)),
                 int(clock.count(TimeUnit.SAMPLE)),
                 int(clock.count(TimeUnit.TOKEN)),
+                self._flops,
             )
         )
+
+    def _find_peak(self, state: State) -> None:
+        """Find out what the device can do, and warn once of one that is not known."""
+        self._peak = self.gpu_flops_available
+        if self._peak is not None or state.device.type != "cuda":
+            return
+        name = torch.cuda.get_device_name(state.device)
+        self._peak = peak_flops(name, state.precision)
+        if self._peak is None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"SpeedMonitor does not know what {name!r} can do at best in {state.precision.value}, so it logs no "
+                "throughput/device/mfu. Say it: SpeedMonitor(gpu_flops_available=312e12).",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _add_flops(self, state: State) -> None:
+        """Add the batch's operations; other processes are taken to have as many."""
+        samples = int(state.timestamp.count(TimeUnit.SAMPLE)) - self._readings[-1].samples if self._readings else 0
+        if self._counter is not None and samples:
+            self._take_count(self._counter.total * _world_size() / samples)
+        elif self._flops_per_sample is not None:
+            self._flops += self._flops_per_sample * samples
+        elif self._model_knows:
+            self._flops += flops_per_batch(state.model, state.batch) * _world_size()
+
+    def _take_count(self, flops_per_sample: float) -> None:
+        """Note what the first batch came to, and forget how long it took."""
+        self._counter, self._flops_per_sample = None, flops_per_sample
+        self._readings.clear()
+        if not flops_per_sample:
+            warnings.warn(
+                "SpeedMonitor(count_flops=True) saw no operation that it can count in the first batch, so it logs no "
+                "throughput/flops_per_sec. Give the model flops_per_batch.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _throughput(self) -> dict[str, float]:
         first, last = self._readings[0], self._readings[-1]
@@ -130,10 +210,16 @@ class SpeedMonitor(Callback):
         }
         if last.tokens > first.tokens:
             rates["tokens_per_sec"] = (last.tokens - first.tokens) / seconds
-        processes = _world_size()
-        return {f"throughput/{name}": rate for name, rate in rates.items()} | {
-            f"throughput/device/{name}": rate / processes for name, rate in rates.items()
-        }
+        processes, share = _world_size(), {}
+        if last.flops > first.flops:
+            rates["flops_per_sec"] = (last.flops - first.flops) / seconds
+            if self._peak is not None:
+                share = {"throughput/device/mfu": rates["flops_per_sec"] / processes / self._peak}
+        return (
+            share
+            | {f"throughput/{name}": rate for name, rate in rates.items()}
+            | {f"throughput/device/{name}": rate / processes for name, rate in rates.items()}
+        )
 
     def _times(self) -> dict[str, float]:
         train, val = self._train_seconds, self._val_seconds

@@ -31,7 +31,7 @@ from composer.core.data_spec import move_batch
 from composer.distributed import check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
-from composer.trainer.optimization import evaluation_weights
+from composer.trainer.optimization import weights_to_evaluate
 from composer.trainer.randomness import kept
 from composer.trainer.run import compute_metrics
 
@@ -203,7 +203,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     state.model.eval()
     try:
         # Training shall draw what it would without the evaluation.
-        with kept(state.device), evaluation_weights(state.optimizers), torch.no_grad():
+        with kept(state.device), weights_to_evaluate(state.optimizers), torch.no_grad():
             yield
     except BaseException:
         engine.restore()

@@ -23,9 +23,9 @@ __all__ = [
     "Optimization",
     "check_optimizers",
     "default_optimizer",
-    "evaluation_weights",
     "make_scaler",
     "wants_closure",
+    "weights_to_evaluate",
 ]
 
 
@@ -46,7 +46,7 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
 
 
 @contextlib.contextmanager
-def evaluation_weights(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+def weights_to_evaluate(optimizers: Sequence[Optimizer]) -> Iterator[None]:
     """Use the weights that are meant for evaluation, of optimizers that have others to train on.
 
     Those are told by their methods ``train()`` and ``eval()``, as of schedule-free optimizers. Afterwards the weights

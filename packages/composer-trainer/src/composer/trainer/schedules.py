@@ -163,6 +163,13 @@ class Course:
         if state.max_duration is None:
             raise ValueError("It is not said how long to train: give max_duration to the Trainer or duration to fit().")
 
+    def prepare_schedulers(self, state: State) -> None:
+        """Make the schedulers now if all they hang on is known, so that their saved state has a place."""
+        if state.max_duration is not None and state.train_data_spec is not None:
+            self.take_schedulers(state, None, 1.0, None)
+        else:
+            state.schedulers = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
+
     def take_schedulers(
         self,
         state: State,

@@ -7,6 +7,8 @@ import datetime
 import secrets
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from composer.callbacks.saving import SaveInterval, savers
+from composer.checkpoint import save_checkpoint
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -24,7 +26,9 @@ from composer.core import (
 from composer.distributed import Parallelism, check_timeout, from_rank_zero, initialize_dist
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_subset, set_log_level
+from composer.trainer.checkpoints import Loading
 from composer.trainer.computing import Computing, check_microbatch_size
+from composer.trainer.data_order import make_order
 from composer.trainer.device import choose_precision
 from composer.trainer.evaluation import (
     EvalData,
@@ -36,21 +40,29 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
+from composer.trainer.evaluation_weights import evaluation_weights
+from composer.trainer.export import Transform, export_for_inference
+from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.loop import train
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.prediction import predict
+from composer.trainer.progress import Progress, SavesProgress
+from composer.trainer.randomness import kept
 from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
 from composer.trainer.schedules import Course, SchedulerLike, check_schedulers
 from composer.trainer.training_data import TrainingData, check_model
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
     from torch import nn
     from torch.optim import Optimizer
+
+    from composer.checkpoint.snapshot import IgnoreKeys
 
 __all__ = ["Trainer"]
 
@@ -95,6 +107,25 @@ class Trainer:
         log_traces: Whether to log which algorithms ran at which event.
         auto_log_hparams: Whether to log the arguments of this call, too; what the components are set to is always
             logged.
+        load_path: What to begin with: a checkpoint's folder or address, ``"latest"`` for the newest in ``save_folder``,
+            or with ``load_weights_only`` a file of weights. A run goes on from there to the bits that it would have
+            come to without a stop.
+        load_weights_only: Whether only the model's weights are loaded.
+        load_strict_model_weights: Whether weights that only one side has are an error, or a warning.
+        load_ignore_keys: What is not loaded; see :func:`composer.checkpoint.load_checkpoint`.
+        load_exclude_algorithms: Algorithms that are not made again, though the saved weights need them.
+        save_folder: Where checkpoints are saved, a path or an address; none are if None. ``{run_name}`` is filled in.
+        save_filename: A checkpoint's name there.
+        save_latest_filename: The name of a link to the newest one.
+        save_overwrite: Whether to replace checkpoints that other runs have left.
+        save_interval: How often: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``.
+        save_weights_only: Whether only the model's weights are saved.
+        save_ignore_keys: What is not saved.
+        save_num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
+        save_metrics: Whether what the training metrics have counted is saved, so that an epoch that was interrupted
+            ends with the figures of the whole; it always is here.
+        autoresume: Whether to go on from the newest whole checkpoint of ``run_name`` in ``save_folder``: the same
+            program can then be started again and again, until the training is done.
         device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best there is if None.
         precision: ``"fp32"``, ``"amp_bf16"``, ``"amp_fp16"`` or ``"amp_fp8"``; if None, ``"amp_fp16"`` on a GPU and
             ``"fp32"`` elsewhere.
@@ -161,6 +192,21 @@ class Trainer:
         console_log_interval: int | str | Time = "1ba",
         log_traces: bool = False,
         auto_log_hparams: bool = False,
+        load_path: str | os.PathLike[str] | None = None,
+        load_weights_only: bool = False,
+        load_strict_model_weights: bool = True,
+        load_ignore_keys: IgnoreKeys = None,
+        load_exclude_algorithms: Sequence[str] | None = None,
+        save_folder: str | None = None,
+        save_filename: str = "ep{epoch}-ba{batch}",
+        save_latest_filename: str | None = "latest",
+        save_overwrite: bool = False,
+        save_interval: SaveInterval = "1ep",
+        save_weights_only: bool = False,
+        save_ignore_keys: IgnoreKeys = None,
+        save_num_checkpoints_to_keep: int = -1,
+        save_metrics: bool = False,
+        autoresume: bool = False,
         device: str | torch.device | None = None,
         precision: str | Precision | None = None,
         precision_config: Mapping[str, Any] | None = None,
@@ -188,6 +234,29 @@ class Trainer:
         with problems.noted():
             self._computing = Computing.make(
                 device, precision, precision_config, compile_config, device_train_microbatch_size
+            )
+        with problems.noted():
+            self._loading = Loading(
+                load_path,
+                load_weights_only,
+                load_strict_model_weights,
+                load_ignore_keys,
+                load_exclude_algorithms,
+                autoresume=autoresume,
+                folder=save_folder,
+                run_name=run_name,
+            )
+        with problems.noted():
+            self._savers = savers(
+                save_folder,
+                save_filename,
+                save_latest_filename,
+                save_interval,
+                overwrite=save_overwrite,
+                num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+                weights_only=save_weights_only,
+                ignore_keys=save_ignore_keys,
+                goes_on=autoresume,
             )
         with problems.noted():
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
@@ -235,21 +304,35 @@ class Trainer:
         with problems.noted():
             self.state.algorithms = as_list(algorithms)
         with problems.noted():
-            self.state.callbacks = [*as_list(callbacks), *as_list(profiler)]
+            self.state.callbacks = [*as_list(callbacks), *as_list(profiler), *self._savers]
         problems.check()
         self.state.profiler = profiler
         self.logger = Logger(self.state, [*as_list(loggers), *shown])
         self.engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
         self._data.install(self.state)
         self._evaluations.install(self.state)
+        self._progress = Progress(self.state, self._data)
+        for callback in self.state.callbacks:
+            if isinstance(callback, SavesProgress):
+                callback.extra = self._progress.to_data
 
         with self._closing_on_error():
             self.engine.run_event(Event.INIT)
             self._computing.prepare(model)
             self.engine.run_event(Event.BEFORE_LOAD)
+            if self._loading.is_wanted:
+                self._course.prepare_schedulers(self.state)
+                self._loading.load(self.engine, self._progress, algorithm_passes)
             self.engine.run_event(Event.AFTER_LOAD)
             self._computing.compile(self.state.model)
-            self.logger.log_hyperparameters(self._hyperparameters())
+            self.logger.log_hyperparameters(
+                hyperparameters(
+                    self.state,
+                    loggers=self.logger.destinations,
+                    schedulers=self._course.schedulers,
+                    extra=arguments if auto_log_hparams else None,
+                )
+            )
 
     def fit(
         self,
@@ -309,6 +392,7 @@ class Trainer:
         if reset_time:
             state.timestamp = state.previous_timestamp = Timestamp()
             self._data.batches.rewind(epoch=0)
+            self._progress.forget()
         self._course.take_duration(state, duration, scale_schedule_ratio)
         run = Run(
             self.engine,
@@ -318,10 +402,12 @@ class Trainer:
             lambda event: self._evaluations.run_if_due(self.engine, event),
             parallel=self._parallel,
             weigh_by_tokens=self._weigh_by_tokens,
+            resume=self._progress.resume_draws,
         )
         if run.is_over():
             return
         with self._closing_on_error(), run.signals:
+            self._progress.resume()
             train(run)
 
     def eval(
@@ -373,6 +459,80 @@ class Trainer:
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
 
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """Where the checkpoints are that this trainer has saved and that are still kept, the oldest first."""
+        return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
+
+    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
+        """Save a checkpoint now, and wait until it is there.
+
+        Args:
+            name: Its folder or address; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are filled in.
+            weights_only: Whether only the model's weights are saved.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            CheckpointSaveError: It could not be written.
+        """
+        return save_checkpoint(self.state, name, extra=self._progress.to_data(), weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Save a checkpoint where, and as, the trainer was told to; in the background, as those that are due.
+
+        Raises:
+            ValueError: It was not told to save any.
+        """
+        saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
+        if not saving:
+            raise ValueError("There is no folder to save to: give save_folder to the Trainer.")
+        for callback in saving:
+            callback.save(self.state)
+
+    def export_for_inference(
+        self,
+        save_format: str,
+        save_path: str | os.PathLike[str],
+        sample_input: Any = None,
+        transforms: Transform | Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        """Export the model as it is evaluated, for programs that have neither this library nor the model's code.
+
+        Args:
+            save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.trainer.export.export_for_inference`.
+            save_path: The file, or a URL that fsspec knows.
+            sample_input: A batch; the first to evaluate or else to train on if None.
+            transforms: Functions that change a copy of the model before it is exported.
+            input_names: What the inputs are called.
+            output_names: What the outputs are called.
+
+        Raises:
+            ExportError: The model cannot be exported, or does not compute the same once it is.
+            ValueError: There is no such format, or no batch.
+        """
+        with evaluation_weights(self.state, self.logger):
+            export_for_inference(
+                self.state.model,
+                save_format,
+                str(save_path),
+                sample_input=self._first_batch() if sample_input is None else sample_input,
+                transforms=transforms,
+                input_names=input_names,
+                output_names=output_names,
+            )
+
+    def _first_batch(self) -> Any:
+        specs = [evaluator.dataloader for evaluator in self.state.evaluators]
+        specs += [] if self.state.train_data_spec is None else [self.state.train_data_spec]
+        if not specs:
+            raise ValueError("There is no batch to export with: give sample_input.")
+        with kept(self.state.device):
+            return next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
+
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used any more."""
         self.engine.close()
@@ -387,20 +547,6 @@ class Trainer:
         """Close the trainer."""
         with self._noting_further_errors(error):
             self.close()
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        state = self.state
-        return {
-            "run_name": state.run_name,
-            "rank_zero_seed": state.rank_zero_seed,
-            "device": str(state.device),
-            "precision": state.precision.value,
-            "max_duration": None if state.max_duration is None else str(state.max_duration),
-            "algorithms": {
-                state.component_key(one): {name: str(value) for name, value in one.settings().items()}
-                for one in state.algorithms
-            },
-        }
 
     def _set_microbatch_size(self, size: int | str | None) -> None:
         self.state.auto_microbatching = size == "auto"

@@ -1,0 +1,160 @@
+"""How large activations are, and how they are distributed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["ActivationMonitor"]
+
+_WANDB = "WandBLogger"
+
+
+def _to_time(given: Time | str | int) -> Time:
+    return Interval(given).every
+
+
+def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@attrs.define(eq=False)
+class ActivationMonitor(Callback):
+    """Log statistics of what goes into each module and of what comes out, every so often.
+
+    They are called ``activations/<statistic>/<module>/input_<n>`` and ``…/output_<n>``, where ``n`` counts the tensors:
+
+    - ``average``, ``max`` and ``l2_norm`` (of the last dimension),
+    - ``skewness`` and ``kurtosis``, its third and fourth standardized moments; 0 and 3 for a normal distribution.
+
+    Each is computed along the last dimension, ``hidden`` in ``(batch, length, hidden)``, and averaged over the others.
+    Only the first microbatch of a batch is looked at, and only floating point tensors. Modules are hooked for that
+    forward pass alone; training computes the same bits with the callback as without.
+
+    Args:
+        interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
+        ignore_module_types: Names of classes whose modules are left out: those with one of them in their name.
+        only_log_wandb: Whether to log to destinations of the class ``WandBLogger`` alone: it is a lot for others.
+
+    Raises:
+        ValueError: ``interval`` is no length of time.
+
+    Example:
+        >>> ActivationMonitor("100ba", ignore_module_types=["Dropout"], only_log_wandb=False)
+        ActivationMonitor(interval=Time(100, 'ba'), ignore_module_types=('Dropout',), only_log_wandb=False)
+    """
+
+    interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=_to_time)
+    ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
+    only_log_wandb: bool = True
+
+    _handles: list[RemovableHandle] = attrs.field(factory=list, init=False, repr=False)
+    _metrics: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
+    _logged_for: int = attrs.field(default=-1, init=False, repr=False)
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Look at a forward pass every ``interval``."""
+        return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Say so if there is nowhere to log to."""
+        del state
+        if logger.destinations and not self._destinations(logger):
+            warnings.warn(
+                "ActivationMonitor logs nothing: only_log_wandb is True, and there is no WandBLogger among the "
+                "loggers. Say only_log_wandb=False to log to the others.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Hook the modules."""
+        batch = int(state.timestamp.count(TimeUnit.BATCH))
+        if batch == self._logged_for or not self._destinations(logger):
+            return
+        self._logged_for = batch
+        for name, module in state.model.named_modules():
+            if name and not any(ignored in type(module).__name__ for ignored in self.ignore_module_types):
+                self._handles.append(module.register_forward_hook(partial(self._look, name), with_kwargs=True))
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Take the hooks off and log what they saw."""
+        self._unhook()
+        metrics, self._metrics = self._metrics, {}
+        if metrics:
+            self._log(metrics, int(state.timestamp.count(TimeUnit.BATCH)), logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Take the hooks off, in case a forward pass has failed."""
+        del state, logger
+        self._unhook()
+
+    def _log(self, metrics: Mapping[str, Tensor], step: int, logger: Logger) -> None:
+        if not self.only_log_wandb:
+            logger.log_metrics(metrics, step)
+            return
+        for destination in self._destinations(logger):
+            try:
+                destination.log_metrics(metrics, step)
+            except Exception as error:  # noqa: BLE001  (as in Logger: what cannot be stored must not end the training)
+                logger.report_failure(destination, "log_metrics", error)
+
+    def _unhook(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _look(self, name: str, module: nn.Module, places: Any, names: Any, outputs: Any) -> None:
+        del module
+        with torch.no_grad():
+            for side, values in (("input", [places, names]), ("output", outputs)):
+                for number, tensor in enumerate(_tensors(values)):
+                    if tensor.is_floating_point() and tensor.ndim and tensor.numel():
+                        self._metrics |= {
+                            f"activations/{statistic}/{name}/{side}_{number}": value
+                            for statistic, value in _statistics(tensor).items()
+                        }
+
+    def _destinations(self, logger: Logger) -> list[LoggerDestination]:
+        return [one for one in logger.destinations if not self.only_log_wandb or type(one).__name__ == _WANDB]
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Return the tensors among nested arguments or outputs, in order."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (Mapping, list, tuple)):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(value)
+
+
+def _statistics(tensor: Tensor) -> dict[str, Tensor]:
+    """Return the statistics of the last dimension, averaged over the others, computed in at least 32 bits.
+
+    Example:
+        >>> _statistics(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))["l2_norm"]
+        tensor(2.5000)
+    """
+    values = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    deviations = values - values.mean(dim=-1, keepdim=True)
+    spread = deviations.square().mean(dim=-1, keepdim=True).sqrt()
+    standardized = deviations / spread.clamp_min(torch.finfo(values.dtype).tiny)
+    return {
+        "average": values.mean(),
+        "max": values.amax(dim=-1).mean(),
+        "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
+        "skewness": standardized.pow(3).mean(),
+        "kurtosis": standardized.pow(4).mean(),
+    }

@@ -1,0 +1,226 @@
+"""Saves checkpoints as a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from composer.checkpoint.background import Background
+from composer.checkpoint.errors import CheckpointSaveError
+from composer.checkpoint.finding import find_checkpoints
+from composer.checkpoint.folder import Folder, open_folder
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.retention import KeepBest, delete_old
+from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
+from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
+from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["CheckpointSaver"]
+
+SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
+
+
+class CheckpointSaver(Callback):
+    """Save checkpoints of a run, and keep the last and the best of them.
+
+    Saving goes on in the background: training waits while its tensors are copied, and not while they are written. A
+    save that is due while another is still being written waits for it, so that there is never more than one copy. If
+    one fails, the next batch raises it; the checkpoints before it are as they were. The end of the training waits for
+    the last one.
+
+    At the end of the training there is always a checkpoint (unless the interval is 0, or a function): what is due at
+    that moment is saved once everything has run, the last evaluation included.
+
+    A new run refuses a folder in which there are later checkpoints, its own or another run's, and on this machine also
+    a folder that another living process saves to.
+
+    Args:
+        folder: Where; a path or an address (``"s3://bucket/{run_name}"``). The run's name is filled in.
+        filename: The checkpoint's name there; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in.
+        latest_filename: The name of a link to the newest one; none if None. Where there are no links, it is a file
+            with the newest one's name.
+        save_interval: How often: a time, a text, a number of epochs, 0 for never; or a function
+            ``f(state, event) -> bool``, which is asked after each batch, epoch and iteration, and at the end.
+        overwrite: Whether to replace checkpoints that other runs have left under the same names.
+        num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
+        keep_best: Which to keep beside them; needs a number of the last to keep.
+        weights_only: Whether to save the model's weights, and nothing to go on training with.
+        ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
+        background: Whether training goes on while a checkpoint is written.
+
+    What a trainer adds to the run's state, such as the position in the data, comes from :attr:`extra`, if that is set:
+    a function that returns plain data and tensors by name. A run that has begun with the newest checkpoint of the folder
+    that is whole sets :attr:`goes_on`: later ones, which are damaged, are then replaced.
+
+    Raises:
+        TypeError: A setting is of the wrong kind.
+        ValueError: A setting is out of range, or a name has something else in braces.
+
+    Example:
+        >>> saver = CheckpointSaver("runs/{run_name}", save_interval="500ba", num_checkpoints_to_keep=3)
+        >>> saver.saved_checkpoints
+        []
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] = "{run_name}/checkpoints",
+        filename: str = "ep{epoch}-ba{batch}",
+        latest_filename: str | None = "latest",
+        save_interval: SaveInterval = "1ep",
+        *,
+        overwrite: bool = False,
+        num_checkpoints_to_keep: int = -1,
+        keep_best: KeepBest | None = None,
+        weights_only: bool = False,
+        ignore_keys: IgnoreKeys = None,
+        background: bool = True,
+    ) -> None:
+        _check_keeping(num_checkpoints_to_keep, keep_best)
+        self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
+        for name in filter(None, (filename, latest_filename)):
+            checkpoint_name(name, State(model=None))
+        filled_in(self.folder, State(model=None))
+        self.save_interval = save_interval if callable(save_interval) else Interval(save_interval)
+        self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
+        self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
+        self.background = background
+        self.extra: Callable[[], Mapping[str, Any]] | None = None
+        self.goes_on = False
+        self._saved: list[str] = []
+        self._opened: Folder | None = None
+        self._lock: FolderLock | None = None
+        self._saving = Background()
+        self._last: tuple[str, int] | None = None
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """Where the checkpoints are that this object has saved and that are still kept, the oldest first."""
+        return list(self._saved)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Make the folder, and see that nobody else saves to it."""
+        del logger
+        if self._opened is None:
+            self._open(state)
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Save if it is time to, and raise what a save in the background has failed with."""
+        del logger
+        self._save_if_due(state, Event.BATCH_CHECKPOINT)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Save if it is time to."""
+        del logger
+        self._save_if_due(state, Event.EPOCH_CHECKPOINT)
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Save if it is time to."""
+        del logger
+        self._save_if_due(state, Event.ITERATION_CHECKPOINT)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Save the end of the training, and wait for what is being written."""
+        del logger
+        interval = self.save_interval
+        is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
+        if is_due:
+            self.save(state)
+        self._saving.wait()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Wait for what is being written, and let others save to the folder."""
+        del state, logger
+        try:
+            self._saving.wait()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+            self._opened = self._lock = None
+
+    def save(self, state: State) -> None:
+        """Save now, in the background unless that is turned off; what has been saved at this moment is not saved again.
+
+        Raises:
+            NotSerializableError: Something is neither data nor a tensor; it is said where.
+            CheckpointSaveError: The checkpoint, or one before that was still being written, could not be written.
+        """
+        folder = self._opened or self._open(state)
+        name = checkpoint_name(self.filename, state)
+        moment = (name, int(state.timestamp.batch))
+        if moment == self._last:
+            return
+        # Before the copy is made: one in memory is enough.
+        self._saving.wait()
+        extra = None if self.extra is None else self.extra()
+        snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys)
+        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
+        self._saving.start(partial(self._write, folder, name, latest, snapshot))
+        self._last = moment
+        if not self.background:
+            self._saving.wait()
+
+    def _save_if_due(self, state: State, event: Event) -> None:
+        self._saving.check()
+        interval, duration = self.save_interval, state.max_duration
+        if not isinstance(interval, Interval):
+            if interval(state, event):
+                self.save(state)
+        # What is due at the very end waits for FIT_END, where the last evaluation has run.
+        elif (duration is None or not state.reached(duration)) and interval.passed(
+            state.previous_timestamp, state.timestamp, duration, state.dataloader_len
+        ):
+            self.save(state)
+
+    def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:
+        write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
+        if folder.at(name) not in self._saved:
+            self._saved.append(folder.at(name))
+        if latest is not None:
+            folder.point(latest, name)
+        deleted = delete_old(folder, snapshot.manifest.run_name, self.num_checkpoints_to_keep, self.keep_best)
+        gone = {folder.at(one) for one in deleted}
+        self._saved = [path for path in self._saved if path not in gone]
+
+    def _open(self, state: State) -> Folder:
+        folder = open_folder(filled_in(self.folder, state))
+        if isinstance(folder, LocalFolder):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(folder.path)
+        folder.make()
+        if not self.overwrite and not self.goes_on:
+            _check_no_later_ones(folder, state)
+        self._opened = folder
+        return folder
+
+
+def _check_keeping(keep_last: object, keep_best: object) -> None:
+    if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
+        raise ValueError(
+            "num_checkpoints_to_keep must be -1 (all) or a number of at least 1, as the last whole checkpoint is "
+            f"never deleted, got {keep_last!r}."
+        )
+    if keep_best is not None and not isinstance(keep_best, KeepBest):
+        raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
+    if keep_best is not None and keep_last == -1:
+        raise ValueError(
+            "keep_best needs num_checkpoints_to_keep, the number of the last checkpoints to keep beside the best, "
+            "got -1, which keeps all of them: say e.g. num_checkpoints_to_keep=1."
+        )
+
+
+def _check_no_later_ones(folder: Folder, state: State) -> None:
+    now = state.timestamp.count(TimeUnit.BATCH)
+    for found in reversed(find_checkpoints(folder)):
+        if found.manifest is not None and found.manifest.timestamp.count(TimeUnit.BATCH) > now:
+            raise CheckpointSaveError(
+                folder,
+                f"it holds {found.name} of run {found.manifest.run_name!r}, later than this run's batch {now}. "
+                "Go on from it (autoresume, load_path), say overwrite=True (save_overwrite) to replace what is there, "
+                "or choose another folder or run_name.",
+            )

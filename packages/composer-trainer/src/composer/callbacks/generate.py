@@ -1,0 +1,129 @@
+"""What a language model makes of some prompts, as it learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit, get_precision_context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["Generate"]
+
+
+@runtime_checkable
+class _SupportsGeneration(Protocol):
+    tokenizer: Any
+
+    def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor: ...
+
+
+class Generate(Callback):
+    """Let the model continue some prompts every so often and at the end of each fit, and log both as a table.
+
+    It works with any model that has ``tokenizer``, as Transformers' are, and ``generate(input_ids, attention_mask=…)``,
+    which returns token ids. The model is in evaluation mode meanwhile, with the weights that it is evaluated with, and
+    torch's random numbers go on afterwards as if nothing had been drawn. The table, ``generations``, has the columns
+    ``prompt`` and ``generation``.
+
+    Args:
+        prompts: What to continue, one text or several.
+        interval: How often: a time, a text (``"500ba"``), or a number of epochs.
+        batch_size: Prompts that are put through the model at once; all if None.
+        kwargs: Handed on to ``model.generate``, such as ``max_new_tokens=50``.
+
+    Raises:
+        ValueError: There are no prompts, ``batch_size`` is less than 1, or ``interval`` is no length of time.
+        TypeError: At ``INIT``: the model has no ``tokenizer`` or ``generate``.
+
+    Example:
+        >>> generate = Generate(["Once upon a time"], "500ba", max_new_tokens=20)
+        >>> generate.prompts, generate.interval
+        (('Once upon a time',), Time(500, 'ba'))
+    """
+
+    def __init__(
+        self, prompts: str | Sequence[str], interval: Time | str | int, batch_size: int | None = None, **kwargs: Any
+    ) -> None:
+        self.prompts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+        if not self.prompts:
+            raise ValueError("prompts must hold at least one text to continue, got none.")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be None or a number of prompts, at least 1, got {batch_size}.")
+        self.interval = Interval(interval).every
+        self.batch_size = len(self.prompts) if batch_size is None else batch_size
+        self.generate_kwargs = kwargs
+        self._generated_at = -1
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Generate every ``interval``, when a batch, an epoch or an iteration is done, by its unit."""
+        places = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+        never: dict[Event | str, Time | str | int] = dict.fromkeys(
+            (Event.BATCH_CHECKPOINT, *places.values()), Time(0, TimeUnit.BATCH)
+        )
+        never[Event.ITERATION_CHECKPOINT] = Time(0, TimeUnit.ITERATION)
+        return never | {places.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Refuse a model that cannot generate."""
+        del logger
+        if not isinstance(state.model, _SupportsGeneration):
+            raise TypeError(
+                f"Generate needs a model with the attribute tokenizer and the method generate(input_ids, ...), "
+                f"and {type(state.model).__name__} lacks one of them."
+            )
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Generate, if the interval counts batches."""
+        self._generate(state, logger)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Generate, if the interval counts epochs."""
+        self._generate(state, logger)
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Generate, if the interval counts iterations."""
+        self._generate(state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Generate, unless it has just been done."""
+        if self._generated_at != state.timestamp.count(TimeUnit.BATCH):
+            self._generate(state, logger)
+
+    def _generate(self, state: State, logger: Logger) -> None:
+        # Here, as the trainer may itself want callbacks.
+        from composer.trainer.evaluation_weights import evaluation_weights  # noqa: PLC0415
+
+        self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
+        was_training, devices = state.model.training, [state.device] if state.device.type == "cuda" else []
+        state.model.eval()
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad(), evaluation_weights(state, logger):
+                generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
+        finally:
+            state.model.train(was_training)
+        rows = list(zip(self.prompts, generations, strict=True))
+        logger.log_table(["prompt", "generation"], rows, name="generations")
+
+    def _batches(self) -> Iterator[list[str]]:
+        for first in range(0, len(self.prompts), self.batch_size):
+            yield list(self.prompts[first : first + self.batch_size])
+
+    def _continue(self, prompts: list[str], state: State) -> list[str]:
+        tokenizer = state.model.tokenizer
+        # Padded on the left, so that what is generated follows the prompt.
+        tokens = tokenizer(prompts, return_tensors="pt", padding=len(prompts) > 1, padding_side="left")
+        input_ids = tokens["input_ids"].to(state.device)
+        attention_mask = tokens["attention_mask"].to(state.device)
+        with get_precision_context(state.precision, state.device.type):
+            ids = state.model.generate(input_ids, attention_mask=attention_mask, **self.generate_kwargs)
+        length = input_ids.shape[1]
+        if ids.shape[1] >= length and torch.equal(ids[: len(input_ids), :length], input_ids):
+            ids = ids[:, length:]  # a decoder gives back the prompt, too
+        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts

@@ -1,0 +1,138 @@
+"""What the model sees, and what it makes of it, as pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import torch
+from attrs.validators import ge, in_
+from torch import Tensor
+
+from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from composer.core import BatchKey
+
+__all__ = ["ImageVisualizer"]
+
+
+def _to_time(given: Time | str | int) -> Time:
+    return Interval(given).every
+
+
+@attrs.define(eq=False)
+class ImageVisualizer(Callback):
+    """Log the first images of a batch as the model sees them, after all algorithms, every so often.
+
+    They are called ``Images/Train``; those of the first batch of each evaluation ``Images/Eval``. Numbers outside of
+    ``[0, 1]``, as a data set's normalization makes them, are shown between the image's own least and greatest.
+
+    With ``mode="segmentation"`` they come with masks ``(N, H, W)`` of class ids: ``prediction``, of the greatest of
+    the outputs ``(N, C, H, W)``, and ``ground truth``; a negative id, which losses pass over, is shown as ``C``.
+
+    Args:
+        interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
+        mode: ``"input"`` or ``"segmentation"``.
+        num_images: How many images at most.
+        channels_last: Whether images are ``(N, H, W, C)`` instead of ``(N, C, H, W)``.
+        input_key: Where the images lie in the batch.
+        target_key: Where the masks lie.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> ImageVisualizer("50ba", mode="segmentation").interval
+        Time(50, 'ba')
+    """
+
+    interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_time)
+    mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=in_(("input", "segmentation")))
+    num_images: int = attrs.field(default=8, validator=ge(1))
+    channels_last: bool = False
+    input_key: BatchKey = 0
+    target_key: BatchKey = 1
+
+    _images: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    _looked_at: int = attrs.field(default=-1, init=False, repr=False)
+    _is_new_evaluation: bool = attrs.field(default=False, init=False, repr=False)
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Look at a batch every ``interval``."""
+        return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Take the images, before a layer that works in place can change them."""
+        batch = int(state.timestamp.count(TimeUnit.BATCH))
+        if batch != self._looked_at and logger.destinations:  # the first microbatch, the first time that it is computed
+            self._looked_at = batch
+            self._images = self._shown_images(state)
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Log them."""
+        images, self._images = self._images, None
+        if images is not None:
+            self._log(images, "Images/Train", state, logger)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Look at the next batch."""
+        del state, logger
+        self._is_new_evaluation = True
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """Take the images of an evaluation's first batch."""
+        if self._is_new_evaluation and logger.destinations:
+            self._images = self._shown_images(state)
+        self._is_new_evaluation = False
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Log them."""
+        images, self._images = self._images, None
+        if images is not None:
+            self._log(images, "Images/Eval", state, logger)
+
+    def _shown_images(self, state: State) -> Tensor:
+        images = state.batch_get_item(self.input_key)
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            what = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+            raise ValueError(
+                f"ImageVisualizer shows images of 4 dimensions, and input_key={self.input_key!r} holds {what}. "
+                "Say by input_key where the images lie in the batch."
+            )
+        return _shown(images[: self.num_images])
+
+    def _log(self, images: Tensor, name: str, state: State, logger: Logger) -> None:
+        masks: dict[str, Any] = {}
+        if self.mode == "segmentation":
+            outputs, target = state.outputs[: len(images)], state.batch_get_item(self.target_key)[: len(images)]
+            masks["masks"] = {
+                "prediction": outputs.detach().argmax(dim=1),
+                "ground truth": _class_ids(target, outputs.shape[1]),
+            }
+        logger.log_images(images, name, self.channels_last, **masks)
+
+
+def _shown(images: Tensor) -> Tensor:
+    """Return images ``(N, …)`` with numbers in ``[0, 1]``; those of an image that lie there already stay as they are.
+
+    Example:
+        >>> _shown(torch.tensor([[-1.0, 3.0], [0.25, 1.0]]))
+        tensor([[0.0000, 1.0000],
+                [0.2500, 1.0000]])
+    """
+    if not images.is_floating_point():
+        return images.to(torch.float32) / 255
+    images = images.detach().to(torch.float32)
+    flat = images.flatten(1)
+    low, high = (one.reshape(-1, *[1] * (images.ndim - 1)) for one in (flat.amin(dim=1), flat.amax(dim=1)))
+    stretched = (images - low) / (high - low).clamp_min(torch.finfo(images.dtype).tiny)
+    return torch.where((low >= 0) & (high <= 1), images, stretched)
+
+
+def _class_ids(target: Tensor, num_classes: int) -> Tensor:
+    """Return targets, which may be probabilities ``(N, C, H, W)``, as class ids ``(N, H, W)``; a negative one is C."""
+    ids = target.argmax(dim=1) if target.ndim == 4 else target
+    return torch.where(ids < 0, num_classes, ids)

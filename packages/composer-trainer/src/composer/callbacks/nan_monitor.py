@@ -1,0 +1,169 @@
+"""End a training whose loss is not a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.core import Callback, Event, Logger, State, Time, TimeUnit
+
+__all__ = ["NaNMonitor"]
+
+
+def _to_every(given: Time | str | int) -> Time:
+    every = Time.from_input(given, TimeUnit.BATCH)
+    if every.value <= 0:
+        raise ValueError(f"every must be a length of time above 0, such as '10ba', got {every}.")
+    return every
+
+
+@attrs.frozen
+class _Loss:
+    batch: int
+    name: str
+    value: Tensor
+
+
+@attrs.define(eq=False)
+class NaNMonitor(Callback):
+    """End the training by an error when the loss is not a number (NaN).
+
+    The error names the first batch whose loss is not a number, of several losses each by its name. No step waits for
+    the device: losses are collected, and looked at every so often and at the end of each epoch. On a GPU a look starts
+    a copy, which the next look reads; so the error comes up to twice ``every`` after the batch.
+
+    Args:
+        every: How often to look within an epoch: a time, a text or a number of batches.
+        infinite: Whether an infinite loss ends the training, too.
+
+    Raises:
+        TypeError: ``every`` is no length of time.
+        ValueError: ``every`` is not above 0.
+
+    Example:
+        >>> NaNMonitor(every="100ba")
+        NaNMonitor(every=Time(100, 'ba'), infinite=False)
+    """
+
+    every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_every)
+    infinite: bool = False
+
+    _collected: list[_Loss] = attrs.field(factory=list, init=False, repr=False)
+    _copied: _Copy | None = attrs.field(default=None, init=False, repr=False)
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Look every so often."""
+        return {Event.BATCH_END: self.every}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Forget what an earlier training has left."""
+        del state, logger
+        self._collected, self._copied = [], None
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """Collect the loss of a microbatch."""
+        del logger
+        batch, loss = int(state.timestamp.count(TimeUnit.BATCH)), state.loss
+        if isinstance(loss, Tensor):
+            self._collected.append(_Loss(batch, "", loss.detach()))
+        else:
+            self._collected += [_Loss(batch, name, one.detach()) for name, one in _parts(loss)]
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Read what was copied at the last look, and start to copy what came since.
+
+        Raises:
+            RuntimeError: A loss is not a number.
+        """
+        del logger
+        self._read(state)
+        self._copy()
+        if self._copied is not None and self._copied.ready is None:
+            self._read(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Read all there is.
+
+        Raises:
+            RuntimeError: A loss is not a number.
+        """
+        del logger
+        self._read(state)
+        self._copy()
+        self._read(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Read all there is.
+
+        Raises:
+            RuntimeError: A loss is not a number.
+        """
+        self.epoch_end(state, logger)
+
+    def _copy(self) -> None:
+        if self._collected:
+            self._copied, self._collected = _Copy.start(self._collected), []
+
+    def _read(self, state: State) -> None:
+        copied, self._copied = self._copied, None
+        if copied is None:
+            return
+        for loss, value in zip(copied.losses, copied.read(), strict=True):
+            is_nan = value != value  # noqa: PLR0124  (what only NaN is)
+            if is_nan or (self.infinite and value in {float("inf"), float("-inf")}):
+                raise RuntimeError(_complaint(loss, "not a number (NaN)" if is_nan else "infinite", state))
+
+
+@attrs.frozen
+class _Copy:
+    """Losses on their way to the CPU; ``ready`` tells when, or is None if they are there."""
+
+    losses: list[_Loss]
+    values: Tensor
+    ready: torch.cuda.Event | None
+
+    @classmethod
+    def start(cls, losses: list[_Loss]) -> _Copy:
+        values = torch.stack([loss.value if loss.value.ndim == 0 else loss.value.sum() for loss in losses])
+        if values.device.type != "cuda":
+            return cls(losses, values, None)
+        stream = torch.cuda.current_stream(values.device)
+        values = values.to("cpu", non_blocking=True)
+        return cls(losses, values, stream.record_event())
+
+    def read(self) -> list[float]:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return [float(value) for value in self.values.tolist()]
+
+
+def _parts(loss: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(loss, Mapping):
+        named: Sequence[tuple[Any, Any]] = list(loss.items())
+    else:
+        named = [(f"loss{place}", one) for place, one in enumerate(loss)] if isinstance(loss, (list, tuple)) else []
+    for name, one in named:
+        if isinstance(one, Tensor):
+            yield str(name), one
+
+
+def _complaint(loss: _Loss, what: str, state: State) -> str:
+    now = int(state.timestamp.count(TimeUnit.BATCH))
+    part = f" {loss.name!r}" if loss.name else ""
+    rates = ", ".join(
+        f"{type(optimizer).__name__} {float(group['lr']):.4g}"
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+        if "lr" in group
+    )
+    half = " The precision is amp_fp16: try 'amp_bf16', whose range is larger." if state.precision == "amp_fp16" else ""
+    return (
+        f"The training loss{part} is {what} since batch {loss.batch}, counted from 0; this was seen after {now} "
+        f"batches. Look at that batch's data (NaN, infinite values, labels out of range) and at the learning rate "
+        f"({rates}): try a smaller one, a warm-up or GradientClipping.{half} "
+        "torch.autograd.set_detect_anomaly(True) names the operation that a NaN gradient comes from."
+    )

@@ -1,0 +1,220 @@
+"""How busy the machine is: processors, memory, disk, network and GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from attrs.validators import gt
+
+from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["SystemMetricsMonitor"]
+
+_GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
+
+
+def _to_time(given: Time | str | int) -> Time:
+    return Interval(given).every
+
+
+@attrs.define(eq=False)
+class SystemMetricsMonitor(Callback):
+    """Log how busy the machine is. It is looked at by a thread of its own, so that training does not wait.
+
+    Of the machine of the first process, by psutil:
+
+    - ``cpu_percentage``, over all processors since the last look;
+    - ``cpu_memory_percent``, ``cpu_memory_used``, ``cpu_memory_available``, ``cpu_memory_total`` and
+      ``process_memory_rss``, of this process, in bytes;
+    - ``disk_memory_percent``, ``disk_memory_used``, ``disk_memory_free`` and ``disk_memory_total``, in bytes, of the
+      disk of the working folder; ``network_bytes_sent`` and ``network_bytes_recv``, since the machine was started.
+
+    Of the processes' NVIDIA GPUs, by NVML, the least and the greatest with the rank it belongs to, as in
+    ``max_gpu_temperature_C_rank_3``; with ``log_all_data`` all of them, as in ``gpu_temperature_C_rank_3``:
+
+    - ``gpu_percentage`` and ``memory_percentage``: of the time in which anything was computed, or memory was used;
+    - ``gpu_temperature_C`` and ``gpu_power_usage_W``.
+
+    In a distributed run what is logged of GPUs is what they were like the last time.
+
+    Args:
+        log_all_data: Whether to log the GPUs of all processes.
+        every: How often to log, in batches, samples, tokens, seconds or as a fraction of the training.
+        sample_seconds: How often to look.
+
+    Raises:
+        ModuleNotFoundError: psutil is not installed: ``pip install "composer-trainer[system]"``.
+        ValueError: ``every`` is no length of time, or ``sample_seconds`` is not more than 0.
+
+    Example:
+        >>> SystemMetricsMonitor(every="100ba")
+        SystemMetricsMonitor(log_all_data=False, every=Time(100, 'ba'), sample_seconds=10.0)
+    """
+
+    log_all_data: bool = False
+    every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_time, kw_only=True)
+    sample_seconds: float = attrs.field(default=10.0, validator=gt(0), kw_only=True)
+
+    _sampler: _Sampler | None = attrs.field(default=None, init=False, repr=False)
+    _group: Any = attrs.field(default=None, init=False, repr=False)
+    _gathering: tuple[Any, list[Tensor]] | None = attrs.field(default=None, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if importlib.util.find_spec("psutil") is None:
+            raise ModuleNotFoundError('SystemMetricsMonitor needs psutil: pip install "composer-trainer[system]"')
+
+    def intervals(self) -> Mapping[Event | str, Time | str | int]:
+        """Log every ``every``."""
+        return {Event.BATCH_END: self.every}
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Begin to look."""
+        del logger
+        if state.device.type == "cuda" and importlib.util.find_spec("pynvml") is None:
+            raise ModuleNotFoundError(
+                'SystemMetricsMonitor needs nvidia-ml-py to look at GPUs: pip install "composer-trainer[system]"'
+            )
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # Over the CPU, so that no process waits for its device.
+            self._group = torch.distributed.new_group(backend="gloo")
+        self._sampler = _Sampler(lambda: _read_machine() | _read_gpu(state.device), self.sample_seconds)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Log the latest look."""
+        assert self._sampler is not None
+        sample = self._sampler.latest()
+        gpus = self._over_processes([sample.get(name, math.nan) for name in _GPU_METRICS])
+        if logger.destinations:
+            metrics = {name: value for name, value in sample.items() if name not in _GPU_METRICS}
+            step = int(state.timestamp.count(TimeUnit.BATCH)) - 1
+            logger.log_metrics(metrics | _of_gpus(gpus, log_all_data=self.log_all_data), step=step)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Look no more."""
+        del state, logger
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def _over_processes(self, own: list[float]) -> list[list[float]]:
+        """Return a row for each process; of several processes, what they told the last time."""
+        if self._group is None:
+            return [own]
+        rows: list[list[float]] = []
+        if self._gathering is not None:
+            work, gathered = self._gathering
+            work.wait()
+            rows = [one.tolist() for one in gathered]
+        into = [torch.empty(len(own), dtype=torch.float64) for _ in range(torch.distributed.get_world_size())]
+        told = torch.tensor(own, dtype=torch.float64)
+        self._gathering = torch.distributed.all_gather(into, told, group=self._group, async_op=True), into
+        return rows
+
+
+class _Sampler:
+    """Calls a function every so often in a thread, and has at hand what it returned last.
+
+    Args:
+        read: Returns numbers by name.
+        seconds: From one call to the next; the first comes at once.
+
+    Example:
+        >>> sampler = _Sampler(lambda: {"answer": 42.0}, seconds=60)
+        >>> sampler.stop()
+        >>> sampler.latest()
+        {'answer': 42.0}
+    """
+
+    def __init__(self, read: Callable[[], dict[str, float]], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._latest: dict[str, float] = {}
+        self._error: Exception | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="SystemMetricsMonitor", daemon=True)
+        self._thread.start()
+
+    def latest(self) -> dict[str, float]:
+        """Return the newest numbers; none before the first call has returned."""
+        error, self._error = self._error, None
+        if error is not None:
+            warnings.warn(
+                f"SystemMetricsMonitor cannot look at the machine any more: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return self._latest
+
+    def stop(self) -> None:
+        """Let the thread end, and wait for that."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self._latest = self._read()
+                if self._is_over.wait(self._seconds):
+                    return
+        except Exception as error:  # noqa: BLE001  (whatever a driver raises: it is reported in the training's thread)
+            self._latest, self._error = {}, error
+
+
+def _read_machine() -> dict[str, float]:
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  (optional)
+
+    memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("."), psutil.net_io_counters()
+    sent = {} if network is None else {"bytes_sent": network.bytes_sent, "bytes_recv": network.bytes_recv}
+    return {
+        # Since the last call, of which the first knows nothing and says 0.
+        "cpu_percentage": psutil.cpu_percent() or psutil.cpu_percent(interval=0.1),
+        "cpu_memory_percent": memory.percent,
+        "cpu_memory_used": memory.used,
+        "cpu_memory_available": memory.available,
+        "cpu_memory_total": memory.total,
+        "process_memory_rss": psutil.Process().memory_info().rss,
+        "disk_memory_percent": disk.percent,
+        "disk_memory_used": disk.used,
+        "disk_memory_free": disk.free,
+        "disk_memory_total": disk.total,
+        **{f"network_{name}": value for name, value in sent.items()},
+    }
+
+
+def _read_gpu(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    return {
+        "gpu_percentage": torch.cuda.utilization(device),
+        "memory_percentage": torch.cuda.memory_usage(device),
+        "gpu_temperature_C": torch.cuda.temperature(device),
+        "gpu_power_usage_W": torch.cuda.power_draw(device) / 1000,
+    }
+
+
+def _of_gpus(rows: Sequence[Sequence[float]], *, log_all_data: bool) -> dict[str, float]:
+    """Return what to log of the GPUs' numbers, one row for each rank; NaN is what a rank does not know.
+
+    Example:
+        >>> _of_gpus([[50.0] * 4, [75.0] * 4], log_all_data=False)["max_gpu_percentage_rank_1"]
+        75.0
+    """
+    metrics: dict[str, float] = {}
+    for place, name in enumerate(_GPU_METRICS):
+        known = [(row[place], rank) for rank, row in enumerate(rows) if not math.isnan(row[place])]
+        if log_all_data:
+            metrics |= {f"{name}_rank_{rank}": value for value, rank in known}
+        elif known:
+            (least, least_rank), (greatest, greatest_rank) = min(known), max(known)
+            metrics[f"min_{name}_rank_{least_rank}"] = least
+            metrics[f"max_{name}_rank_{greatest_rank}"] = greatest
+    return metrics

@@ -1,0 +1,35 @@
+"""Checkpoints that are data: folders of safetensors and JSON that are there whole or not at all."""
+
+from composer.checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointSaveError,
+    FolderInUseError,
+)
+from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newest_checkpoint
+from composer.checkpoint.inspection import diff_checkpoints, show_checkpoint, verify_checkpoint
+from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
+from composer.checkpoint.manifest import FileRecord, Manifest
+from composer.checkpoint.retention import KeepBest
+from composer.checkpoint.saving import save_checkpoint
+from composer.checkpoint.torch_files import load_torch_weights
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointSaveError",
+    "FileRecord",
+    "FolderInUseError",
+    "FoundCheckpoint",
+    "KeepBest",
+    "LoadedCheckpoint",
+    "Manifest",
+    "diff_checkpoints",
+    "find_checkpoints",
+    "load_checkpoint",
+    "load_torch_weights",
+    "newest_checkpoint",
+    "save_checkpoint",
+    "show_checkpoint",
+    "verify_checkpoint",
+]

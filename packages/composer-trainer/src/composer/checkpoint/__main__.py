@@ -1,0 +1,51 @@
+"""``python -m composer.checkpoint``: look into checkpoints from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.inspection import diff_checkpoints, show_checkpoint, verify_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return the exit code: 0; 1 where checkpoints differ or are not whole; 2 for a wrong call."""
+    parser = argparse.ArgumentParser(prog="python -m composer.checkpoint", description="Look into checkpoints.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command, text in (
+        ("show", "print the clock, algorithms, metrics, sizes and largest modules"),
+        ("verify", "compare every file with its checksum"),
+    ):
+        commands.add_parser(command, help=text).add_argument("path", help="a folder, address or link")
+    compare = commands.add_parser("diff", help="print how two differ")
+    compare.add_argument("first", help="a folder, address or link")
+    compare.add_argument("second", help="another")
+    chosen = parser.parse_args(arguments)
+    try:
+        lines, code = _run(chosen)
+    except (CheckpointError, ImportError, OSError) as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    print("\n".join(lines))  # noqa: T201
+    return code
+
+
+def _run(chosen: argparse.Namespace) -> tuple[list[str], int]:
+    if chosen.command == "show":
+        return [show_checkpoint(chosen.path)], 0
+    if chosen.command == "verify":
+        manifest = verify_checkpoint(chosen.path)
+        return [f"{chosen.path} is whole: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
+    lines = diff_checkpoints(chosen.first, chosen.second)
+    return lines or ["There is no difference."], 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What can go wrong with checkpoints, as errors that carry what they tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["CheckpointError", "CheckpointMismatchError", "CheckpointSaveError", "FolderInUseError"]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used.
+
+    Args:
+        path: The checkpoint, or the file in it, that is wrong.
+        reason: What is wrong with it: the rest of the sentence.
+
+    Example:
+        >>> str(CheckpointError("ep1-ba5/state.json", "is missing."))
+        'ep1-ba5/state.json is missing.'
+    """
+
+    def __init__(self, path: object, reason: str) -> None:
+        self.path, self.reason = str(path), reason
+        super().__init__(f"{self.path} {reason}")
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is whole and does not fit the run; nothing has been changed. ``problems`` has a sentence for each.
+
+    Example:
+        >>> CheckpointMismatchError("ep1-ba5", ["model.bias is not saved."]).problems
+        ('model.bias is not saved.',)
+    """
+
+    def __init__(self, path: object, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            path, "\n- ".join(["does not fit this run, and nothing has been changed:", *map(str, self.problems)])
+        )
+
+
+class CheckpointSaveError(OSError):
+    """A checkpoint could not be written; those that were there before are as they were.
+
+    Args:
+        path: What was to be written.
+        reason: Why it was not: the rest of the sentence.
+
+    Example:
+        >>> str(CheckpointSaveError("runs/ep1-ba5", "the disk is full."))
+        'The checkpoint runs/ep1-ba5 was not saved: the disk is full.'
+    """
+
+    def __init__(self, path: object, reason: str) -> None:
+        self.path, self.reason = str(path), reason
+        super().__init__(f"The checkpoint {self.path} was not saved: {reason}")
+
+
+class FolderInUseError(RuntimeError):
+    """Another process that is alive saves to the same folder; ``folder`` and ``holder`` say which.
+
+    Example:
+        >>> FolderInUseError("runs/blur", "process 17 on host").folder
+        'runs/blur'
+    """
+
+    def __init__(self, folder: object, holder: str) -> None:
+        self.folder, self.holder = str(folder), holder
+        super().__init__(
+            f"Another run saves its checkpoints to {self.folder}: {holder}. "
+            "Choose another save_folder or run_name, or end that run first."
+        )

@@ -1,0 +1,235 @@
+"""What is in a checkpoint, whether it is whole, and how two differ: as text, without a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from composer.checkpoint.opening import locate, open_checkpoint
+from composer.checkpoint.plain_json import read_json
+from composer.checkpoint.snapshot import MODEL, STATE
+from composer.checkpoint.tensor_file import read_shapes, read_tensors
+from composer.core import TimeUnit
+
+if TYPE_CHECKING:
+    import os
+
+    from composer.checkpoint.manifest import Manifest
+    from composer.checkpoint.opening import OpenCheckpoint
+
+__all__ = ["diff_checkpoints", "show_checkpoint", "verify_checkpoint"]
+
+_TOP_MODULES = 12
+
+
+def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
+    """Compare all of a checkpoint with its manifest, which is returned.
+
+    Raises:
+        CheckpointError: It is not whole; the file that is wrong is named.
+
+    Example:
+        >>> verify_checkpoint("no/such/checkpoint")
+        Traceback (most recent call last):
+        composer.checkpoint.errors.CheckpointError: no/such/checkpoint does not exist.
+    """
+    folder, name = locate(path)
+    manifest = folder.manifest(name)
+    folder.check(name, manifest)
+    return manifest
+
+
+def show_checkpoint(path: str | os.PathLike[str]) -> str:
+    """Return what is in a checkpoint, as text: clock, algorithms, metrics, sizes, and the largest modules.
+
+    Args:
+        path: Which; as for :func:`load_checkpoint`.
+
+    Raises:
+        CheckpointError: It is not whole.
+
+    Example:
+        >>> import tempfile
+        >>> from composer.checkpoint import save_checkpoint
+        >>> from composer.core import State
+        >>> print(show_checkpoint(save_checkpoint(State(torch.nn.Linear(2, 2)), tempfile.mkdtemp() + "/ep0")))
+        ... # doctest: +ELLIPSIS
+        /...ep0
+        run         run
+        ...
+    """
+    with open_checkpoint(path, names=(STATE, MODEL)) as opened:
+        data = read_json((opened.files / STATE).read_bytes(), opened.files / STATE)
+        lines = [opened.path, *_about(opened.manifest), *_components(data)]
+        return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
+
+
+def _row(name: str, value: object) -> str:
+    return f"{name:<12}{value}"
+
+
+def _about(manifest: Manifest) -> list[str]:
+    clock = manifest.timestamp
+    counts = ", ".join(
+        f"{clock.count(unit):,} {unit.plural}"
+        for unit in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
+        if clock.count(unit)
+    )
+    kind = "weights only" if manifest.weights_only else "everything to go on training with"
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    metrics = [_row("", f"{name} {_told(value)}") for name, value in manifest.metrics.items()]
+    return [
+        _row("run", _printable(manifest.run_name)),
+        _row("clock", counts or "nothing trained"),
+        _row("holds", kind),
+        _row("saved", f"{_printable(manifest.created)} by {_printable(versions)}"),
+        *([_row("metrics", ""), *map(_printable, metrics)] if metrics else []),
+    ]
+
+
+def _told(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
+
+
+def _printable(text: str) -> str:
+    """Return text without what a terminal would take for a command."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _components(data: dict[str, Any]) -> list[str]:
+    lines = []
+    for kind in ("algorithms", "callbacks", "schedulers"):
+        records = [one for one in _list(data.get(kind)) if isinstance(one, dict) and isinstance(one.get("key"), str)]
+        if records:
+            lines.append(_row(kind, ""))
+        for record in records:
+            settings = record.get("settings")
+            told = (
+                ", ".join(f"{name}={value!r}" for name, value in settings.items()) if isinstance(settings, dict) else ""
+            )
+            lines.append(_row("", _printable(f"{record['key']}({told})")[:200]))
+    optimizers = data.get("optimizers")
+    if isinstance(optimizers, dict) and optimizers:
+        lines.append(_row("optimizers", _printable(", ".join(optimizers))))
+    return lines
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _files(manifest: Manifest) -> list[str]:
+    sizes = [_row("", f"{name} {record.size:,} bytes") for name, record in manifest.files.items()]
+    return [_row("files", f"{manifest.size:,} bytes"), *sizes]
+
+
+def _modules(opened: OpenCheckpoint) -> list[str]:
+    if MODEL not in opened.manifest.files:
+        return []
+    counts: dict[str, int] = {}
+    for name, (_, shape) in read_shapes(opened.files / MODEL).items():
+        top = _top(name)
+        counts[top] = counts.get(top, 0) + math.prod(shape)
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    lines = [_row("", _printable(f"{name} {count:,}")) for name, count in largest[:_TOP_MODULES]]
+    rest = largest[_TOP_MODULES:]
+    if rest:
+        lines.append(_row("", f"and {len(rest)} more {sum(count for _, count in rest):,}"))
+    return [_row("weights", f"{sum(counts.values()):,} numbers"), *lines]
+
+
+def _top(name: str) -> str:
+    parts = name.removeprefix("module.").split(".")
+    return parts[0] if len(parts) < 3 else ".".join(parts[:2])
+
+
+def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> list[str]:
+    """Return how two checkpoints differ, a line for each difference; none if all that training needs is equal.
+
+    Weights are compared bit for bit, and where they differ the largest absolute difference is told. What only the wall
+    clock makes (durations, dates) is left aside.
+
+    Args:
+        first: One.
+        second: The other.
+
+    Raises:
+        CheckpointError: One is not whole.
+
+    Example:
+        >>> import tempfile
+        >>> from composer.checkpoint import save_checkpoint
+        >>> from composer.core import State
+        >>> model, folder = torch.nn.Linear(1, 1, bias=False), tempfile.mkdtemp()
+        >>> first = save_checkpoint(State(model), folder + "/first")
+        >>> model.weight.data += 0.5
+        >>> diff_checkpoints(first, save_checkpoint(State(model), folder + "/second"))
+        ['model.safetensors weight: differs by at most 0.5']
+    """
+    with open_checkpoint(first) as one, open_checkpoint(second) as other:
+        lines = _diff_data(_compared(one), _compared(other), "")
+        names = [name for name in (*one.manifest.files, *other.manifest.files) if name.endswith(".safetensors")]
+        for name in dict.fromkeys(names):
+            lines += _diff_tensors(name, _tensors(one, name), _tensors(other, name))
+        return lines
+
+
+def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
+    path = opened.files / STATE
+    data = read_json(path.read_bytes(), path)
+    clock = data.get("timestamp")
+    if isinstance(clock, dict):
+        data["timestamp"] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
+    return data
+
+
+def _tensors(opened: OpenCheckpoint, name: str) -> dict[str, Tensor]:
+    return read_tensors(opened.files / name, mapped=True) if name in opened.manifest.files else {}
+
+
+def _diff_data(one: Any, other: Any, path: str) -> list[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = list(dict.fromkeys((*one, *other)))
+        return [
+            line for name in names for line in _diff_item(one, other, name, f"{path}.{name}" if path else str(name))
+        ]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [line for place in range(len(one)) for line in _diff_data(one[place], other[place], f"{path}[{place}]")]
+    # JSON tells 1 from 1.0 and True.
+    return [] if json.dumps(one) == json.dumps(other) else [f"{path}: {one!r:.80} and {other!r:.80}"]
+
+
+def _diff_item(one: dict[str, Any], other: dict[str, Any], name: str, path: str) -> list[str]:
+    if name not in one or name not in other:
+        return [f"{path}: only in the {'first' if name in one else 'second'}"]
+    return _diff_data(one[name], other[name], path)
+
+
+def _diff_tensors(file: str, one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    lines = []
+    for name in sorted({*one, *other}):
+        if name not in one or name not in other:
+            lines.append(f"{file} {name}: only in the {'first' if name in one else 'second'}")
+            continue
+        first, second = one[name], other[name]
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            looks = [
+                f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}" for tensor in (first, second)
+            ]
+            lines.append(f"{file} {name}: {looks[0]} and {looks[1]}")
+        elif not torch.equal(_bytes(first), _bytes(second)):
+            lines.append(f"{file} {name}: differs by at most {_largest_difference(first, second):.6g}")
+    return lines
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _largest_difference(one: Tensor, other: Tensor) -> float:
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return float((one.to(wide) - other.to(wide)).abs().max())

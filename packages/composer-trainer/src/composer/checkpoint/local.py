@@ -1,0 +1,326 @@
+"""Checkpoints in folders of this machine: written under another name, and there at once or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from composer.checkpoint.snapshot import Snapshot
+
+__all__ = ["LocalFolder", "check_files", "digests_while", "read_manifest"]
+
+_CHUNK = 8 << 20
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+_SET_ASIDE = ".replaced"
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Return a checkpoint's manifest, after a look at which files are there and how large they are.
+
+    Raises:
+        CheckpointError: The folder is no whole checkpoint.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.")
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
+        content = path.read_bytes()
+        names = {one.name for one in checkpoint.iterdir()} - {MANIFEST}
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+    manifest = Manifest.from_bytes(content, path)
+    for name in sorted(manifest.files.keys() - names):
+        raise CheckpointError(checkpoint / name, "is missing, and the manifest lists it.")
+    for name in sorted(names - manifest.files.keys()):
+        raise CheckpointError(
+            checkpoint / name, "is not listed in the manifest, so it does not belong there. Move it elsewhere."
+        )
+    for name, record in manifest.files.items():
+        _check_size(checkpoint / name, record.size)
+    return manifest
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(path, "must be a file, and is a link or a folder.")
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+    if size != expected:
+        raise CheckpointError(path, f"has {size} bytes, and the manifest says {expected}: it was cut off or replaced.")
+
+
+def check_files(checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+    """Compare the contents of files with their checksums, several at once.
+
+    Args:
+        checkpoint: The folder.
+        manifest: Its manifest.
+        names: Which files; all if None.
+
+    Raises:
+        CheckpointError: A file is not as it was written.
+    """
+    chosen = [name for name in manifest.files if names is None or name in names]
+    with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
+        digests = pool.map(lambda name: _digest(checkpoint / name), chosen)
+        for name, digest in zip(chosen, digests, strict=True):
+            if digest != manifest.files[name].sha256:
+                raise CheckpointError(
+                    checkpoint / name, "has been changed since it was written: its SHA-256 is not the manifest's."
+                )
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+
+
+@contextlib.contextmanager
+def digests_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, str]]]:
+    """Hash what is in memory in threads of its own, while something else writes it; give what waits for the result."""
+    digests: dict[str, str] = {}
+
+    def hash_file(name: str) -> None:
+        digest = hashlib.sha256()
+        for piece in files[name]:
+            digest.update(piece)
+        digests[name] = digest.hexdigest()
+
+    threads = [threading.Thread(target=hash_file, args=(name,), daemon=True) for name in files]
+    for thread in threads:
+        thread.start()
+
+    def wait() -> dict[str, str]:
+        for thread in threads:
+            thread.join()
+        return digests
+
+    try:
+        yield wait
+    finally:
+        wait()
+
+
+@attrs.frozen
+class LocalFolder:
+    """A folder on this machine in which checkpoints are, each a folder itself.
+
+    Args:
+        path: The folder.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def at(self, name: str) -> str:
+        """Return where the checkpoint of a name is."""
+        return str(self.path / name)
+
+    def make(self) -> None:
+        """Make the folder, and remove what killed processes have left half done in it.
+
+        Raises:
+            CheckpointSaveError: It cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for left in self.path.iterdir():
+                if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+        except OSError as error:
+            raise CheckpointSaveError(self.path, _reason(error)) from error
+
+    def names(self) -> list[str]:
+        """Return the names of the folders in it that may be checkpoints, and of those that one was about to replace."""
+        try:
+            folders = [one.name for one in self.path.iterdir() if one.is_dir() and not one.is_symlink()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(self.path, f"cannot be read: {error.strerror}.") from None
+        whole = {name for name in folders if not name.startswith(".")}
+        aside = {
+            name
+            for name in folders
+            if name.startswith(".") and name.endswith(_SET_ASIDE) and name[1 : -len(_SET_ASIDE)] not in whole
+        }
+        return sorted(whole | aside)
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of a checkpoint; see :func:`read_manifest`."""
+        return read_manifest(self.path / name)
+
+    def check(self, name: str, manifest: Manifest) -> None:
+        """Check the contents of a checkpoint; see :func:`check_files`."""
+        check_files(self.path / name, manifest)
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is anything of a name."""
+        return os.path.lexists(self.path / name)
+
+    def write(self, name: str, snapshot: Snapshot) -> Manifest:
+        """Write a checkpoint, in place of one that has the name.
+
+        All files are on the disk before the folder gets its name, so that a crash leaves either nothing or all of it.
+
+        Raises:
+            CheckpointSaveError: It could not be written; what was there before is as it was.
+        """
+        temporary = self._temporary(name)
+        try:
+            self._check_place(name)
+            temporary.mkdir()
+            with digests_while(snapshot.files) as digests:
+                for file, pieces in snapshot.files.items():
+                    _write_file(temporary / file, pieces)
+                manifest = snapshot.finished(digests())
+            _write_file(temporary / MANIFEST, [memoryview(manifest.to_bytes())])
+            _sync_folder(temporary)
+            self._put_in_place(temporary, name)
+        except OSError as error:
+            if isinstance(error, CheckpointSaveError):
+                raise
+            raise CheckpointSaveError(self.at(name), _reason(error)) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return manifest
+
+    def _check_place(self, name: str) -> None:
+        target = self.path / name
+        if not self.path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if os.path.lexists(target) and not _is_ours(target):
+            raise CheckpointSaveError(
+                target, "there is something of that name that is no checkpoint; move it elsewhere."
+            )
+
+    def _put_in_place(self, temporary: Path, name: str) -> None:
+        target, aside = self.path / name, self.path / f".{name}{_SET_ASIDE}"
+        if os.path.lexists(target):
+            # A folder cannot take the place of another in one step: until the new one is there, the old one is found
+            # under the name that it has aside.
+            shutil.rmtree(aside, ignore_errors=True)
+            target.rename(aside)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if os.path.lexists(aside) and not os.path.lexists(target):
+                aside.rename(target)
+            raise
+        _sync_folder(self.path)
+        if os.path.lexists(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _temporary(self, name: str) -> Path:
+        return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint; it is none from the first moment on.
+
+        Raises:
+            CheckpointSaveError: It cannot be deleted.
+        """
+        temporary = self._temporary(name)
+        try:
+            (self.path / name).rename(temporary)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CheckpointSaveError(self.at(name), f"an old one cannot be deleted: {_reason(error)}") from error
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    def point(self, latest: str, name: str) -> None:
+        """Let the link ``latest`` lead to a checkpoint; a file with its name, where there are no links.
+
+        Raises:
+            CheckpointSaveError: Something else has the link's name, or it cannot be written.
+        """
+        target, temporary = self.path / latest, self._temporary(latest)
+        if target.is_dir() and not target.is_symlink():
+            raise CheckpointSaveError(target, "a folder has the name of the link to the latest one; rename it.")
+        try:
+            try:
+                temporary.symlink_to(name, target_is_directory=True)
+            except OSError:
+                temporary.write_text(f"{name}\n", encoding="utf-8")
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise CheckpointSaveError(target, _reason(error)) from error
+
+    def pointed(self, latest: str) -> str | None:
+        """Return the name of the checkpoint that ``latest`` leads to; None if there is none."""
+        path = self.path / latest
+        try:
+            if path.is_symlink():
+                return Path(path.readlink()).name
+            return path.read_text(encoding="utf-8").strip() if path.is_file() and path.stat().st_size < 4096 else None
+        except (OSError, ValueError):
+            return None
+
+
+def _is_ours(checkpoint: Path) -> bool:
+    """Return whether a folder is a checkpoint, though it may be damaged."""
+    manifest = checkpoint / MANIFEST
+    if checkpoint.is_symlink() or not manifest.is_file() or manifest.stat().st_size > MAX_MANIFEST_BYTES:
+        return False
+    return FORMAT.encode() in manifest.read_bytes()
+
+
+def _write_file(path: Path, pieces: Iterable[memoryview]) -> None:
+    with path.open("xb", buffering=0) as file:
+        for piece in pieces:
+            for begin in range(0, len(piece), _CHUNK):
+                chunk = piece[begin : begin + _CHUNK]
+                while chunk:
+                    written = file.write(chunk)
+                    if not written:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    chunk = chunk[written:]
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    """Return what to do about an error of the system, as the rest of a sentence."""
+    if error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
+        return "the disk is full. Free some space, or keep fewer with save_num_checkpoints_to_keep."
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return f"there is no permission to write to {error.filename or 'its folder'}."
+    if error.errno == errno.ENOENT:
+        return "its folder is not there any more; was it removed or unmounted?"
+    return f"{error.strerror or error}."

@@ -1,0 +1,170 @@
+"""The manifest: what makes a folder a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import attrs
+
+from composer.checkpoint.errors import CheckpointError
+from composer.checkpoint.plain_json import read_json, write_json
+from composer.core import Timestamp
+
+__all__ = ["FILE_NAMES", "FORMAT", "FORMAT_VERSION", "MANIFEST", "MAX_MANIFEST_BYTES", "FileRecord", "Manifest"]
+
+MANIFEST = "manifest.json"
+FILE_NAMES = ("model.safetensors", "optimizers.safetensors", "extra.safetensors", "state.json")
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 16 << 20
+FORMAT = "composer-checkpoint"
+_FILE_NAME = re.compile(r"[a-z][a-z0-9_-]*\.(json|safetensors)")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@attrs.frozen
+class FileRecord:
+    """A file of a checkpoint.
+
+    Args:
+        size: In bytes.
+        sha256: Of its content, in hexadecimal digits.
+    """
+
+    size: int
+    sha256: str
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What a checkpoint holds; the file is written last, with a checksum of its own.
+
+    Args:
+        files: The other files by name.
+        timestamp: The run's clock.
+        run_name: The run's name.
+        created: When it was written, in UTC, as in ISO 8601.
+        weights_only: Whether it holds the model's weights and nothing to go on training with.
+        versions: Of Python and of the packages that wrote it.
+        metrics: The values of the last evaluation and epoch, ``{"metrics/eval/MulticlassAccuracy": 0.75}``; None
+            where one is not a finite number.
+
+    Example:
+        >>> manifest = Manifest(files={"state.json": FileRecord(2, "0" * 64)}, timestamp=Timestamp(batch=5))
+        >>> Manifest.from_bytes(manifest.to_bytes(), "manifest.json") == manifest
+        True
+    """
+
+    files: dict[str, FileRecord]
+    timestamp: Timestamp
+    run_name: str = "run"
+    created: str = ""
+    weights_only: bool = False
+    versions: dict[str, str] = attrs.field(factory=dict)
+    metrics: dict[str, float | None] = attrs.field(factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The checkpoint's size in bytes, without the manifest."""
+        return sum(record.size for record in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        data = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **attrs.asdict(self, filter=lambda field, _: field.name != "timestamp"),
+            "timestamp": self.timestamp.state_dict(),
+        }
+        return write_json(data | {"sha256": _digest(data)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: object) -> Manifest:
+        """Return the manifest that a file's content says.
+
+        Args:
+            content: The file's content.
+            path: Where it comes from, for the error.
+
+        Raises:
+            CheckpointError: It is not the manifest of a checkpoint, or has been changed since it was written.
+        """
+        data = read_json(content, path)
+        if data.get("format") != FORMAT:
+            raise CheckpointError(path, "is not the manifest of a composer checkpoint: its 'format' is missing.")
+        version = data.get("format_version")
+        if type(version) is int and version > FORMAT_VERSION:
+            raise CheckpointError(
+                path, f"is of format {version}, and this release reads up to {FORMAT_VERSION}; update composer-trainer."
+            )
+        if not _is_unchanged(data, content):
+            raise CheckpointError(path, "has been changed since it was written: its checksum is not that of its text.")
+        del data["sha256"]
+        return _from_data(data, path)
+
+
+def _is_unchanged(data: dict[str, Any], content: bytes) -> bool:
+    claimed = {name: value for name, value in data.items() if name != "sha256"}
+    try:
+        # Byte for byte: a change of what does not matter to JSON is a change all the same.
+        return content == write_json(claimed | {"sha256": _digest(claimed)})
+    except (ValueError, RecursionError):
+        return False
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(write_json(data)).hexdigest()
+
+
+def _from_data(data: dict[str, Any], path: object) -> Manifest:
+    expected = {"format", "format_version", *(field.name for field in attrs.fields(Manifest))}
+    problems = [f"{name!r} is missing" for name in sorted(expected - data.keys())]
+    problems += [f"{name!r} is unknown" for name in sorted(data.keys() - expected)]
+    if not problems:
+        problems = [
+            f"{name!r} is not as it has to be" for name, is_right in _CHECKS.items() if not is_right(data[name])
+        ]
+    if problems:
+        raise CheckpointError(path, f"is not whole: {', '.join(problems)}.")
+    _check_file_names(data["files"], path)
+    try:
+        timestamp = Timestamp.from_state_dict(data["timestamp"])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(path, f"has no valid 'timestamp': {error}") from None
+    values = {field.name: data[field.name] for field in attrs.fields(Manifest)}
+    files = {name: FileRecord(**record) for name, record in data["files"].items()}
+    return Manifest(**values | {"timestamp": timestamp, "files": files})
+
+
+def _check_file_names(names: dict[str, Any], path: object) -> None:
+    for name in names:
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            raise CheckpointError(path, f"lists {name[:80]!r}, which is no name of a file in a checkpoint.")
+
+
+def _is_record(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and record.keys() == {"size", "sha256"}
+        and type(record["size"]) is int
+        and 0 <= record["size"] < 1 << 62
+        and isinstance(record["sha256"], str)
+        and bool(_DIGEST.fullmatch(record["sha256"]))
+    )
+
+
+def _is_dict_of(check: Any) -> Any:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+_CHECKS: dict[str, Any] = {
+    "format_version": lambda value: type(value) is int and value >= 1,
+    "files": lambda value: _is_dict_of(_is_record)(value) and bool(value),
+    "timestamp": lambda value: isinstance(value, dict),
+    "run_name": lambda value: isinstance(value, str),
+    "created": lambda value: isinstance(value, str),
+    "weights_only": lambda value: isinstance(value, bool),
+    "versions": _is_dict_of(lambda value: isinstance(value, str)),
+    "metrics": _is_dict_of(lambda value: value is None or type(value) is float),
+}

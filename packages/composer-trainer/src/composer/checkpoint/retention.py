@@ -1,0 +1,95 @@
+"""Which checkpoints are kept: the last ones, and the best ones by a metric."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+from attrs.validators import ge, in_, min_len
+
+from composer.checkpoint.finding import find_checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from composer.checkpoint.finding import FoundCheckpoint
+    from composer.checkpoint.folder import Folder
+
+__all__ = ["KeepBest", "delete_old", "superfluous"]
+
+
+@attrs.frozen
+class KeepBest:
+    """Keep the checkpoints that were best by a metric, beside the last ones.
+
+    Args:
+        metric: Its name as it is logged: ``"metrics/eval/MulticlassAccuracy"``.
+        count: How many.
+        mode: Whether the largest (``"max"``) or the smallest (``"min"``) values are the best.
+
+    Raises:
+        ValueError: One of them is out of range.
+
+    Example:
+        >>> KeepBest("metrics/eval/CrossEntropy", count=3, mode="min")
+        KeepBest(metric='metrics/eval/CrossEntropy', count=3, mode='min')
+    """
+
+    metric: str = attrs.field(validator=min_len(1))
+    count: int = attrs.field(default=1, validator=ge(1))
+    mode: Literal["max", "min"] = attrs.field(default="max", validator=in_(("max", "min")))
+
+    def best(self, checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
+        """Return the best of some checkpoints; those without a finite value are never among them."""
+        sign = 1 if self.mode == "max" else -1
+        valued = [(self.value(one), place, one) for place, one in enumerate(checkpoints)]
+        ranked = sorted(((sign * value, place, one) for value, place, one in valued if value is not None), key=_rank)
+        return [one for _, _, one in ranked[: self.count]]
+
+    def value(self, checkpoint: FoundCheckpoint) -> float | None:
+        """Return a checkpoint's value; None if it has none."""
+        return None if checkpoint.manifest is None else checkpoint.manifest.metrics.get(self.metric)
+
+
+def _rank(entry: tuple[float, int, FoundCheckpoint]) -> tuple[float, int]:
+    return (-entry[0], entry[1])
+
+
+def superfluous(
+    checkpoints: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
+) -> list[FoundCheckpoint]:
+    """Return which checkpoints need not be kept; never the last whole one, and none that is not whole.
+
+    Args:
+        checkpoints: Those there are, the oldest first.
+        keep_last: How many of the last to keep; -1 keeps all.
+        keep_best: Which to keep beside them.
+    """
+    if keep_last < 0:
+        return []
+    whole = [one for one in checkpoints if one.is_whole]
+    kept = whole[-max(keep_last, 1) :] + (keep_best.best(whole) if keep_best else [])
+    return [one for one in whole if one not in kept]
+
+
+def delete_old(folder: Folder, run_name: str, keep_last: int, keep_best: KeepBest | None = None) -> list[str]:
+    """Delete the checkpoints of a run that need not be kept, and return their names.
+
+    What is no whole checkpoint, or is another run's, is left alone.
+
+    Args:
+        folder: Where they are.
+        run_name: The run.
+        keep_last: How many of the last to keep; -1 keeps all.
+        keep_best: Which to keep beside them.
+
+    Raises:
+        CheckpointSaveError: One cannot be deleted.
+    """
+    if keep_last < 0:
+        return []
+    own = [one for one in find_checkpoints(folder) if one.manifest is not None and one.manifest.run_name == run_name]
+    names = [one.name for one in superfluous(own, keep_last, keep_best)]
+    for name in names:
+        folder.delete(name)
+    return names

@@ -1,0 +1,304 @@
+"""A run as the files of a checkpoint, in memory: taken in one go, and written while the training goes on."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import math
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
+from composer.checkpoint.plain_json import write_json
+from composer.checkpoint.tensor_file import pack_tensors
+from composer.core import State, join_tensors, split_tensors
+from composer.core.serialization import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "EXTRA",
+    "MODEL",
+    "OPTIMIZERS",
+    "STATE",
+    "IgnoreKeys",
+    "Snapshot",
+    "environment",
+    "ignored_keys",
+    "join",
+    "module_classes",
+    "take",
+]
+
+MODEL, OPTIMIZERS, EXTRA, STATE = FILE_NAMES
+
+IgnoreKeys: TypeAlias = str | Sequence[str] | Callable[[dict[str, Any]], object] | None
+"""Patterns such as ``"optimizers/*"``, or a function that takes what it wants to be ignored out of a dictionary."""
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """A checkpoint that is not written yet; later changes of the run do not touch it.
+
+    Args:
+        files: The contents of the files by name, each in pieces.
+        manifest: What they hold; its ``files`` are filled in when they are written.
+    """
+
+    files: dict[str, tuple[memoryview, ...]]
+    manifest: Manifest
+
+    def finished(self, digests: Mapping[str, str]) -> Manifest:
+        """Return the manifest with the files in it, whose checksums are known now."""
+        records = {
+            name: FileRecord(sum(len(piece) for piece in pieces), digests[name]) for name, pieces in self.files.items()
+        }
+        return attrs.evolve(self.manifest, files=records)
+
+
+def take(
+    state: State,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys = None,
+) -> Snapshot:
+    """Return a run as it is now: its tensors are copied to the CPU, once.
+
+    Args:
+        state: The run.
+        extra: More to save, by name: plain data and tensors, such as the position in the data.
+        weights_only: Whether to leave out what only going on with the training needs.
+        ignore_keys: What to leave out.
+
+    Raises:
+        NotSerializableError: Something is neither data nor a tensor; it is said where.
+    """
+    if weights_only:
+        with _evaluation_weights(state):
+            return _take(state, None, weights_only=True, ignore_keys=ignore_keys)
+    return _take(state, extra, weights_only=False, ignore_keys=ignore_keys)
+
+
+def _take(state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, ignore_keys: IgnoreKeys) -> Snapshot:
+    saved = state.state_dict() | {"model": state.get_model_state_dict()}
+    if not weights_only:
+        saved["optimizers"] = state.get_optim_state_dict()
+    saved |= {"extra": plain(dict(extra or {}), "extra")}
+    metrics = _metric_values(state)
+    ignored_keys(saved, ignore_keys)
+    if weights_only:
+        saved = {
+            name: saved[name] for name in ("version", "model", "algorithms", "timestamp", "run_name") if name in saved
+        }
+        saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
+    saved |= {
+        "environment": environment(state),
+        "integrations": _integrations(state.model),
+        "modules": module_classes(state.model),
+    }
+    files = _files(saved)
+    manifest = Manifest(
+        files={},
+        timestamp=state.timestamp,
+        run_name=state.run_name,
+        created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        weights_only=weights_only,
+        versions={name: saved["environment"][name] for name in ("python", "torch", "composer-trainer")},
+        metrics=metrics,
+    )
+    return Snapshot(files, manifest)
+
+
+def _files(saved: dict[str, Any]) -> dict[str, tuple[memoryview, ...]]:
+    """Return a saved state as files; each tensor is copied on the way."""
+    held = saved.pop("model", None)
+    weights = {name: value for name, value in (held or {}).items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in (held or {}).items() if name not in weights}
+    # The model's come first: a tensor that is there twice goes by its first name, and weights are loaded alone, too.
+    data, tensors = split_tensors({"model": others, **saved})
+    of_optimizers = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizers.")}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in of_optimizers}
+    packed = {MODEL: None if held is None else weights, OPTIMIZERS: of_optimizers or None, EXTRA: rest or None}
+    files = {name: pack_tensors(group).pieces for name, group in packed.items() if group is not None}
+    return files | {STATE: (memoryview(write_json(data, sort=False)),)}
+
+
+def join(data: dict[str, Any], tensors: Mapping[str, Tensor], *, weights_only: bool) -> dict[str, Any]:
+    """Return the saved state that a checkpoint's JSON and tensors hold, but for the model's weights.
+
+    Args:
+        data: What :data:`STATE` says.
+        tensors: Those of :data:`OPTIMIZERS` and :data:`EXTRA`; of the latter only, if ``weights_only``.
+        weights_only: Whether to leave out all but what the model's weights need.
+
+    Raises:
+        ValueError: It is not what :func:`take` writes.
+    """
+    if not weights_only:
+        return dict(join_tensors(data, tensors))
+    kept = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
+    if isinstance(kept.get("algorithms"), list):
+        kept["algorithms"] = [one | {"state": {}} if isinstance(one, dict) else one for one in kept["algorithms"]]
+    named = _named_tensors(kept)
+    return dict(join_tensors(kept, {name: tensor for name, tensor in tensors.items() if name in named}))
+
+
+def _named_tensors(data: Any) -> set[str]:
+    if isinstance(data, list):
+        return {name for item in data for name in _named_tensors(item)}
+    if not isinstance(data, dict):
+        return set()
+    own = {data["$tensor"]} if isinstance(data.get("$tensor"), str) else set()
+    return own | {name for item in data.values() for name in _named_tensors(item)}
+
+
+def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
+    """Take out of a saved state what is to be ignored, and return the paths of what was taken out.
+
+    Args:
+        saved: A saved state; changed in place.
+        ignore_keys: Patterns of paths, in the manner of file names, such as ``"model/head.*"``, ``"optimizers/*"``,
+            ``"algorithms/EMA"``, ``"timestamp"``; or a function that changes the dictionary itself.
+
+    Raises:
+        TypeError: ``ignore_keys`` is something else.
+
+    Example:
+        >>> saved = {"model": {"body.weight": 1, "head.weight": 2}, "timestamp": {}}
+        >>> ignored_keys(saved, "model/head.*"), saved
+        (('model/head.weight',), {'model': {'body.weight': 1}, 'timestamp': {}})
+    """
+    if ignore_keys is None:
+        return ()
+    before = _paths(saved)
+    if callable(ignore_keys):
+        ignore_keys(saved)
+    else:
+        patterns = [ignore_keys] if isinstance(ignore_keys, str) else list(ignore_keys)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"ignore_keys must be texts such as 'optimizers/*', or a function, got {ignore_keys!r}.")
+        patterns = [pattern.removeprefix("state/") for pattern in patterns]
+        for path in before:
+            if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+                _take_out(saved, path)
+    after = _paths(saved)
+    gone = [path for path in before if path not in after]
+    return tuple(path for path in gone if path.rpartition("/")[0] not in gone)
+
+
+def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
+    paths: dict[str, None] = {}
+    for name, value in saved.items():
+        paths[name] = None
+        if isinstance(value, Mapping) and name != "timestamp":
+            paths |= {f"{name}/{inner}": None for inner in value}
+        elif isinstance(value, list):
+            paths |= {f"{name}/{one['key']}": None for one in value if isinstance(one, Mapping) and "key" in one}
+    return paths
+
+
+def _take_out(saved: dict[str, Any], path: str) -> None:
+    name, _, inner = path.partition("/")
+    if not inner or name not in saved:
+        saved.pop(name, None)
+    elif isinstance(saved[name], list):
+        saved[name] = [one for one in saved[name] if one.get("key") != inner]
+    else:
+        saved[name].pop(inner, None)
+
+
+@contextmanager
+def _evaluation_weights(state: State) -> Iterator[None]:
+    """Let schedule-free optimizers put those weights into the model that it is evaluated with, and take them out again.
+
+    They are put back as they were, bit for bit; ``train()`` alone would compute them anew, and round.
+    """
+    switched = [one for one in state.optimizers if _is_switched(one)]
+    before = [
+        [parameter.detach().clone() for group in optimizer.param_groups for parameter in group["params"]]
+        for optimizer in switched
+    ]
+    for optimizer in switched:
+        optimizer.eval()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for optimizer, copies in zip(switched, before, strict=True):
+            optimizer.train()  # type: ignore[attr-defined]
+            held: Iterable[Tensor] = (one for group in optimizer.param_groups for one in group["params"])
+            with torch.no_grad():
+                for parameter, copied in zip(held, copies, strict=True):
+                    parameter.copy_(copied)
+
+
+def _is_switched(optimizer: Any) -> bool:
+    """Return whether an optimizer has a training and an evaluation mode, and is in that of training."""
+    has_modes = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+    return has_modes and any(group.get("train_mode", True) for group in optimizer.param_groups)
+
+
+def _metric_values(state: State) -> dict[str, float | None]:
+    train = state.dataloader_label or "train"
+    found = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
+    if len(state.eval_metrics) > 1:  # of several evaluations the state keeps the values of the last by name
+        for label, metrics in state.eval_metrics.items():
+            done = [(name, metric.compute()) for name, metric in metrics.items() if metric.update_called]
+            found |= {f"metrics/{label}/{name}": value for name, value in done}
+    else:
+        label = next(iter(state.eval_metrics), "eval")
+        found |= {f"metrics/{label}/{name}": value for name, value in state.eval_metric_values.items()}
+    numbers = {name: _number(value) for name, value in found.items()}
+    return {name: number for name, number in numbers.items() if number is not ...}
+
+
+def _number(value: Any) -> Any:
+    """Return a metric's value as a float; None if it is not finite, ``...`` if it is no single number."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.numel() != 1):
+        return ...
+    if not isinstance(value, (int, float, Tensor)):
+        return ...
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def environment(state: State) -> dict[str, Any]:
+    """Return what a run's bits depend on beside its settings: software and hardware."""
+    cuda = state.device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "composer-trainer": version("composer-trainer"),
+        "machine": platform.machine(),
+        "platform": sys.platform,
+        "device": torch.cuda.get_device_name(state.device) if cuda else str(state.device),
+    }
+
+
+def module_classes(model: Any) -> dict[str, str]:
+    """Return the class of each module of the bare model, by name.
+
+    Example:
+        >>> module_classes(torch.nn.Sequential(torch.nn.ReLU()))
+        {'': 'Sequential', '0': 'ReLU'}
+    """
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {name: type(module).__name__ for name, module in model.named_modules()}
+
+
+def _integrations(model: Any) -> dict[str, Any]:
+    get_metadata = getattr(model, "get_metadata", None)
+    if not callable(get_metadata):
+        return {}
+    metadata: dict[str, Any] = plain(get_metadata(), "integrations")
+    return metadata

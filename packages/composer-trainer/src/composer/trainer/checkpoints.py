@@ -1,0 +1,119 @@
+"""When a trainer saves checkpoints, and which one it begins with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.checkpoint import LoadedCheckpoint, load_checkpoint, newest_checkpoint
+from composer.checkpoint.saving import filled_in
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from composer.checkpoint.snapshot import IgnoreKeys
+    from composer.core import Engine, State
+    from composer.core.loading import Passes
+    from composer.trainer.progress import Progress
+
+__all__ = ["Loading"]
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Loading:
+    """What a run begins with.
+
+    Args:
+        path: A checkpoint's folder or address, ``"latest"`` for the newest of ``folder``, or a file of weights.
+        weights_only: Whether only the model's weights are loaded.
+        strict: Whether weights that only one side has are an error.
+        ignore_keys: What stays as it is.
+        exclude_algorithms: What is not made again.
+        autoresume: Whether to begin with the newest checkpoint of the run's name in ``folder``, if there is one.
+        folder: Where the run saves its checkpoints.
+
+    Raises:
+        ValueError: ``autoresume`` has no folder, or no name to look for.
+    """
+
+    path: str | os.PathLike[str] | None = None
+    weights_only: bool = False
+    strict: bool = True
+    ignore_keys: IgnoreKeys = None
+    exclude_algorithms: Sequence[str] | None = None
+    autoresume: bool = attrs.field(default=False, kw_only=True)
+    folder: str | None = attrs.field(default=None, kw_only=True)
+    run_name: str | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.autoresume and (self.folder is None or self.run_name is None):
+            lacking = " and ".join(
+                name for name, value in (("save_folder", self.folder), ("run_name", self.run_name)) if value is None
+            )
+            raise ValueError(
+                f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
+            )
+        if self.path is not None and str(self.path) == "latest" and self.folder is None:
+            raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether something may have to be loaded."""
+        return self.path is not None or self.autoresume
+
+    def load(self, engine: Engine, progress: Progress, passes: Passes) -> LoadedCheckpoint | None:
+        """Load into a run what it begins with; return None if that is nothing."""
+        state = engine.state
+        newest = self._newest(state) if self.autoresume else None
+        if newest is not None:
+            loaded = self._load(newest, engine, progress, passes)
+            _log.warning("autoresume: going on from %s (%s).", newest, _place(state))
+            return loaded
+        if self.autoresume and self.path is None:
+            _log.warning("autoresume: there is no checkpoint of %r yet; beginning anew.", self.run_name)
+        if self.path is None:
+            return None
+        path = str(self.path).replace("{run_name}", state.run_name)
+        return self._load(path, engine, progress, passes, weights_only=self.weights_only, picky=True)
+
+    def _newest(self, state: State) -> str | None:
+        assert self.folder is not None
+        found = newest_checkpoint(filled_in(self.folder, state), run_name=state.run_name)
+        return None if found is None else found.path
+
+    def _load(
+        self,
+        path: str,
+        engine: Engine,
+        progress: Progress,
+        passes: Passes,
+        *,
+        weights_only: bool = False,
+        picky: bool = False,
+    ) -> LoadedCheckpoint:
+        state = engine.state
+        loaded = load_checkpoint(
+            path,
+            state,
+            folder=None if self.folder is None else filled_in(self.folder, state),
+            weights_only=weights_only,
+            strict_model_weights=self.strict if picky else True,
+            ignore_keys=self.ignore_keys if picky else None,
+            exclude_algorithms=self.exclude_algorithms,
+            algorithm_passes=passes,
+            logger=engine.logger,
+            check_extra=progress.check,
+        )
+        if not weights_only:
+            progress.load(loaded.extra)
+        return loaded
+
+
+def _place(state: State) -> str:
+    clock: Any = state.timestamp
+    return f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"

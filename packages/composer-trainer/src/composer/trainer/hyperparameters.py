@@ -1,0 +1,319 @@
+"""What a run was made of, as plain data: the settings of its parts, versions, the program's commit, the machine."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import inspect
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.core import Algorithm, Callback, Precision, Time
+from composer.core.plan import component_keys
+from composer.core.serialization import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.optim import Optimizer
+
+    from composer.core import LoggerDestination, State
+
+__all__ = ["commit", "hardware", "hyperparameters", "plain_settings", "versions"]
+
+_SECRET = re.compile(
+    r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
+    re.IGNORECASE,
+)
+_TOKEN_OF_TEXT = re.compile(
+    r"(^|_)(eos|bos|pad|unk|sep|cls|mask|start|end|special|additional)\w*_tokens?$", re.IGNORECASE
+)
+_USER_IN_URL = re.compile(r"://[^/@\s]+@")
+_NO_SETTINGS = frozenset({"optimizer", "last_epoch"})  # of torch's schedulers
+_HIDDEN = "(hidden)"
+_DEEPEST, _LONGEST = 8, 100
+_GIT_SECONDS = 2.0
+
+
+def hyperparameters(
+    state: State,
+    *,
+    loggers: Iterable[LoggerDestination] = (),
+    schedulers: Iterable[Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what a run is made of, as nested plain data: numbers, text, None, lists and dictionaries.
+
+    Secrets (``api_key``, ``token``, ``password``, … and users in addresses) are hidden.
+
+    Args:
+        state: The run.
+        loggers: Where it logs to.
+        schedulers: Its learning rate schedules as they were given; those of the state if None.
+        extra: What else there is to say; it stands under ``"trainer"``.
+
+    Returns:
+        ``run_name``, ``rank_zero_seed``, ``device``, ``precision``, ``max_duration``,
+        ``device_train_microbatch_size``; ``model``, ``train_dataloader`` and ``evaluators``; ``algorithms``,
+        ``callbacks``, ``loggers``, ``optimizers`` and ``schedulers``, each a dictionary of settings by name;
+        ``versions``, ``git`` and ``hardware``; and ``trainer``, if there is something extra.
+
+    Example:
+        >>> from composer.core import State
+        >>> described = hyperparameters(State(torch.nn.Linear(4, 2), max_duration="10ep"))
+        >>> described["max_duration"], described["model"]["num_parameters"]
+        ('10ep', 10)
+    """
+    described = {
+        "run_name": state.run_name,
+        "rank_zero_seed": state.rank_zero_seed,
+        "device": str(state.device),
+        "precision": state.precision.value,
+        "max_duration": None if state.max_duration is None else str(state.max_duration),
+        "device_train_microbatch_size": state.device_train_microbatch_size,
+        "model": _model(state.model),
+        "train_dataloader": _loader(state.train_dataloader),
+        "evaluators": {one.label: _evaluator(one) for one in state.evaluators},
+        "algorithms": _named(state.algorithms),
+        "callbacks": _named(state.callbacks),
+        "loggers": _named(loggers),
+        "optimizers": _by_key(state.optimizers, _optimizer),
+        "schedulers": _named(state.schedulers if schedulers is None else schedulers),
+        "versions": versions(),
+        "git": commit(),
+        "hardware": hardware(state.device),
+    }
+    return described if extra is None else described | {"trainer": plain_settings(extra)}
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain data, with secrets hidden. What is no data becomes text that says what it is.
+
+    Example:
+        >>> plain_settings({"sizes": (1, 2), "device": torch.device("cpu"), "api_key": "abc", "act": torch.nn.GELU()})
+        {'sizes': [1, 2], 'device': 'cpu', 'api_key': '(hidden)', 'act': 'object of torch.nn.modules.activation.GELU'}
+    """
+    return {str(name): _plain(value, str(name), 0) for name, value in settings.items()}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what computes: composer, torch, Python, CUDA and cuDNN; None of what is not there.
+
+    Example:
+        >>> versions()["torch"] == torch.__version__
+        True
+    """
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return {
+        "composer": _version("composer-trainer"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+    }
+
+
+def commit() -> dict[str, Any]:
+    """Return which commit the program is of: that of its own folder's repository, or else of the working folder's.
+
+    Returns:
+        ``commit``, the hash, and ``is_dirty``, whether files that it knows have been changed since; both None where
+        there is no repository, no git, or git takes longer than two seconds.
+    """
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [Path.cwd()] if program is None else [Path(program).resolve().parent, Path.cwd()]
+    for folder in folders:
+        found = _git(folder, "rev-parse", "HEAD")
+        if found:
+            changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+            return {"commit": found, "is_dirty": None if changed is None else bool(changed)}
+    return {"commit": None, "is_dirty": None}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Return what the run computes on.
+
+    Args:
+        device: The model's.
+
+    Returns:
+        ``device_name``, ``num_devices``, ``device_memory_gib``, ``num_cpus`` (that the process may use),
+        ``memory_gib`` and ``hostname``; None where it is not known.
+
+    Example:
+        >>> hardware(torch.device("cpu"))["num_devices"]
+        1
+    """
+    is_cuda = device.type == "cuda"
+    properties: Any = torch.cuda.get_device_properties(device) if is_cuda else None
+    return {
+        "device_name": properties.name if is_cuda else platform.processor() or platform.machine(),
+        "num_devices": torch.cuda.device_count() if is_cuda else 1,
+        "device_memory_gib": round(properties.total_memory / 2**30, 1) if is_cuda else None,
+        "num_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "hostname": platform.node() or None,
+    }
+
+
+def _named(components: Iterable[Any]) -> dict[str, Any]:
+    return _by_key(components, lambda one: plain_settings(_settings_of(one)))
+
+
+def _by_key(components: Iterable[Any], describe_one: Any) -> dict[str, Any]:
+    given = list(components)
+    keys = component_keys(given)
+    return {
+        describe(one).rpartition(".")[2] if inspect.isroutine(one) else keys[id(one)]: describe_one(one)
+        for one in given
+    }
+
+
+def _settings_of(component: Any) -> dict[str, Any]:
+    if isinstance(component, (Algorithm, Callback)) and (settings := component.settings()):
+        return settings
+    kind = type(component)
+    if attrs.has(kind):
+        return {str(field.alias): getattr(component, field.name) for field in attrs.fields(kind) if field.init}
+    try:
+        arguments = list(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):  # of some that are written in C nobody knows it
+        return {}
+    held = getattr(component, "__dict__", {})
+    return {name: held[name] for name in arguments if name in held and name not in _NO_SETTINGS}
+
+
+def _model(model: Any) -> dict[str, Any]:
+    kind = type(model)
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "num_parameters": sum(one.numel() for one in parameters),
+        "num_trainable_parameters": sum(one.numel() for one in parameters if one.requires_grad),
+    }
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    groups = [
+        {
+            "num_parameters": sum(one.numel() for one in group["params"]),
+            **plain_settings(
+                {
+                    name: value
+                    for name, value in group.items()
+                    if name != "params" and not _is_same(value, optimizer.defaults.get(name))
+                }
+            ),
+        }
+        for group in optimizer.param_groups
+    ]
+    return plain_settings(optimizer.defaults) | {"groups": groups}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and not isinstance(value, Tensor) and value == default)
+
+
+def _evaluator(evaluator: Any) -> dict[str, Any]:
+    names = ("metric_names", "subset_num_batches", "eval_interval", "device_eval_microbatch_size")
+    settings = {name: getattr(evaluator, name) for name in names}
+    settings["eval_interval"] = None if settings["eval_interval"] is None else repr(settings["eval_interval"])
+    return plain_settings(settings) | {"dataloader": _loader(evaluator.dataloader.dataloader)}
+
+
+def _loader(loader: Any) -> dict[str, Any] | None:
+    if loader is None:
+        return None
+    names = ("batch_size", "num_workers", "drop_last")
+    found = {name: getattr(loader, name) for name in names if isinstance(getattr(loader, name, None), int)}
+    return {"class": type(loader).__name__, **found}
+
+
+def _plain(value: Any, name: str, depth: int) -> Any:
+    if _is_secret(name, value):
+        return _HIDDEN
+    if value is None or type(value) in {bool, int, float}:
+        return value
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, name, depth)
+    if isinstance(value, (Mapping, Sequence, set, frozenset)) and not isinstance(value, (str, bytes)):
+        return _plain_container(value, name, depth)
+    return _plain_text(value, depth)
+
+
+def _plain_container(value: Any, name: str, depth: int) -> Any:
+    if depth >= _DEEPEST or len(value) > _LONGEST:
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, str(key), depth + 1) for key, item in value.items()}
+    items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+    return [_plain(item, name, depth + 1) for item in items]
+
+
+def _plain_text(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return _USER_IN_URL.sub(f"://{_HIDDEN}@", value)
+    if isinstance(value, Tensor):
+        # A learning rate may be a tensor on the device; to read it once before training costs nothing.
+        return value.item() if value.numel() == 1 else f"tensor {tuple(value.shape)}"
+    if isinstance(value, Number):
+        number: Any = value
+        return number.item() if callable(getattr(number, "item", None)) else str(number)
+    if isinstance(value, (Time, Precision, Path, torch.device, torch.dtype, torch.memory_format)):
+        return str(value)
+    return _plain_object(value, depth) if attrs.has(type(value)) and depth < _DEEPEST else describe(value)
+
+
+def _plain_object(value: Any, depth: int) -> Any:
+    settings = _settings_of(value)
+    if list(settings) == ["every"]:  # an Interval
+        return str(settings["every"])
+    plain = {name: _plain(item, name, depth + 1) for name, item in settings.items()}
+    return {"class": type(value).__name__} | plain
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    is_named_so = _SECRET.search(name) is not None and _TOKEN_OF_TEXT.search(name) is None
+    return is_named_so and isinstance(value, (str, bytes)) and bool(value)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    """Return what git says in a folder; None if it says nothing in time, whatever the reason."""
+    try:
+        done = subprocess.run(  # noqa: S603  (nothing in it comes from outside)
+            ["git", "-C", str(folder), *command],  # noqa: S607  (the user's own git)
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):  # Windows
+        return None
