@@ -1,0 +1,207 @@
+"""Kills a training again and again, at random moments, and lets it go on; started by ``test_faults.py``.
+
+Everything is imported once; each training is a fork, so that a hundred kills take a minute and not an hour. Prints one
+line of JSON: how many runs, kills and checkpoints there were, and which runs ended with other bits.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from composer import Trainer
+from composer.algorithms import EMA, SAM, MixUp
+from composer.checkpoint import find_checkpoints, verify_checkpoint
+from composer.models import ComposerClassifier
+
+warnings.simplefilter("ignore")
+
+
+class Points(Dataset):
+    """Points that are a little different each time."""
+
+    def __len__(self):
+        """Thirty."""
+        return 30
+
+    def __getitem__(self, index):
+        """Draw."""
+        point = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return point + 0.1 * torch.rand(8) + 0.1 * random.random(), int(point[:3].argmax())
+
+
+def train(folder, result):
+    """Train as a user's program does, from the newest checkpoint on; write a digest of all state at the end."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 3))
+    model = ComposerClassifier(network, num_classes=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(Points(), batch_size=4, shuffle=True),
+        eval_dataloader=DataLoader(Points(), batch_size=16),
+        eval_interval="5ba",
+        optimizers=optimizer,
+        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        algorithms=[MixUp(), EMA(half_life="4ba"), SAM(interval=3)],
+        device_train_microbatch_size=3,
+        max_duration="4ep",
+        run_name="run",
+        save_folder=folder,
+        save_interval="2ba",
+        save_num_checkpoints_to_keep=3,
+        autoresume=True,
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+    )
+    trainer.fit()
+    trainer.close()
+    Path(result).write_text(digest(trainer.state))
+
+
+def digest(state):
+    """Return what stands for all bits of a run."""
+    found = hashlib.sha256()
+
+    def add(value):
+        if isinstance(value, torch.Tensor):
+            found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                if not str(key).endswith("_wct"):
+                    found.update(str(key).encode())
+                    add(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                add(item)
+        else:
+            found.update(repr(value).encode())
+
+    saved = state.state_dict()
+    saved.pop("callbacks")
+    add([state.get_model_state_dict(), state.get_optim_state_dict(), saved])
+    return found.hexdigest()
+
+
+def forked(folder, result):
+    """Start a training in a process of its own; return its number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        torch.set_num_threads(1)
+        sys.stderr = Path(f"{result}.log").open("a")  # noqa: SIM115  (the process ends with it)
+        train(folder, result)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc(file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def wait(child, seconds):
+    """Wait for a process, at most so long; return its exit status, None if it is still there."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.001)
+    return None
+
+
+def main():
+    """Run, kill, compare, report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=8, help="in each run, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--remote", action="store_true", help="save through fsspec")
+    options = parser.parse_args()
+    choose, home = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="faults-"))
+    scheme = "slowfile://" if options.remote else ""
+    if options.remote:
+        register_slow_files()
+
+    began = time.monotonic()
+    status = wait(forked(f"{scheme}{home}/whole", f"{home}/whole.txt"), 300)
+    lasted = time.monotonic() - began
+    report = {"runs": 0, "kills": 0, "damaged": 0, "failed": [], "seconds": round(lasted, 2)}
+    if status != 0:
+        report["failed"].append(Path(f"{home}/whole.txt.log").read_text())
+    expected = None if status else Path(f"{home}/whole.txt").read_text()
+
+    for number in range(options.runs if expected else 0):
+        folder, result = f"{home}/{number}", f"{home}/{number}.txt"
+        for _ in range(options.kills):
+            child = forked(scheme + folder, result)
+            status = wait(child, choose.uniform(0, 0.6 * lasted))
+            if status is not None:
+                break
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            report["kills"] += 1
+            if not options.remote:
+                report["damaged"] += damaged(folder)
+        status = wait(forked(scheme + folder, result), 300)
+        report["runs"] += 1
+        if status != 0 or Path(result).read_text() != expected:
+            log = Path(f"{result}.log")
+            report["failed"].append({"run": number, "status": status, "log": log.read_text()[-2000:]})
+    print(json.dumps(report))
+
+
+def damaged(folder):
+    """Return how many folders look like checkpoints, by their manifests, and are none."""
+    count = 0
+    for found in find_checkpoints(folder):
+        if found.is_whole:
+            try:
+                verify_checkpoint(found.path)
+            except ValueError:
+                count += 1
+        else:
+            count += 1
+    return count
+
+
+def register_slow_files():
+    """Make files reachable under an address, written in small pieces, so that a kill meets uploads in their middle."""
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    class SlowFiles(LocalFileSystem):
+        protocol = ("slowfile",)
+
+        def put_file(self, path1, path2, callback=None, **kwargs):
+            del callback, kwargs
+            self.pipe_file(path2, Path(path1).read_bytes())
+
+        def pipe_file(self, path, value, **kwargs):
+            del kwargs
+            target = Path(self._strip_protocol(path))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                for start in range(0, len(value), 4096):
+                    file.write(value[start : start + 4096])
+                    file.flush()
+                    time.sleep(0.0002)
+
+    fsspec.register_implementation("slowfile", SlowFiles, clobber=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""A run that stops anywhere goes on to exactly the bits that it would have come to without a stop.
+
+``RESUME_MATRIX=all`` in the environment takes every pair of algorithms, else there is a sample of them.
+"""
+
+import hashlib
+import itertools
+import os
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import composer.algorithms as al
+from composer import Trainer
+from composer.core import Algorithm, AlgorithmConflictError, explain
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler
+
+SETTINGS = {
+    "Alibi": {"max_sequence_length": 16},
+    "AugMix": {"batch": True},
+    "EMA": {"half_life": "3ba"},
+    "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},
+    "GhostBatchNorm": {"ghost_batch_size": 2},
+    "GradientClipping": {"clipping_type": "adaptive", "clipping_threshold": 0.1},
+    "GyroDropout": {"sigma": 4, "tau": 2},
+    "RandAugment": {"batch": True},
+    "SAM": {"interval": 2},
+    "SWA": {"swa_start": "3ba", "swa_end": "8ba", "update_interval": "1ba"},
+    "SelectiveBackprop": {"start": 0.0},
+    "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 4, "max_seq_length": 12, "step_size": 4},
+    "SqueezeExcite": {"latent_channels": 4, "min_channels": 16},
+    "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
+}
+NAMES = sorted(name for name in al.__all__ if issubclass(getattr(al, name), Algorithm))
+FOR_TEXT = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup", "FusedLayerNorm"}
+STEPS = 9  # of three epochs
+
+
+class Images(Dataset):
+    """Images that are a little different each time, by draws from all three global generators."""
+
+    def __len__(self):
+        """Eleven, so that an epoch's last batch is smaller."""
+        return 11
+
+    def __getitem__(self, index):
+        """Draw."""
+        image = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(index))
+        image[index % 3] += 0.5
+        noise = torch.rand(()) + random.random() + float(np.random.rand())  # noqa: NPY002
+        return (image + 0.1 * noise).clamp(0, 1), index % 3
+
+
+def image_model():
+    """Return a residual network in which every surgery on images finds something."""
+    from torchvision.models.resnet import Bottleneck
+
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Bottleneck(16, 4), nn.GroupNorm(4, 16)]
+    head = [
+        nn.Conv2d(16, 16, 3, stride=2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 32),
+        nn.LayerNorm(32),
+        nn.Dropout(0.1),
+    ]
+    return ComposerClassifier(nn.Sequential(*layers, *head, nn.Linear(32, 3)), num_classes=3)
+
+
+class Text(Dataset):
+    """Sentences of twelve ids, and which of three ids is the most frequent."""
+
+    def __len__(self):
+        """Eleven."""
+        return 11
+
+    def __getitem__(self, index):
+        """Draw."""
+        ids = torch.randint(0, 20, (12,), generator=torch.Generator().manual_seed(index))
+        ids[random.randrange(12)] = 3
+        return {"input_ids": ids, "labels": torch.tensor(index % 3)}
+
+
+def text_model():
+    """Return a small BERT that classifies."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from composer.models import ComposerModel
+
+    class Classifier(ComposerModel):
+        def __init__(self):
+            super().__init__()
+            config = BertConfig(
+                vocab_size=20,
+                hidden_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=32,
+                num_labels=3,
+                max_position_embeddings=16,
+            )
+            self.model = BertForSequenceClassification(config)
+
+        def forward(self, batch):
+            return self.model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).logits
+
+        def loss(self, outputs, batch):
+            return nn.functional.cross_entropy(outputs, batch["labels"])
+
+    torch.manual_seed(0)
+    return Classifier()
+
+
+def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **options):
+    """Train, or go on from a checkpoint; return the trainer, closed, and what it logged."""
+    model = text_model() if text else image_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    workers = options.pop("num_workers", 0)
+    loader = DataLoader(
+        Text() if text else Images(),
+        batch_size=4,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=options.pop("persistent_workers", False),
+    )
+    settings = {
+        "optimizers": optimizer,
+        "schedulers": LinearScheduler(alpha_f=0.1),
+        "train_dataloader": loader,
+        "save_interval": "1ba",
+        **options,
+    }
+    log = InMemoryLogger()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of algorithms that find nothing here, or blend losses together
+        trainer = Trainer(
+            model=model,
+            algorithms=[getattr(al, name)(**SETTINGS.get(name, {})) for name in names],
+            loggers=log,
+            max_duration="3ep",
+            progress_bar=False,
+            device="cpu",
+            seed=5,
+            run_name="run",
+            save_folder=str(folder),
+            load_path=load_path,
+            **settings,
+        )
+        trainer.fit(duration=f"{stop_after}ba") if stop_after else trainer.fit()
+        trainer.close()
+    return trainer, log
+
+
+def bits(value):
+    """Return nested values as something to compare, tensors by a digest of their bytes."""
+    if isinstance(value, torch.Tensor):
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items() if not str(key).endswith("_wct")}
+    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def compared(trainer, log, of):
+    """Return what has to be the same: all state, and the last ``of`` batches of what was logged."""
+    state = trainer.state
+    logged = {
+        name: [bits(value) for moment, value in entries if int(moment.batch) >= STEPS - of]
+        for name, entries in log.data.items()
+        if name.startswith(("loss/", "metrics/", "lr", "trainer/"))
+    }
+    saved = state.state_dict()
+    saved.pop("callbacks")
+    return {
+        "model": bits(state.get_model_state_dict()),
+        "optimizers": bits(state.get_optim_state_dict()),
+        "state": bits(saved),
+        "logged": logged,
+    }
+
+
+def assert_same(first, second):
+    """Compare part by part, so that a failure says which."""
+    assert first.keys() == second.keys()
+    for part in first:
+        assert first[part] == second[part], f"{part} differs"
+
+
+def check(tmp_path, names=(), stop=None, **options):
+    """Train without a stop, then from the checkpoint after ``stop`` batches; all bits have to be the same."""
+    stop = random.Random("/".join(names)).randrange(1, STEPS) if stop is None else stop
+    whole, log = run(tmp_path / "whole", names, **options)
+    (path,) = [path for path in (tmp_path / "whole").iterdir() if path.name.endswith(f"-ba{stop}")][:1]
+
+    again, later = run(tmp_path / "again", names, load_path=str(path), **options)
+
+    assert int(again.state.timestamp.batch) == STEPS
+    assert_same(compared(whole, log, STEPS - stop), compared(again, later, STEPS - stop))
+
+
+class TestEachAlgorithm:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_alone(self, tmp_path, name):
+        """Each algorithm, stopped at some batch, goes on to the same bits."""
+        check(tmp_path, [name], text=name in FOR_TEXT)
+
+
+PAIRS = [pair for pair in itertools.combinations(NAMES, 2) if not (set(pair) & FOR_TEXT)]
+PAIRS += list(itertools.combinations(sorted(FOR_TEXT | {"EMA", "LayerFreezing", "LabelSmoothing", "SAM"}), 2))
+PAIRS = sorted(set(PAIRS))
+SAMPLE = PAIRS if os.environ.get("RESUME_MATRIX") == "all" else random.Random(11).sample(PAIRS, 24)
+
+
+@pytest.mark.parametrize("pair", SAMPLE, ids="+".join)
+def test_pairs(tmp_path, pair):
+    """Two algorithms that may run together go on to the same bits; others are refused before anything is done."""
+    algorithms = [getattr(al, name)(**SETTINGS.get(name, {})) for name in pair]
+    if conflicts(algorithms):
+        with pytest.raises(AlgorithmConflictError):
+            check(tmp_path, pair)
+    else:
+        check(tmp_path, pair, text=bool(set(pair) & FOR_TEXT))
+
+
+def conflicts(algorithms):
+    """Return whether the engine says that they cannot run together."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            explain(algorithms)
+    except AlgorithmConflictError:
+        return True
+    return False
+
+
+class TestEachWayToTrain:
+    @pytest.mark.parametrize("stop", range(1, STEPS))
+    def test_at_each_batch(self, tmp_path, stop):
+        """Wherever it stops, in the middle or at the end of an epoch, the run goes on to the same bits."""
+        check(tmp_path, ["MixUp", "EMA"], stop, eval_dataloader=DataLoader(Images(), batch_size=4), eval_interval="2ba")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"num_workers": 1},
+            {"num_workers": 2},
+            {"num_workers": 2, "persistent_workers": True},
+            {"device_train_microbatch_size": 3},
+            {"device_train_microbatch_size": "auto"},
+            {"precision": "amp_bf16"},
+            {"precision": "amp_fp16"},
+            {"train_subset_num_batches": 3, "eval_dataloader": DataLoader(Images(), batch_size=4, shuffle=True)},
+            {"schedulers": CosineAnnealingWithWarmupScheduler(t_warmup="2ba")},
+        ],
+        ids=lambda options: ",".join(f"{name}={value}" for name, value in options.items() if len(str(value)) < 20),
+    )
+    def test_with(self, tmp_path, options):
+        """Workers, accumulation, loss scaling, evaluations and schedules make no difference."""
+        check(tmp_path, ["LabelSmoothing"], 4, **options)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+            lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2]),
+            lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+            lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+            lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+                optimizer,
+                [
+                    torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=1),
+                    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+                ],
+                milestones=[1],
+            ),
+        ],
+    )
+    def test_with_torchs_schedulers(self, tmp_path, make):
+        """Torch's own schedulers go on, those that change other settings than the rate as well."""
+
+        def options():
+            model = image_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            return model, optimizer, make(optimizer)
+
+        results = []
+        for load in (None, tmp_path / "0" / "ep1-ba5"):
+            model, optimizer, scheduler = options()
+            log = InMemoryLogger()
+            trainer = Trainer(
+                model=model,
+                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
+                optimizers=optimizer,
+                schedulers=scheduler,
+                loggers=log,
+                max_duration="3ep",
+                progress_bar=False,
+                device="cpu",
+                seed=5,
+                run_name="run",
+                save_folder=str(tmp_path / str(len(results))),
+                save_interval="1ba",
+                load_path=None if load is None else str(load),
+            )
+            trainer.fit()
+            trainer.close()
+            results.append(compared(trainer, log, STEPS - 5))
+
+        assert_same(*results)
+
+    def test_several_optimizers(self, tmp_path):
+        """Each of several optimizers goes on with its own state."""
+        results = []
+        for load in (None, str(tmp_path / "0" / "ep0-ba2")):
+            model = image_model()
+            weights = list(model.parameters())
+            log = InMemoryLogger()
+            trainer = Trainer(
+                model=model,
+                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
+                optimizers=[torch.optim.Adam(weights[:5], lr=0.01), torch.optim.SGD(weights[5:], 0.01, momentum=0.9)],
+                loggers=log,
+                max_duration="3ep",
+                progress_bar=False,
+                device="cpu",
+                seed=5,
+                run_name="run",
+                save_folder=str(tmp_path / str(len(results))),
+                save_interval="1ba",
+                load_path=load,
+            )
+            trainer.fit()
+            trainer.close()
+            results.append(compared(trainer, log, STEPS - 2))
+
+        assert_same(*results)
+
+    def test_schedule_free(self, tmp_path):
+        """An optimizer with weights of its own to evaluate on goes on with those to train on."""
+        schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
+        results = []
+        for load in (None, str(tmp_path / "0" / "ep1-ba5")):
+            model = image_model()
+            log = InMemoryLogger()
+            trainer = Trainer(
+                model=model,
+                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
+                eval_dataloader=DataLoader(Images(), batch_size=4),
+                eval_interval="2ba",
+                optimizers=schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01),
+                loggers=log,
+                max_duration="3ep",
+                progress_bar=False,
+                device="cpu",
+                seed=5,
+                run_name="run",
+                save_folder=str(tmp_path / str(len(results))),
+                save_interval="1ba",
+                load_path=load,
+            )
+            trainer.fit()
+            trainer.close()
+            results.append(compared(trainer, log, STEPS - 5))
+
+        assert_same(*results)
+
+
+class Stream(IterableDataset):
+    """A stream of eleven samples, in an order that is drawn anew each time."""
+
+    def __iter__(self):
+        """Draw."""
+        images = Images()
+        for index in torch.randperm(11).tolist():
+            yield images[index]
+
+
+class Batches:
+    """Something that gives batches and is no DataLoader."""
+
+    def __iter__(self):
+        """Draw."""
+        for _ in range(3):
+            index = random.randrange(3)
+            yield torch.rand(4, 3, 12, 12), torch.full((4,), index)
+
+
+class TestOtherLoaders:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_stream_is_replayed(self, tmp_path, workers):
+        """A stream is gone through up to the place, with a warning that says how to avoid it."""
+        loaders = [DataLoader(Stream(), batch_size=4, num_workers=workers) for _ in range(2)]
+        steps = 3 * (3 if workers == 0 else 6)
+        whole, log = run(tmp_path / "whole", train_dataloader=loaders[0])
+        path = next(path for path in (tmp_path / "whole").iterdir() if path.name.endswith("-ba5"))
+
+        again, later = run(tmp_path / "again", train_dataloader=loaders[1], load_path=str(path))
+
+        assert int(again.state.timestamp.batch) == steps
+        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+        assert [value for _, value in log.data["loss/train/total"]][5:] == [
+            value for _, value in later.data["loss/train/total"]
+        ]
+
+    def test_the_warning(self, tmp_path):
+        """What is loaded again is told, with what would go on at once."""
+        run(tmp_path / "whole", train_dataloader=Batches())
+        model = image_model()
+
+        trainer = Trainer(
+            model=model,
+            train_dataloader=Batches(),
+            optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+            schedulers=LinearScheduler(alpha_f=0.1),
+            max_duration="3ep",
+            progress_bar=False,
+            device="cpu",
+            load_path=str(tmp_path / "whole" / "ep1-ba5"),
+        )
+
+        with trainer, pytest.warns(UserWarning, match=r"first 2 batches are loaded again.*StatefulDataLoader"):
+            trainer.fit()
+
+    def test_anything_that_gives_batches(self, tmp_path):
+        """Something of one's own that draws from global generators comes to the same bits."""
+        whole, _ = run(tmp_path / "whole", train_dataloader=Batches())
+        again, _ = run(tmp_path / "again", train_dataloader=Batches(), load_path=str(tmp_path / "whole" / "ep1-ba4"))
+
+        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+
+    def test_a_loader_that_knows_its_place(self, tmp_path):
+        """Torchdata's StatefulDataLoader is restored by its own state."""
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        made = [module.StatefulDataLoader(Plain(), batch_size=4) for _ in range(2)]
+
+        whole, _ = run(tmp_path / "whole", train_dataloader=made[0])
+        again, _ = run(tmp_path / "again", train_dataloader=made[1], load_path=str(tmp_path / "whole" / "ep1-ba5"))
+
+        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+
+
+class Plain(Images):
+    """The images without draws: what draws in a loader of its own kind is that loader's matter."""
+
+    def __getitem__(self, index):
+        """Return it."""
+        image = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(index))
+        return image, index % 3
