@@ -1,5 +1,6 @@
 """Schedules against their formulas: batch k is trained with f(k)."""
 
+import contextlib
 import datetime as dt
 import math
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
 from composer import Trainer
 from composer import optim as schedules
@@ -106,6 +108,39 @@ class TestFormulas:
         found = factors(schedule, make_state(max_duration=f"{2 * EPOCHS}ep"), ssr=2.0, count=2 * TOTAL)
 
         assert found[::2] == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
+
+    def test_scale_schedule_ratio_shortens_it(self, schedule, formula):
+        """With a ratio of a half, batch k has what batch 2 k had, also where half of a time is no whole number."""
+        if hasattr(schedule, "scale_warmup"):
+            schedule = attrs.evolve(schedule, scale_warmup=True)
+
+        found = factors(schedule, make_state(max_duration=f"{EPOCHS // 2}ep"), ssr=0.5, count=TOTAL // 2)
+
+        assert found == pytest.approx([formula(2 * k) for k in range(TOTAL // 2)], abs=1e-12)
+
+
+class TestRatio:
+    @pytest.mark.parametrize(
+        "schedule",
+        [
+            schedules.ExponentialScheduler(0.9),
+            schedules.StepScheduler("1ep", 0.9),
+            schedules.CosineAnnealingWarmRestartsScheduler("1ep"),
+            schedules.LinearScheduler(t_max="1ep"),
+            schedules.ConstantScheduler(t_max="1ep"),
+        ],
+    )
+    def test_less_than_one_epoch_is_left(self, schedule):
+        """An epoch that shrinks to less than one is as many batches; it does not vanish."""
+        whole, part = make_state("6ep"), make_state("1ep")
+        whole.timestamp, part.timestamp = Timestamp(batch=8, batch_in_epoch=8), Timestamp(batch=2, batch_in_epoch=2)
+
+        assert schedule(part, 0.25) == pytest.approx(schedule(whole, 1.0))
+
+    def test_parts_of_an_epoch_of_unknown_length_are_refused(self):
+        """Half an epoch cannot be found where nobody knows how long one is."""
+        with pytest.raises(ValueError, match="1ep: a part of an epoch needs a data loader that knows its length"):
+            schedules.StepScheduler("1ep")(make_state(batches=None), 0.5)
 
 
 class TestUnits:
@@ -209,6 +244,132 @@ class TestWarmup:
         with pytest.raises(ValueError, match=r"t_warmup must not be longer than t_max.*t_warmup=7ep and t_max=1dur"):
             schedules.CosineAnnealingWithWarmupScheduler("7ep")(make_state())
 
+    @pytest.mark.parametrize("t_max", ["2ep", "20ba", "1dur"])
+    def test_another_unit_than_that_of_the_schedule(self, t_max):
+        """A warm-up in samples beside a schedule in batches is refused with both times and the remedy."""
+        schedule = schedules.LinearWithWarmupScheduler("50sp", t_max=t_max)
+
+        with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be put on one scale: say all.*in one unit"):
+            compile_composer_scheduler(schedule, make_state(optimizers=sgd(0.1)))
+
+    @pytest.mark.parametrize(
+        ("schedule", "ratio", "warns"),
+        [
+            (schedules.MultiStepWithWarmupScheduler("7ep", "8ep"), 1.0, True),
+            (schedules.MultiStepWithWarmupScheduler("61ba", "8ep"), 1.0, True),
+            (schedules.MultiStepWithWarmupScheduler("60ba", "8ep"), 1.0, False),
+            (schedules.LinearWithWarmupScheduler("7ep", t_max="20ep"), 1.0, True),
+            (schedules.CosineAnnealingWithWarmupScheduler("4ep", "20ep", scale_warmup=True), 2.0, True),
+            (schedules.CosineAnnealingWithWarmupScheduler("4ep", "20ep"), 2.0, False),
+            (schedules.PolynomialWithWarmupScheduler("1sec", t_max="2sec"), 1.0, False),
+        ],
+    )
+    def test_longer_than_the_training_warns(self, schedule, ratio, warns):
+        """Where the training ends within the warm-up, it says so; where that cannot be told, it does not."""
+        state = make_state(optimizers=sgd(0.1))
+        warning = pytest.warns(UserWarning, match=rf"t_warmup={schedule.t_warmup} is longer than the training of 6ep")
+
+        with warning if warns else contextlib.nullcontext():
+            compile_composer_scheduler(schedule, state, ratio)
+
+
+STEPS = 20
+
+
+def torchs_rates(make):
+    """Return the rates that a scheduler of torch's gives to 20 batches, stepped after each."""
+    optimizer = sgd(1.0)
+    scheduler, rates = make(optimizer), []
+    for _ in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+class TestTorchsOwn:
+    """Schedules that torch has, too, are the same as there."""
+
+    @pytest.mark.parametrize(
+        ("schedule", "make"),
+        [
+            (schedules.ConstantScheduler(0.3), lambda opt: lr_scheduler.ConstantLR(opt, 0.3, total_iters=100)),
+            (schedules.LinearScheduler(0.8, 0.2, "12ba"), lambda opt: lr_scheduler.LinearLR(opt, 0.8, 0.2, 12)),
+            (
+                schedules.CosineAnnealingScheduler(alpha_f=0.1),
+                lambda opt: lr_scheduler.CosineAnnealingLR(opt, STEPS, eta_min=0.1),
+            ),
+            (
+                schedules.CosineAnnealingWarmRestartsScheduler("3ba", t_mult=2, alpha_f=0.1),
+                lambda opt: lr_scheduler.CosineAnnealingWarmRestarts(opt, 3, 2, eta_min=0.1),
+            ),
+            (
+                schedules.CosineAnnealingWarmRestartsScheduler("6ba"),
+                lambda opt: lr_scheduler.CosineAnnealingWarmRestarts(opt, 6),
+            ),
+            (schedules.ExponentialScheduler(0.9, "1ba"), lambda opt: lr_scheduler.ExponentialLR(opt, 0.9)),
+            (schedules.StepScheduler("6ba", 0.5), lambda opt: lr_scheduler.StepLR(opt, 6, 0.5)),
+            (
+                schedules.MultiStepScheduler(["5ba", "0.6dur"], 0.2),
+                lambda opt: lr_scheduler.MultiStepLR(opt, [5, 12], 0.2),
+            ),
+            (schedules.PolynomialScheduler(2.0, "15ba"), lambda opt: lr_scheduler.PolynomialLR(opt, 15, 2.0)),
+            (
+                schedules.LinearWithWarmupScheduler("4ba", alpha_f=0.5),
+                lambda opt: lr_scheduler.SequentialLR(
+                    opt, [lr_scheduler.LambdaLR(opt, lambda k: k / 4), lr_scheduler.LinearLR(opt, 1.0, 0.5, 16)], [4]
+                ),
+            ),
+            (
+                schedules.CosineAnnealingWithWarmupScheduler("5ba"),
+                lambda opt: lr_scheduler.SequentialLR(
+                    opt, [lr_scheduler.LambdaLR(opt, lambda k: k / 5), lr_scheduler.CosineAnnealingLR(opt, 15)], [5]
+                ),
+            ),
+            (
+                schedules.PolynomialWithWarmupScheduler("4ba", power=1.5, t_max="14ba"),
+                lambda opt: lr_scheduler.SequentialLR(
+                    opt, [lr_scheduler.LambdaLR(opt, lambda k: k / 4), lr_scheduler.PolynomialLR(opt, 10, 1.5)], [4]
+                ),
+            ),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
+    def test_every_batch_has_the_same_rate(self, schedule, make):
+        """Batch for batch, also after a schedule's end."""
+        found = factors(schedule, make_state(f"{STEPS}ba", batches=None), count=STEPS)
+
+        assert found == pytest.approx(torchs_rates(make), abs=1e-12)
+
+
+ENDS = [
+    (schedules.ConstantScheduler(0.5, "20ba"), 0.5, 0.5, 0.0),
+    (schedules.ConstantWithWarmupScheduler("5ba", 0.5, "20ba"), 0.0, 0.5, 0.0),
+    (schedules.LinearScheduler(0.8, 0.2, "20ba"), 0.8, 0.2 + 0.6 / 20, 0.2),
+    (schedules.LinearWithWarmupScheduler("5ba", 0.8, 0.2, "20ba"), 0.0, 0.2 + 0.6 / 15, 0.2),
+    (schedules.LinearWithWarmupScheduler("20ba", 0.8, 0.2, "20ba"), 0.0, 0.8 * 19 / 20, 0.2),
+    (schedules.CosineAnnealingScheduler("20ba", 0.1), 1.0, cosine(19 / 20, 0.1), 0.1),
+    (schedules.CosineAnnealingWithWarmupScheduler("5ba", "20ba", 0.1), 0.0, cosine(14 / 15, 0.1), 0.1),
+    (schedules.PolynomialScheduler(2.0, "20ba", 0.1), 1.0, 0.1 + 0.9 / 400, 0.1),
+    (schedules.PolynomialWithWarmupScheduler("5ba", 2.0, "20ba", 0.1), 0.0, 0.1 + 0.9 / 225, 0.1),
+]
+
+
+@pytest.mark.parametrize(("schedule", "first", "last", "after"), ENDS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+def test_ends(schedule, first, last, after, ratio):
+    """The first batch has the first value, the last one nearly the final value, and all later ones just that."""
+    state = make_state("100ba", batches=None)
+    if ratio == 2.0 and hasattr(schedule, "scale_warmup"):
+        schedule = attrs.evolve(schedule, scale_warmup=True)
+    found = []
+    for batch in (0, int(19 * ratio), int(20 * ratio), int(20 * ratio) + 1, 10_000):
+        state.timestamp = Timestamp(batch=batch)
+        found.append(schedule(state, ratio))
+
+    assert found == pytest.approx([first, last, after, after, after], abs=1e-12)
+
 
 class TestArguments:
     @pytest.mark.parametrize(
@@ -309,6 +470,20 @@ class TestCompile:
         scheduler.step()
 
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
+
+    def test_group_that_comes_later_with_its_rate_in_a_tensor(self):
+        """The rate is changed in place, and the initial one is not."""
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1), foreach=False)
+        state = make_state("10ba", optimizers=optimizer)
+        scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": torch.tensor(0.5)})
+
+        for batch in (5, 5):
+            state.timestamp = Timestamp(batch=batch)
+            scheduler.step()
+
+        assert optimizer.param_groups[1]["lr"] == 0.25
+        assert optimizer.param_groups[1]["initial_lr"] == 0.5
 
     def test_skipped_first_step_is_no_mistake(self):
         """A loss scaler may skip the optimizer's first step; torch's own scheduler would warn of a wrong order."""

@@ -1,5 +1,7 @@
-"""Schedules of the learning rate, in any unit of time."""
+"""Optimizers with decoupled weight decay, and schedules of the learning rate in any unit of time."""
 
+from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
+from composer.optim.plot import plot_schedule
 from composer.optim.scheduler import (
     ComposerScheduler,
     ConstantScheduler,
@@ -25,6 +27,8 @@ __all__ = [
     "CosineAnnealingScheduler",
     "CosineAnnealingWarmRestartsScheduler",
     "CosineAnnealingWithWarmupScheduler",
+    "DecoupledAdamW",
+    "DecoupledSGDW",
     "ExponentialScheduler",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
@@ -34,4 +38,5 @@ __all__ = [
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
     "compile_composer_scheduler",
+    "plot_schedule",
 ]

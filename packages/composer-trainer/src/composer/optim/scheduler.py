@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -101,6 +102,8 @@ def compile_composer_scheduler(
                 "only when there is exactly one it can be left out."
             )
         optimizer = state.optimizers[0]
+    if isinstance(scheduler, _WarmsUp):
+        _warn_of_endless_warmup(scheduler, state, ssr)
     if "ssr" in inspect.signature(scheduler).parameters:
         return ClockLR(optimizer, partial(scheduler, state, ssr=ssr))
     if ssr != 1:
@@ -173,21 +176,69 @@ def _power(fraction: float, power: float, alpha_f: float) -> float:
     return float(alpha_f + (1 - alpha_f) * (1 - fraction) ** power)
 
 
-def _after_warmup(state: State, t_warmup: Time, warmup_ratio: float, t_max: Time, ssr: float) -> tuple[float, float]:
+@runtime_checkable
+class _WarmsUp(Protocol):
+    """A schedule that begins with a warm-up."""
+
+    @property
+    def t_warmup(self) -> Time: ...
+    @property
+    def scale_warmup(self) -> bool: ...
+
+
+class _WarmsUpWithin(_WarmsUp, Protocol):
+    """One whose warm-up is part of its length."""
+
+    @property
+    def t_max(self) -> Time: ...
+
+
+def _warmup(schedule: _WarmsUp, ssr: float) -> tuple[Time, float]:
+    """Return the warm-up, with the ratio by which it is stretched."""
+    return schedule.t_warmup, ssr if schedule.scale_warmup else 1.0
+
+
+def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
+    """Return the end of a schedule, with the ratio by which it is stretched.
+
+    The trainer cuts ``max_duration`` off to a whole number of its unit. A schedule that is as long ends with it.
+    """
+    if ssr == 1 or t_max.unit is TimeUnit.DURATION:
+        return t_max, 1.0
+    whole = t_max * ssr
+    return (whole, 1.0) if whole == state.max_duration else (t_max, ssr)
+
+
+def _after_warmup(schedule: _WarmsUpWithin, state: State, ssr: float) -> tuple[float, float]:
     """Return how much is done of the warm-up and of the rest of ``t_max``, both in ``[0, 1]``.
 
     Raises:
         ValueError: The warm-up is longer than ``t_max``.
     """
-    done, (warmup, whole) = position(state, (t_warmup, warmup_ratio), (t_max, ssr))
+    done, (warmup, whole) = position(state, _warmup(schedule, ssr), _end(state, schedule.t_max, ssr))
     if warmup > whole:
         raise ValueError(
-            f"t_warmup must not be longer than t_max, which it is part of; got t_warmup={t_warmup} and t_max={t_max} "
-            f"in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
+            f"t_warmup must not be longer than t_max, which it is part of; got t_warmup={schedule.t_warmup} and "
+            f"t_max={schedule.t_max} in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
         )
     if done < warmup:
         return done / warmup, 0.0
     return 1.0, _fraction(done - warmup, whole - warmup)
+
+
+def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> None:
+    """Warn if the training ends before the warm-up does, where the two can be compared."""
+    try:
+        _, (warmup, whole) = position(state, _warmup(schedule, ssr), (_WHOLE_TRAINING, 1.0))
+    except ValueError:
+        return
+    if warmup > whole:
+        warnings.warn(
+            f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "
+            "never gets to its full height. Shorten it, or give a part of the training: t_warmup='0.1dur'.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @attrs.frozen
@@ -204,7 +255,7 @@ class ConstantScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, (self.t_max, ssr))
+        done, (whole,) = position(state, _end(state, self.t_max, ssr))
         return self.alpha if done < whole else 0.0
 
 
@@ -233,7 +284,7 @@ class ConstantWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        warm, rest = _after_warmup(self, state, ssr)
         return self.alpha * warm if rest < 1 else 0.0
 
 
@@ -252,7 +303,7 @@ class LinearScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, (self.t_max, ssr))
+        done, (whole,) = position(state, _end(state, self.t_max, ssr))
         return _line(_fraction(done, whole), self.alpha_i, self.alpha_f)
 
 
@@ -283,7 +334,7 @@ class LinearWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        warm, rest = _after_warmup(self, state, ssr)
         return self.alpha_i * warm if warm < 1 else _line(rest, self.alpha_i, self.alpha_f)
 
 
@@ -303,7 +354,7 @@ class CosineAnnealingScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, (self.t_max, ssr))
+        done, (whole,) = position(state, _end(state, self.t_max, ssr))
         return _cosine(_fraction(done, whole), self.alpha_f)
 
 
@@ -334,7 +385,7 @@ class CosineAnnealingWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        warm, rest = _after_warmup(self, state, ssr)
         return warm if warm < 1 else _cosine(rest, self.alpha_f)
 
 
@@ -421,7 +472,8 @@ class MultiStepWithWarmupScheduler:
 
     Args:
         t_warmup: The warm-up.
-        milestones: When the factor is multiplied by ``gamma``, counted from the beginning of the training.
+        milestones: When the factor is multiplied by ``gamma``, counted from the beginning of the training. One within
+            the warm-up counts when that is over.
         gamma: By what.
         scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
 
@@ -440,7 +492,7 @@ class MultiStepWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (warmup,) = position(state, (self.t_warmup, ssr if self.scale_warmup else 1.0))
+        done, (warmup,) = position(state, _warmup(self, ssr))
         return done / warmup if done < warmup else _steps(state, self.milestones, self.gamma, ssr)
 
 
@@ -467,7 +519,7 @@ class PolynomialScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (whole,) = position(state, (self.t_max, ssr))
+        done, (whole,) = position(state, _end(state, self.t_max, ssr))
         return _power(_fraction(done, whole), self.power, self.alpha_f)
 
 
@@ -498,5 +550,5 @@ class PolynomialWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(state, self.t_warmup, ssr if self.scale_warmup else 1.0, self.t_max, ssr)
+        warm, rest = _after_warmup(self, state, ssr)
         return warm if warm < 1 else _power(rest, self.power, self.alpha_f)

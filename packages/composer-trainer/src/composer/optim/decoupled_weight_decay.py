@@ -1,0 +1,290 @@
+"""Optimizers whose weight decay is not multiplied by the learning rate (Loshchilov & Hutter 2017, arXiv:1711.05101).
+
+``weights <- weights - (lr / initial_lr) * weight_decay * weights`` at each step: the decay follows the schedule, and
+does not change when another learning rate is tried. torch's AdamW multiplies by ``lr`` itself.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["DecoupledAdamW", "DecoupledSGDW"]
+
+Params: TypeAlias = "Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]"
+Group: TypeAlias = dict[str, Any]
+
+_LARGE_DECAY = 1e-3
+
+
+class _DecoupledOptimizer(Optimizer, abc.ABC):
+    """Takes its share off the weights, and leaves the rest of a step to a function of torch on lists of tensors."""
+
+    def __init__(self, params: Params, defaults: Group) -> None:
+        super().__init__(params, defaults)
+        large = max(group["weight_decay"] for group in self.param_groups)
+        if large >= _LARGE_DECAY:
+            warnings.warn(
+                f"weight_decay={large} takes that share off the weights at each step, as {type(self).__name__} does "
+                "not multiply it by the learning rate; values about 1e-5 are usual. What torch.optim.AdamW does with "
+                "weight_decay is done here with lr * weight_decay.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    @abc.abstractmethod
+    def _check(self, group: Group) -> None:
+        """Raise an error if a group has settings that cannot be."""
+
+    @abc.abstractmethod
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        """Change the weights by the gradients."""
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group of parameters; its ``initial_lr`` is its learning rate, if it has none."""
+        group = {**self.defaults, **param_group}
+        _check_number("lr", group["lr"])
+        _check_number("weight_decay", group["weight_decay"])
+        self._check(group)
+        super().add_param_group(param_group)
+        _complete(self.param_groups[-1])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            _complete(group)
+        for held in self.state.values():
+            # A fused optimizer of torch's keeps the count on the device, and reading it there would wait.
+            if "step" in held:
+                held["step"] = torch.as_tensor(held["step"], dtype=torch.float32, device="cpu")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the weights; parameters without a gradient are left alone. This does not wait for the device.
+
+        Args:
+            closure: Computes loss and gradients anew, if they are not there yet.
+
+        Returns:
+            What ``closure`` returned, if there is one.
+
+        Raises:
+            ValueError: A gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            gradients = [weight.grad for weight in weights]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise ValueError(
+                    f"{type(self).__name__} cannot use sparse gradients. Make the embedding with sparse=False, "
+                    "or give its weights to torch.optim.SparseAdam."
+                )
+            if weights:
+                _decay(weights, group)
+                self._update(weights, gradients, group)
+        return loss
+
+
+class DecoupledSGDW(_DecoupledOptimizer):
+    """SGD with momentum and decoupled weight decay.
+
+    With the first momentum ``v_1 = gradient_1``, a step is
+
+    - ``weights <- weights - (lr / initial_lr) * weight_decay * weights``,
+    - ``v_t = momentum * v_(t-1) + (1 - dampening) * gradient_t``,
+    - ``weights <- weights - lr * v_t``, or with ``nesterov``, ``weights - lr * (gradient_t + momentum * v_t)``.
+
+    Without weight decay it is :class:`torch.optim.SGD`, and their states are interchangeable. ``initial_lr`` is the
+    learning rate that a group was made with; schedules start from it. ``OneCycleLR`` puts its own first rate there.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or groups of them with settings of their own.
+        lr: The learning rate, at least 0.
+        momentum: How much of the last step is kept, at least 0.
+        dampening: How much of the gradient does not go into the momentum.
+        weight_decay: The share that is taken off the weights at each step at the initial learning rate, at least 0.
+        nesterov: Whether to look ahead; needs momentum, and no dampening.
+
+    Raises:
+        TypeError: ``lr`` or ``weight_decay`` is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = DecoupledSGDW([weight], lr=0.1, weight_decay=1e-4)
+        >>> weight.grad = torch.tensor([2.0])
+        >>> optimizer.step()
+        >>> weight
+        Parameter containing:
+        tensor([0.7999], requires_grad=True)
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        super().__init__(params, defaults)
+
+    def _check(self, group: Group) -> None:
+        _check_number("momentum", group["momentum"])
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError(
+                f"nesterov needs momentum above 0 and dampening=0, got momentum={group['momentum']} and "
+                f"dampening={group['dampening']}. Set momentum=0.9, or leave nesterov out."
+            )
+
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        has_momentum = group["momentum"] != 0
+        buffers = [self.state[weight].get("momentum_buffer") if has_momentum else None for weight in weights]
+        sgd(
+            weights,
+            gradients,
+            buffers,
+            foreach=True,
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=False,
+        )
+        if has_momentum:
+            for weight, buffer in zip(weights, buffers, strict=True):
+                self.state[weight]["momentum_buffer"] = buffer
+
+
+class DecoupledAdamW(_DecoupledOptimizer):
+    """Adam with decoupled weight decay (arXiv:1412.6980, arXiv:1711.05101).
+
+    With averages that begin at 0, a step is
+
+    - ``weights <- weights - (lr / initial_lr) * weight_decay * weights``,
+    - ``m_t = beta_1 * m_(t-1) + (1 - beta_1) * gradient_t``, ``v_t = beta_2 * v_(t-1) + (1 - beta_2) * gradient_t**2``,
+    - ``weights <- weights - lr * (m_t / (1 - beta_1**t)) / (sqrt(v_t / (1 - beta_2**t)) + eps)``.
+
+    At a constant rate it is :class:`torch.optim.AdamW` with ``weight_decay / lr``, and their states are
+    interchangeable. ``initial_lr`` is the learning rate that a group was made with; schedules start from it.
+    ``OneCycleLR`` puts its own first rate there.
+
+    Args:
+        params: Parameters, ``(name, parameter)`` pairs, or groups of them with settings of their own.
+        lr: The learning rate, at least 0.
+        betas: How much of the two averages is kept at each step, in ``[0, 1)``.
+        eps: Added to the denominator, at least 0.
+        weight_decay: The share that is taken off the weights at each step at the initial learning rate, at least 0.
+        amsgrad: Whether to divide by the largest ``v_t`` so far (Reddi et al. 2018, arXiv:1904.09237).
+
+    Raises:
+        TypeError: ``lr`` or ``weight_decay`` is no number.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = DecoupledAdamW([weight], lr=0.1, weight_decay=1e-4)
+        >>> weight.grad = torch.tensor([2.0])
+        >>> optimizer.step()
+        >>> weight
+        Parameter containing:
+        tensor([0.8999], requires_grad=True)
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-5,
+        amsgrad: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(params, defaults)
+
+    def _check(self, group: Group) -> None:
+        _check_number("eps", group["eps"])
+        betas = group["betas"]
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(
+                f"betas must be two numbers in [0, 1), got {betas}. They are what averages keep of the past."
+            )
+
+    def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+        states = [self._state_of(weight, group["amsgrad"]) for weight in weights]
+        beta_1, beta_2 = group["betas"]
+        adamw(
+            weights,
+            gradients,
+            [held["exp_avg"] for held in states],
+            [held["exp_avg_sq"] for held in states],
+            [held["max_exp_avg_sq"] for held in states] if group["amsgrad"] else [],
+            [held["step"] for held in states],
+            foreach=True,
+            has_complex=any(weight.is_complex() for weight in weights),
+            amsgrad=group["amsgrad"],
+            beta1=beta_1,
+            beta2=beta_2,
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state_of(self, weight: Tensor, amsgrad: bool) -> dict[str, Any]:
+        held: dict[str, Any] = self.state[weight]
+        if not held:
+            held["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+            held["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            held["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        if amsgrad and "max_exp_avg_sq" not in held:
+            held["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return held
+
+
+def _complete(group: Group) -> None:
+    group.setdefault("initial_lr", group["lr"])
+
+
+def _decay(weights: list[Tensor], group: Group) -> None:
+    """Multiply the weights by ``1 - (lr / initial_lr) * weight_decay``."""
+    rate, first, decay = group["lr"], group["initial_lr"], group["weight_decay"]
+    if decay == 0 or rate == 0:
+        return
+    # One call for all would be right too, but on a GPU a list of several dtypes starts a kernel for each tensor.
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for weight in weights:
+        alike.setdefault((weight.device, weight.dtype), []).append(weight)
+    for tensors in alike.values():
+        torch._foreach_mul_(tensors, 1 - (rate / first if first else 1) * decay)
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be at least 0, got {value}.")

@@ -1,0 +1,210 @@
+"""Pictures of schedules: what is drawn is what a run would have."""
+
+import builtins
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import LRMonitor
+from composer.core import State
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import (
+    CosineAnnealingWithWarmupScheduler,
+    ExponentialScheduler,
+    LinearScheduler,
+    MultiStepScheduler,
+    StepScheduler,
+    plot_schedule,
+)
+
+matplotlib = pytest.importorskip("matplotlib", reason="it is what draws, and optional")
+
+
+@pytest.fixture(autouse=True)
+def _agg():
+    """Draw into memory, and close what was drawn."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("agg")
+    yield
+    pyplot.close("all")
+
+
+def drawn(axes):
+    """Return each line's points by its label."""
+    return {line.get_label(): tuple(map(list, line.get_data())) for line in axes.get_lines()}
+
+
+def rates_of_a_run(schedulers, max_duration, batches, lr, **options):
+    """Return the learning rates of a real training."""
+    network, history = nn.Linear(3, 2), InMemoryLogger()
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+    trainer = Trainer(
+        model=ComposerClassifier(network, num_classes=2, train_metrics=[]),
+        train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * batches,
+        optimizers=optimizer,
+        schedulers=schedulers(optimizer),
+        max_duration=max_duration,
+        callbacks=LRMonitor(),
+        loggers=history,
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+        **options,
+    )
+    trainer.fit()
+    trainer.close()
+    return history.get_timeseries("lr-SGD/group0")["lr-SGD/group0"]
+
+
+class TestPlotSchedule:
+    @pytest.mark.parametrize("ratio", [1.0, 0.5])
+    def test_is_what_a_training_has(self, ratio):
+        """Every batch of a real training has the rate that is drawn, and the last lasts to the end."""
+        schedule = CosineAnnealingWithWarmupScheduler("3ba", t_max="3ep", alpha_f=0.1)
+
+        axes = plot_schedule(schedule, "4ep", batches_in_epoch=5, scale_schedule_ratio=ratio, base_lr=0.2)
+
+        trained = rates_of_a_run(lambda _: schedule, "4ep", 5, 0.2, scale_schedule_ratio=ratio)
+        ((where, rates),) = drawn(axes).values()
+        assert rates == pytest.approx([*trained, trained[-1]])
+        assert where == pytest.approx([place / 5 for place in range(len(trained) + 1)])
+
+    @pytest.mark.parametrize("every_batch", [False, True])
+    def test_torchs_own(self, every_batch):
+        """A function that makes one of torch's is drawn as the trainer steps it."""
+
+        def make(optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+        axes = plot_schedule(make, "4ep", batches_in_epoch=3, base_lr=0.2, step_schedulers_every_batch=every_batch)
+
+        trained = rates_of_a_run(make, "4ep", 3, 0.2, step_schedulers_every_batch=every_batch)
+        _, rates = drawn(axes)["make"]
+        assert rates[:-1] == pytest.approx(trained)
+
+    @pytest.mark.parametrize(
+        ("unit", "step"), [("ba", 1), ("sp", 1), ("tok", 1), ("ep", 1), ("iter", 1), ("sec", 100 / 99)]
+    )
+    def test_in_any_unit(self, unit, step):
+        """A run of 100 of anything falls by a hundredth with each."""
+        axes = plot_schedule(LinearScheduler(), f"100{unit}", num_points=100)
+
+        ((where, rates),) = drawn(axes).values()
+        assert where[:-1] == pytest.approx([step * place for place in range(100)])
+        assert rates[:-1] == pytest.approx([1 - x / 100 for x in where[:-1]])
+        assert axes.get_xlim() == (0, 100)
+
+    def test_several_by_label(self):
+        """Each has a line and its name in the legend."""
+        schedules = {"warm": CosineAnnealingWithWarmupScheduler("2ba"), "line": LinearScheduler()}
+
+        axes = plot_schedule(schedules, "10ba")
+
+        assert list(drawn(axes)) == ["warm", "line"]
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["warm", "line"]
+
+    def test_names_of_their_own(self):
+        """Without labels they are named by what makes them different; functions by their names."""
+
+        def half(state, ssr=1.0):
+            return 0.5
+
+        schedules = [MultiStepScheduler(["3ba", "8ba"]), StepScheduler("3ba", gamma=0.5), LinearScheduler(), half, half]
+
+        axes = plot_schedule(schedules, "10ba")
+
+        assert list(drawn(axes)) == [
+            "MultiStep(milestones=[3ba, 8ba])",
+            "StepScheduler(step_size=3ba, gamma=0.5)".replace("Scheduler", ""),
+            "Linear()",
+            "half",
+            "half (5)",
+        ]
+        assert drawn(axes)["half"][1] == [0.5] * 11
+
+    def test_a_long_run_is_drawn_at_some_batches(self):
+        """Not more points than asked for, the first and the last batch among them, each with its own rate."""
+        axes = plot_schedule(LinearScheduler(), "100000ba", num_points=7)
+
+        ((where, rates),) = drawn(axes).values()
+        assert (where[0], where[-2], where[-1], len(where)) == (0, 99_999, 100_000, 8)
+        assert rates[:-1] == pytest.approx([1 - batch / 100_000 for batch in where[:-1]])
+
+    def test_into_given_axes(self, tmp_path):
+        """It draws where it is told to, and the picture is one."""
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots()
+
+        assert plot_schedule(LinearScheduler(), "10ep", ax=axes) is axes
+        figure.savefig(tmp_path / "schedule.png")
+        picture = pyplot.imread(tmp_path / "schedule.png")
+        assert len({tuple(pixel) for row in picture for pixel in row.tolist()}) > 10
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs", "learning rate")
+
+    def test_an_epoch_of_unknown_length_is_whole(self):
+        """Without batches_in_epoch a run in epochs moves at their ends."""
+        axes = plot_schedule(LinearScheduler(), "4ep")
+
+        assert drawn(axes)["Linear()"] == ([0, 1, 2, 3, 4], [1.0, 0.75, 0.5, 0.25, 0.25])
+
+    def test_stairs_where_they_can_be_seen(self):
+        """Few batches are drawn as stairs, many as a curve."""
+        few, many = plot_schedule(LinearScheduler(), "10ba"), plot_schedule(LinearScheduler(), "500ba")
+
+        assert [axes.get_lines()[0].get_drawstyle() for axes in (few, many)] == ["steps-post", "default"]
+
+    def test_does_not_touch_a_state(self):
+        """A schedule that draws on the state sees one of its own."""
+        seen = []
+        plot_schedule(lambda state, ssr=1.0: seen.append(state) or 1.0, "3ba")
+
+        assert all(isinstance(state, State) and state.model is None for state in seen)
+        assert math.isclose(float(seen[-1].timestamp.batch), 2)
+
+    @pytest.mark.parametrize(
+        ("arguments", "options", "error", "message"),
+        [
+            (([], "4ep"), {}, ValueError, "schedulers must be at least one schedule, got none"),
+            ((0.5, "4ep"), {}, TypeError, r"schedulers must be functions f\(state, ssr\).*got 0\.5"),
+            ((torch.optim.lr_scheduler.StepLR, "4ep"), {}, TypeError, "Write lambda optimizer"),
+            ((LinearScheduler(), "0ep"), {}, ValueError, "max_duration must be a length of time"),
+            ((LinearScheduler(), "1dur"), {}, ValueError, "max_duration must be a length of time"),
+            ((LinearScheduler(), "4ep"), {"batches_in_epoch": 0}, ValueError, "batches_in_epoch must be at least 1"),
+            ((LinearScheduler(), "4ep"), {"num_points": 1}, ValueError, "num_points must be at least 2"),
+            ((LinearScheduler(), "4ep"), {"scale_schedule_ratio": 0}, ValueError, "scale_schedule_ratio must be more"),
+            ((StepScheduler("5ba"), "4ep"), {}, ValueError, "step_size=5ba cannot be drawn over 4ep.*batches_in_epoch"),
+            ((ExponentialScheduler(0.9), "40ba"), {}, ValueError, "decay_period=1ep cannot be drawn over 40ba"),
+            ((MultiStepScheduler(["1ep", "9sp"]), "4ep"), {}, ValueError, "milestones=9sp cannot be drawn"),
+            ((StepScheduler("9sp"), "4ep"), {"batches_in_epoch": 5}, ValueError, "step_size=9sp cannot be drawn"),
+            (
+                (lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2), "4ba"),
+                {},
+                ValueError,
+                "one of torch's.*in a run of 4ba it is not known when it steps",
+            ),
+        ],
+    )
+    def test_what_cannot_be_drawn(self, arguments, options, error, message):
+        """It says what is wrong, by name."""
+        with pytest.raises(error, match=message):
+            plot_schedule(*arguments, **options)
+
+    def test_without_matplotlib(self, monkeypatch):
+        """Where it is not installed, the error says how to install it."""
+        original = builtins.__import__
+
+        def refuse(name, *arguments, **options):
+            if name.startswith("matplotlib"):
+                raise ModuleNotFoundError(f"No module named {name!r}")
+            return original(name, *arguments, **options)
+
+        monkeypatch.setattr(builtins, "__import__", refuse)
+
+        with pytest.raises(ModuleNotFoundError, match="draws with matplotlib: pip install matplotlib"):
+            plot_schedule(LinearScheduler(), "4ep")
