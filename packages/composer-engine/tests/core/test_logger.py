@@ -1,11 +1,16 @@
 """The logger and its destinations."""
 
+import datetime as dt
+import re
 import warnings
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from composer.core import Logger, LoggerDestination, State, Timestamp, Trace
-from composer.core.logger import format_metric_value
+from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
+from composer.core.logger import format_metric_value, keep, to_interval
 
 
 class Memory(LoggerDestination):
@@ -158,3 +163,349 @@ def test_files_are_only_fetched_where_they_are_kept():
 def test_format_metric_value(value, text):
     """Numbers are shown with four digits."""
     assert format_metric_value(value) == text
+
+
+class Every(Memory):
+    """Keeps what it is given, every so often."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every = every
+
+    @property
+    def steps(self):
+        return [(metrics, step) for _, metrics, step in self.logged]
+
+
+def run_batches(state, logger, count, **options):
+    """Log each batch's number as a trainer does: the loss before the clock moves on, a speed after."""
+    for _ in range(count):
+        number = int(state.timestamp.batch)
+        logger.log_metrics({"loss": number})
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(**options)
+        logger.log_metrics({"speed": number + 1})
+
+
+class TestEvery:
+    @pytest.fixture
+    def state(self):
+        return State(model=None, max_duration="4ep")
+
+    def test_newest_values_when_a_multiple_has_passed(self, state):
+        """Of each name the newest value is handed over, with its own step, the lower step first."""
+        store = Every(Interval("3ba"))
+
+        run_batches(state, Logger(state, store), 7)
+
+        assert store.steps == [({"speed": 2, "loss": 2}, 2), ({"speed": 5, "loss": 5}, 5)]
+
+    def test_steps_come_in_ascending_order(self, state):
+        """A name that was logged rarely comes with its own, lower step, and first."""
+        store = Every("4ba")
+        logger = Logger(state, store)
+        logger.log_metrics({"rare": 0.5})
+
+        run_batches(state, logger, 4)
+        logger.deliver()
+
+        assert [step for _, step in store.steps] == [0, 3, 4]
+        assert store.steps[0][0] == {"rare": 0.5}
+
+    def test_nothing_waits_twice(self, state):
+        """What was handed over is not handed over again."""
+        store = Every("2ba")
+        logger = Logger(state, store)
+        logger.log_metrics({"once": 1})
+        run_batches(state, logger, 5)
+        logger.deliver()
+        logger.deliver()
+
+        assert sum("once" in metrics for metrics, _ in store.steps) == 1
+        assert [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics] == [1, 3, 4]
+
+    def test_the_rest_at_the_end(self, state):
+        """An interval of 0 keeps all back until deliver."""
+        store = Every("0ba")
+        logger = Logger(state, store)
+        run_batches(state, logger, 5)
+        before = list(store.logged)
+
+        logger.deliver()
+
+        assert before == []
+        assert store.steps == [({"loss": 4}, 4), ({"speed": 5}, 5)]
+
+    @pytest.mark.parametrize(
+        ("every", "batches_between"), [("8sp", 2), ("0.25dur", 5), ("0.1dur", 2), (1, 5), ("2ep", 10), ("6sec", 3)]
+    )
+    def test_units(self, state, every, batches_between):
+        """Samples, fractions of the training, epochs and seconds count; 4 epochs have 20 batches."""
+        store = Every(Interval(every))
+        logger = Logger(state, store)
+        state.set_dataloader(None, "train", 5)
+
+        for _ in range(4):
+            run_batches(state, logger, 5, samples=4, duration=dt.timedelta(seconds=2))
+            state.timestamp = state.timestamp.to_next_epoch()
+        logger.log_metrics({"end": 1})
+
+        losses = [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics]
+        assert losses == list(range(batches_between - 1, 20, batches_between))[: len(losses)]
+        assert len(losses) == 20 // batches_between
+
+    def test_an_evaluation_does_not_change_the_interval(self, state):
+        """While another loader is in use, a fraction of an epoch is not counted by its length."""
+        training, evaluation = [1] * 10, [1]
+        store = Every("0.125dur")
+        logger = Logger(state, store)
+        state.train_dataloader = training
+        state.set_dataloader(training, "train", 10)
+        run_batches(state, logger, 3)
+        state.set_dataloader(evaluation, "eval", 1)
+        logger.log_metrics({"metrics/eval/x": 1})
+        state.set_dataloader(training, "train", 10)
+
+        run_batches(state, logger, 2)
+        logger.log_metrics({"more": 1})
+
+        assert [metrics.get("loss") for metrics, _ in store.steps if "loss" in metrics] == [4]
+
+    def test_tensors_wait_as_they_were(self, state):
+        """A tensor that is changed in place while it waits is handed over as it was logged."""
+        store = Every("0ba")
+        logger = Logger(state, store)
+        vector, number = torch.ones(2), torch.tensor(1.0)
+        logger.log_metrics({"vector": vector, "number": number})
+
+        vector.zero_(), number.zero_()
+        logger.deliver()
+
+        assert store.steps[0][0]["vector"].tolist() == [1.0, 1.0]
+        assert float(store.steps[0][0]["number"]) == 1.0
+
+    def test_only_metrics_wait(self, state):
+        """Settings, tables, images, traces and files go through at once."""
+        store = Every("0ba")
+        logger = Logger(state, store)
+
+        logger.log_hyperparameters({"lr": 0.1})
+        logger.log_table(["a"], [[1]])
+        logger.log_images("pixels")
+        logger.log_traces({"t": Trace("A")})
+        logger.upload_file("there", "here")
+
+        assert [entry[0] for entry in store.logged] == ["hyperparameters", "table", "images", "traces", "file"]
+
+    def test_others_get_everything(self, state):
+        """A destination without an interval beside one with it sees each call."""
+        plain, store = Memory(), Every("10ba")
+
+        run_batches(state, Logger(state, [store, plain]), 5)
+
+        assert len(plain.logged) == 10
+        assert store.logged == []
+
+    def test_failure_is_reported_once(self, state):
+        """One that fails when it is given what waited is reported, and the others get theirs."""
+
+        class BrokenEvery(Broken):
+            every = Interval("1ba")
+
+        store = Every("1ba")
+        logger = Logger(state, [BrokenEvery(), store])
+
+        logger.log_metrics({"first": 1})
+        with pytest.warns(RuntimeWarning, match="BrokenEvery.log_metrics failed.*disk full") as caught:
+            run_batches(state, logger, 3)
+        logger.deliver()
+
+        assert len(caught) == 1
+        assert len(store.logged) > 2
+
+    def test_removed_destination_gets_what_waited(self, state):
+        """What was logged before a destination was taken off the list is not lost."""
+        store = Every("0ba")
+        logger = Logger(state, store)
+        logger.log_metrics({"loss": 1})
+
+        logger.destinations = []
+        logger.log_metrics({"loss": 2})
+        logger.deliver()
+
+        assert store.steps == [({"loss": 1}, 0)]
+
+    @pytest.mark.parametrize("wrong", ["10", "-1ba", "10apples", -1])
+    def test_no_length_of_time(self, wrong):
+        """What is no interval is refused where destinations convert it."""
+        with pytest.raises(
+            ValueError,
+            match=re.escape(
+                f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {wrong!r}"
+            ),
+        ):
+            to_interval(wrong)
+
+    def test_no_time_at_all(self):
+        """Something of another type is a TypeError."""
+        with pytest.raises(TypeError, match=r"every must be .* got 1\.5"):
+            to_interval(1.5)
+
+    @given(
+        every=st.integers(1, 9),
+        logged=st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60),
+    )
+    def test_law(self, every, logged):
+        """Whatever is logged: each name's last value arrives, steps ascend within a delivery, and none is made up."""
+        state, store = State(model=None), Every(Interval(f"{every}ba"))
+        logger = Logger(state, store)
+        sent = []
+        for number, (name, moves_on) in enumerate(logged):
+            sent.append((name, number, int(state.timestamp.batch)))
+            logger.log_metrics({name: number})
+            if moves_on:
+                state.timestamp = state.timestamp.to_next_batch()
+        logger.deliver()
+
+        received = [(name, value, step) for metrics, step in store.steps for name, value in metrics.items()]
+        last = {name: (name, value, step) for name, value, step in sent}
+        assert set(received) <= set(sent)
+        assert len(set(received)) == len(received)
+        assert set(last.values()) <= set(received)
+        for name in last:
+            values = [value for one, value, _ in received if one == name]
+            assert values == sorted(values)
+
+
+class Witness(Every):
+    """Says at each of some events what it has been given until then."""
+
+    def __init__(self):
+        super().__init__("0ba")
+        self.had = {}
+
+    def fit_end(self, state, logger):
+        self.had["fit_end"] = self.steps
+
+    def eval_after_all(self, state, logger):
+        self.had["eval_after_all"] = self.steps
+
+    def eval_standalone_end(self, state, logger):
+        self.had["eval_standalone_end"] = self.steps
+
+    def close(self, state, logger):
+        self.had["close"] = self.steps
+
+
+class TestDeliveryByTheEngine:
+    @pytest.fixture
+    def witness(self):
+        return Witness()
+
+    @pytest.fixture
+    def engine(self, state, witness):
+        class LogsAtTheEnd(Callback):
+            def fit_end(self, state, logger):
+                logger.log_metrics({"last": 1})
+
+            def close(self, state, logger):
+                logger.log_metrics({"very last": 1})
+
+        state.callbacks = LogsAtTheEnd()
+        return Engine(state, Logger(state, witness))
+
+    @pytest.fixture
+    def state(self):
+        return State(model=None)
+
+    @pytest.mark.parametrize("event", ["fit_end", "eval_standalone_end"])
+    def test_at_the_end(self, engine, witness, event):
+        """What waits is handed over before the destination's own hook, so that it can store it there."""
+        engine.logger.log_metrics({"loss": 1})
+
+        engine.run_event(event)
+
+        assert ({"loss": 1} | ({"last": 1} if event == "fit_end" else {}), 0) in witness.had[event]
+
+    def test_where_the_destination_has_no_hook(self, state):
+        """A destination without hooks is handed over to, too."""
+        store = Every("0ba")
+        engine = Engine(state, Logger(state, store))
+        engine.logger.log_metrics({"loss": 1})
+
+        engine.run_event("fit_end")
+
+        assert store.steps == [({"loss": 1}, 0)]
+
+    def test_not_after_an_evaluation_of_a_fit(self, engine, witness):
+        """An evaluation in a training does not break the interval."""
+        engine.logger.log_metrics({"loss": 1})
+
+        engine.run_event("eval_after_all")
+
+        assert witness.had["eval_after_all"] == []
+
+    def test_when_the_engine_is_closed(self, engine, witness):
+        """What callbacks log when they are closed arrives before the destination is."""
+        engine.logger.log_metrics({"loss": 1})
+
+        engine.close()
+
+        assert witness.had["close"] == [({"loss": 1, "very last": 1}, 0)]
+
+
+class Resumable(LoggerDestination):
+    """Has something to remember."""
+
+    def __init__(self, run_id=None):
+        self.run_id = run_id
+
+    def state_dict(self):
+        return {} if self.run_id is None else {"run_id": self.run_id}
+
+    def load_state_dict(self, state):
+        self.run_id = state["run_id"]
+
+
+class TestStateOfDestinations:
+    def test_by_name_of_the_class(self):
+        """Each destination gets back what it had; those of one class are told apart by their place."""
+        saved = Logger(State(model=None), [Resumable("a"), Memory(), Resumable("b")]).state_dict()
+        later = Logger(State(model=None), [Memory(), Resumable(), Resumable()])
+
+        later.load_state_dict(saved)
+
+        assert saved == {"Resumable": {"run_id": "a"}, "Resumable.1": {"run_id": "b"}}
+        assert [one.run_id for one in later.destinations[1:]] == ["a", "b"]
+
+    def test_destinations_may_come_and_go(self):
+        """A later run may log elsewhere."""
+        later = Logger(State(model=None), [Memory()])
+
+        later.load_state_dict({"Resumable": {"run_id": "a"}})
+
+        assert later.state_dict() == {}
+
+
+def test_report_failure_tells_each_method_once(logger, memory):
+    """A destination that stores later reports by itself; the warning points to its own line."""
+    with pytest.warns(RuntimeWarning, match="Memory.flush failed.*OSError: full") as caught:
+        logger.report_failure(memory, "flush", OSError("full"))
+    logger.report_failure(memory, "flush", OSError("full"))
+    with pytest.warns(RuntimeWarning, match="Memory.close failed"):
+        logger.report_failure(memory, "close", OSError("full"))
+
+    assert caught[0].filename == __file__
+
+
+def test_keep_does_not_wait_for_a_device():
+    """A number on the CPU is read; other tensors are copied, without their graph."""
+    vector = torch.ones(2, requires_grad=True)
+
+    kept = keep(vector)
+
+    assert keep(torch.tensor(3)) == 3
+    assert type(keep(torch.tensor(3))) is int
+    assert not kept.requires_grad
+    assert kept.data_ptr() != vector.data_ptr()
+    assert keep("text") == "text"

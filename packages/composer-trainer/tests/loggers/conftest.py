@@ -1,6 +1,10 @@
 """A loop of events, as the trainer runs it, around nothing that is learnt."""
 
 import datetime as dt
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,7 +21,12 @@ class Loop:
         self.state.set_dataloader(None, "train", batches)
         self.logger = Logger(self.state, destinations)
         self.engine = Engine(self.state, self.logger)
-        self.engine.run_event("init")
+        try:
+            for event in ("init", "before_load", "after_load"):
+                self.engine.run_event(event)
+        except Exception:
+            self.engine.close()
+            raise
 
     def fit(self, epochs=2, evaluate=False):
         self.engine.run_event("fit_start")
@@ -96,3 +105,73 @@ def unread():
 
     make.counter = Counted
     return make
+
+
+TRAINING = """
+import json, sys, warnings
+import torch
+from composer import Trainer
+from composer.core import Callback
+from composer.loggers import *
+from composer.models import ComposerClassifier
+
+warnings.simplefilter("error", RuntimeWarning)  # as a destination that fails is reported
+
+
+def make_trainer(*loggers, epochs=2, **options):
+    torch.manual_seed(1)
+    network = torch.nn.Linear(4, 3)
+    inputs = torch.randn(20, 4)
+    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
+    memory = InMemoryLogger()
+    trainer = Trainer(
+        model=ComposerClassifier(network, num_classes=3),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        max_duration=f"{epochs}ep",
+        progress_bar=False,
+        loggers=[*loggers, memory],
+        device="cpu",
+        precision="fp32",
+        seed=3,
+        run_name="the-run",
+        **options,
+    )
+    return trainer, memory
+
+
+def series(memory, name):
+    return [[int(clock.batch), value] for clock, value in memory.data[name]]
+
+
+def tell(**facts):
+    print("FACTS" + json.dumps(facts))
+
+
+"""
+
+
+@pytest.fixture(scope="session")
+def in_own_process():
+    """Return a function that runs a program in a process and a folder of its own, and returns what it told.
+
+    Products that change others when they are imported do so there. The program has ``make_trainer(*loggers)`` for a
+    training of two epochs of five batches, ``series(memory, name)`` for what was logged, and ``tell(**facts)``.
+    """
+
+    def run(program, folder, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINING + program],
+            cwd=folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
+        return json.loads(told[-1].removeprefix("FACTS"))
+
+    return run

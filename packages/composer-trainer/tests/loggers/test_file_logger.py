@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from composer.core import Event, Trace
-from composer.loggers import FileLogger
+from composer.loggers import FileLogger, ProgressBarLogger
 
 
 def lines(path):
@@ -228,7 +228,9 @@ class TestFileLogger:
         (tmp_path / "log.txt").rename(tmp_path / "kept.txt")
         (tmp_path / "log.txt").mkdir()
 
-        with pytest.warns(RuntimeWarning, match="FileLogger could not write to .* training goes on") as caught:
+        with pytest.warns(
+            RuntimeWarning, match=r"FileLogger\.flush failed .* training goes on\. The cause: IsADirectoryError"
+        ) as caught:
             [loop.batch() for _ in range(2)]
         (tmp_path / "log.txt").rmdir()
         loop.batch()
@@ -263,3 +265,138 @@ class TestFileLogger:
         opened = [link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
         assert "log.txt" not in opened
+
+    def test_every(self, make_loop, tmp_path):
+        """With an interval the newest values are written, with the batch that they belong to, also after an error."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), every="4ba"))
+        loop.fit()
+        loop.engine.close()
+
+        assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3, 5]
+
+    @pytest.mark.parametrize(("size", "writes_made"), [(0, 6), (1, 6), (150, 3), (10**6, 1)])
+    def test_buffer_size(self, make_loop, tmp_path, writes, size, writes_made):
+        """So many bytes are gathered before the system is called; only whole lines are handed over."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt"), buffer_size=size))
+        [loop.batch() for _ in range(6)]
+
+        loop.engine.close()
+
+        assert len(writes.contents) == writes_made
+        assert all(content.endswith(b"\n") for content in writes.contents)
+        assert len(lines(tmp_path / "log.txt")) == 6
+
+    def test_negative_buffer_size(self):
+        """A size is no negative number."""
+        with pytest.raises(ValueError, match="buffer_size must be a number of bytes, 0 or more, got -1"):
+            FileLogger(buffer_size=-1)
+
+
+class TestPrintedLines:
+    def test_both_streams(self, make_loop, tmp_path, capsys):
+        """What is printed is in the file with the clock, and on the screen."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        loop.batch()
+
+        print("to stdout")
+        print("to stderr", file=sys.stderr)
+        loop.engine.close()
+        print("afterwards")
+
+        assert lines(tmp_path / "log.txt")[1:] == [
+            {"epoch": 0, "batch": 1, "seconds": 0.5, "stdout": "to stdout"},
+            {"epoch": 0, "batch": 1, "seconds": 0.5, "stderr": "to stderr"},
+        ]
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err) == ("to stdout\nafterwards\n", "to stderr\n")
+
+    def test_not_wanted(self, make_loop, tmp_path):
+        """With False the streams are left alone."""
+        streams = sys.stdout, sys.stderr
+
+        make_loop(FileLogger(str(tmp_path / "log.txt"), capture_stdout=False, capture_stderr=False))
+
+        assert (sys.stdout, sys.stderr) == streams
+
+    def test_streams_are_given_back(self, make_loop, tmp_path):
+        """When the run is closed, here because the file could not be made, the streams are what they were."""
+        streams = sys.stdout, sys.stderr
+        (tmp_path / "log.txt").write_text("precious")
+
+        with pytest.raises(FileExistsError):
+            make_loop(FileLogger(str(tmp_path / "log.txt")))
+        assert (sys.stdout, sys.stderr) == streams
+
+    def test_error_in_training(self, make_loop, tmp_path):
+        """After an error the lines before it are in the file."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
+        print("before the error")
+
+        loop.engine.close()
+
+        assert lines(tmp_path / "log.txt")[0]["stdout"] == "before the error"
+
+    def test_a_progress_bar(self, make_loop, tmp_path, capsys):
+        """Of a bar its last drawing is in the file."""
+        loop = make_loop(FileLogger(str(tmp_path / "log.txt")), ProgressBarLogger("stderr"))
+        loop.fit()
+        loop.engine.close()
+
+        drawn = [line["stderr"] for line in lines(tmp_path / "log.txt") if "stderr" in line]
+        assert len(drawn) == 1
+        assert "6/6" in drawn[0]
+
+
+class TestRemoteFile:
+    def test_without_a_logger_that_keeps_files(self, make_loop, tmp_path):
+        """A name elsewhere is of no use where nobody keeps files."""
+        with pytest.raises(ValueError, match=r"remote_file_name is 'a', but no logger of this run keeps files"):
+            make_loop(FileLogger(str(tmp_path / "log.txt"), "a"))
+
+    def test_unknown_placeholder(self):
+        """Its name is filled in as that of the file."""
+        with pytest.raises(ValueError, match=r"remote_file_name may have \{run_name\} and \{rank\}"):
+            FileLogger(remote_file_name="{epoch}")
+
+
+class TestSeveral:
+    def test_two_on_one_file(self, make_loop, tmp_path):
+        """Their lines would get mixed up, or the second would write over the first."""
+        loggers = [FileLogger(str(tmp_path / "log.txt"), overwrite=True) for _ in range(2)]
+
+        with pytest.raises(ValueError, match=r"log\.txt', which another FileLogger of this run writes to"):
+            make_loop(*loggers)
+
+    def test_two_files(self, make_loop, tmp_path):
+        """Two files have the same lines."""
+        loop = make_loop(FileLogger(str(tmp_path / "a")), FileLogger(str(tmp_path / "b")))
+        loop.fit().engine.close()
+
+        assert lines(tmp_path / "a") == lines(tmp_path / "b") != []
+
+
+class TestResuming:
+    def test_goes_on_in_the_file(self, make_loop, tmp_path):
+        """A run with the state of an earlier one adds to its file, whatever it would be called."""
+        first = FileLogger(str(tmp_path / "a"))
+        make_loop(first).fit().engine.close()
+        later = FileLogger(str(tmp_path / "b"))
+        later.load_state_dict(first.state_dict())
+
+        make_loop(later).fit().engine.close()
+
+        assert len(lines(tmp_path / "a")) == 12
+        assert not (tmp_path / "b").exists()
+
+    def test_file_that_is_gone(self, make_loop, tmp_path):
+        """Where the earlier file is not to be found, there is a new one."""
+        later = FileLogger(str(tmp_path / "b"))
+        later.load_state_dict({"path": str(tmp_path / "gone")})
+
+        make_loop(later).fit().engine.close()
+
+        assert len(lines(tmp_path / "b")) == 6
+
+    def test_nothing_to_remember_before_there_is_a_file(self):
+        """A logger that has written nothing has no state."""
+        assert FileLogger().state_dict() == {}

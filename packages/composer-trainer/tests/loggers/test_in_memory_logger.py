@@ -108,3 +108,93 @@ class TestInMemoryLogger:
 
         assert loss.requires_grad
         assert loss == 0.5
+
+    def test_every(self, make_loop):
+        """With an interval the newest value of each is kept, under the step that it belongs to."""
+        history = InMemoryLogger(every="2ba")
+
+        make_loop(history).fit()
+
+        assert [(int(clock.batch), value) for clock, value in history.data["loss/train/total"]] == [
+            (1, 1.0),
+            (3, 3.0),
+            (5, 5.0),
+        ]
+
+    def test_tensors_changed_in_place(self, make_loop):
+        """What is kept is what was logged, whatever becomes of the tensor."""
+        history, vector = InMemoryLogger(), torch.ones(2)
+        make_loop(history).logger.log_metrics({"x": vector})
+
+        vector.zero_()
+
+        assert history.data["x"][0][1] == [1.0, 1.0]
+
+    def test_images(self, make_loop):
+        """Images are kept with the clock, as bytes."""
+        history = InMemoryLogger()
+        loop = make_loop(history)
+        loop.batch()
+
+        loop.logger.log_images(torch.ones(2, 3, 4, 5), name="white")
+
+        ((clock, images),) = history.images["white"]
+        assert clock.batch == 1
+        assert [tuple(image.shape) for image in images] == [(4, 5, 3)] * 2
+        assert images[0].unique().tolist() == [255]
+
+
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+class TestPlot:
+    @pytest.fixture(autouse=True)
+    def no_window(self, monkeypatch):
+        """Draw without a screen, and leave no figure behind."""
+        matplotlib = pytest.importorskip("matplotlib")
+        matplotlib.use("agg")
+        yield
+        matplotlib.pyplot.close("all")
+
+    def test_a_metric(self, make_loop):
+        """The line goes through the values, at the batches that they belong to."""
+        history = InMemoryLogger()
+        make_loop(history).fit()
+
+        axes = history.plot("loss/train/total")
+
+        (line,) = axes.lines
+        assert line.get_xdata().tolist() == [0, 1, 2, 3, 4, 5]
+        assert line.get_ydata().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("batch", "loss/train/total")
+
+    def test_several_in_given_axes(self, make_loop, tmp_path):
+        """Several metrics have a legend; a picture can be stored; a single value is a point."""
+        import matplotlib.pyplot as plt
+
+        history = InMemoryLogger()
+        make_loop(history).fit(evaluate=True)
+        history.log_metrics({"once": 1.0})
+        figure, axes = plt.subplots()
+
+        returned = history.plot(["loss/train/total", "metrics/eval/Accuracy", "once"], ax=axes, x="total_wct")
+        figure.savefig(tmp_path / "picture.png")
+
+        assert returned is axes
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+            "loss/train/total",
+            "metrics/eval/Accuracy",
+            "once",
+        ]
+        assert axes.lines[0].get_xdata().tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+        assert axes.get_xlabel() == "seconds"
+        assert axes.lines[2].get_marker() == "o"
+        assert (tmp_path / "picture.png").stat().st_size > 1000
+
+    def test_unknown_names(self, make_loop):
+        """A metric that was not logged and a clock's part that does not exist are named."""
+        history = InMemoryLogger()
+        make_loop(history).fit()
+
+        with pytest.raises(ValueError, match="got 'loss'"):
+            history.plot("loss")
+        with pytest.raises(ValueError, match=r"x must be one of iteration, epoch, batch, .* got 'step'"):
+            history.plot("loss/train/total", x="step")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from composer.loggers.values import keep, read, show
+from composer.loggers.values import flat, keep, numbers_by_name, read, show
 
 
 class TestKeep:
@@ -67,3 +67,30 @@ class TestRead:
 def test_show_rounds_to_four_digits():
     """Text is for people."""
     assert show([("loss", torch.tensor(2 / 3)), ("lr", 1.25e-7), ("epoch", 3)]) == "loss=0.6667, lr=1.25e-07, epoch=3"
+
+
+class TestNumbersByName:
+    def test_waits_once_for_all(self, unread):
+        """The numbers of several dictionaries are read in one go."""
+        logged = [{"loss": unread(number), "batch": number} for number in range(9)]
+
+        assert numbers_by_name(logged) == [{"loss": float(number), "batch": number} for number in range(9)]
+        assert unread.counter.reads == 1
+
+    def test_only_numbers(self):
+        """Of tensors and lists each number has its place in its name; what is no number is left out."""
+        logged = [{"a": torch.tensor([[1, 2]]), "b": "text", "c": None, "d": [0.5], "e": True, "f": math.inf}]
+
+        assert numbers_by_name(logged) == [{"a/0/0": 1, "a/0/1": 2, "d/0": 0.5, "e": 1.0, "f": math.inf}]
+
+
+class TestFlat:
+    def test_names(self):
+        """Names of dictionaries in dictionaries are joined; empty ones are not lost."""
+        nested = {"a": {"b": {"c": 1}, "d": []}, "e": (1, {"f": 2}), 3: {}}
+
+        assert flat(nested) == {"a/b/c": 1, "a/d": [], "e/0": 1, "e/1/f": 2, "3": {}}
+
+    def test_separator(self):
+        """Another separator, where a product wants one."""
+        assert flat({"a": {"b": 1}}, ".") == {"a.b": 1}

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Logger", "LoggerDestination", "Trace", "keep", "to_interval"]
 
 
+_KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up is a third of a call
+
+
 @attrs.frozen
 class Trace:
     """What became of an algorithm at an event.
@@ -284,8 +287,9 @@ class Logger:
             waiting = self._waiting[id(destination)] = _Waiting(destination, clock, clock)
         elif waiting.is_due(self._state):
             self._hand_over(waiting)
+        newest = waiting.newest
         for name, value in metrics.items():
-            waiting.newest[name] = (step, keep(value))
+            newest[name] = (step, value if type(value) in _KEPT_AS_THEY_ARE else keep(value))
 
     def _hand_over(self, waiting: _Waiting) -> None:
         for step, metrics in waiting.take():
@@ -307,12 +311,20 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
 
     Raises:
         ValueError: It is no length of time.
+        TypeError: It is no time, text or whole number.
 
     Example:
         >>> to_interval("10ba"), to_interval(None)
         (Interval(every=Time(10, 'ba')), None)
     """
-    return every if every is None or isinstance(every, Interval) else Interval(every)
+    if every is None or isinstance(every, Interval):
+        return every
+    try:
+        return Interval(every)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {every!r}."
+        ) from error
 
 
 def keep(value: Any) -> Any:

@@ -1,16 +1,28 @@
-"""Where a run's metrics go: onto a bar, the console, into memory or a file."""
+"""Where a run's metrics go: onto a bar, the console, into memory, a file, or an experiment tracker."""
 
 from composer.core import Logger, LoggerDestination
+from composer.loggers.comet_ml_logger import CometMLLogger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.file_logger import FileLogger
 from composer.loggers.in_memory_logger import InMemoryLogger
+from composer.loggers.mlflow_logger import MLFlowLogger
+from composer.loggers.neptune_logger import NeptuneLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.slack_logger import SlackLogger
+from composer.loggers.tensorboard_logger import TensorboardLogger
+from composer.loggers.wandb_logger import WandBLogger
 
 __all__ = [
+    "CometMLLogger",
     "ConsoleLogger",
     "FileLogger",
     "InMemoryLogger",
     "Logger",
     "LoggerDestination",
+    "MLFlowLogger",
+    "NeptuneLogger",
     "ProgressBarLogger",
+    "SlackLogger",
+    "TensorboardLogger",
+    "WandBLogger",
 ]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import math
-import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.core import Logger, LoggerDestination, State, TimeUnit
+from composer.core import Interval, Logger, LoggerDestination, State, Time, TimeUnit
+from composer.core.logger import to_interval
+from composer.loggers.capture import CapturedStream
 from composer.loggers.values import keep, read
 
 if TYPE_CHECKING:
@@ -22,13 +24,14 @@ __all__ = ["FileLogger"]
 
 
 class FileLogger(LoggerDestination):
-    """Write what is logged as JSON, one object a line, with the clock.
+    """Write what is logged as JSON, one object a line, with the clock; and what the program prints.
 
     The lines look so::
 
         {"epoch": 0, "batch": 0, "seconds": 0.0, "hyperparameters": {"seed": 17}}
         {"epoch": 0, "batch": 0, "seconds": 0.0, "metrics": {"loss/train/total": 2.31, "lr-SGD/group0": 0.1}}
         {"epoch": 0, "batch": 100, "seconds": 1.2, "table": "samples", "columns": ["id"], "rows": [[7]]}
+        {"epoch": 0, "batch": 100, "seconds": 1.2, "stdout": "something that was printed"}
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
     each epoch, after evaluations and at the end, each line whole and by itself: when the process is killed, only one
@@ -36,15 +39,28 @@ class FileLogger(LoggerDestination):
     ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads. A file that cannot be written to, such as on
     a full disk, is reported once, and the run goes on.
 
+    The file is made at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
+    begins. A resumed run goes on in the file of the first.
+
     Args:
         filename: The file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are made.
-        flush_interval: Batches between two writings.
+        remote_file_name: What the file is called at the loggers that keep files, which are given it when the run is
+            closed; ``{run_name}`` and ``{rank}`` are filled in. It stays on this machine if None.
+        capture_stdout: Whether to write what is printed to ``sys.stdout``, from ``INIT`` until the run is closed. It is
+            shown all the same.
+        capture_stderr: The same of ``sys.stderr``. Of a progress bar the last drawing is written.
+        buffer_size: Bytes that are gathered before the system is called, as :func:`open` has it; with 0 or 1 each line
+            is handed over by itself.
         log_traces: Whether to write which algorithms ran, if the run logs that.
+        flush_interval: Batches between two writings.
         overwrite: Whether to write over a file that exists.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
 
     Raises:
-        ValueError: ``filename`` has another name in braces, or ``flush_interval`` is less than 1.
-        FileExistsError: At ``INIT``: the file exists, and ``overwrite`` is False.
+        ValueError: A name has something else in braces, or ``flush_interval`` or ``buffer_size`` is out of range. At
+            ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
+            logger keeps files.
+        FileExistsError: When the file is made: it exists, and ``overwrite`` is False.
 
     Example:
         >>> FileLogger("runs/{run_name}/metrics.jsonl", flush_interval=10).filename
@@ -54,28 +70,50 @@ class FileLogger(LoggerDestination):
     def __init__(
         self,
         filename: str = "{run_name}/logs-rank{rank}.txt",
+        remote_file_name: str | None = None,
         *,
-        flush_interval: int = 100,
+        capture_stdout: bool = True,
+        capture_stderr: bool = True,
+        buffer_size: int = 1,
         log_traces: bool = True,
+        flush_interval: int = 100,
         overwrite: bool = False,
+        every: Interval | Time | str | int | None = None,
     ) -> None:
         if flush_interval < 1:
             raise ValueError(f"flush_interval must be at least 1 batch, got {flush_interval}.")
-        self.filename = str(filename)
-        _filled_in(self.filename, run_name="run", rank=0)
-        self.flush_interval = flush_interval
+        if buffer_size < 0:
+            raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
+        self.filename, self.remote_file_name = str(filename), remote_file_name
+        _filled_in(self.filename, "filename", run_name="run", rank=0)
+        _filled_in(remote_file_name or "", "remote_file_name", run_name="run", rank=0)
+        self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
+        self.buffer_size, self.flush_interval = buffer_size, flush_interval
         self.should_log_traces = log_traces
         self.overwrite = overwrite
+        self.every = to_interval(every)
         self._path: Path | None = None
+        self._is_made = self._is_resumed = False
         self._state: State | None = None
+        self._logger: Logger | None = None
+        self._captured: list[CapturedStream] = []
         self._records: list[dict[str, Any]] = []
         self._batches = 0
-        self._has_failed = False
 
     @property
     def path(self) -> Path | None:
-        """The file; None before it was made."""
+        """The file; None before ``INIT``."""
         return self._path
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the file is."""
+        return {"path": str(self._path)} if self._is_made else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in a file, if it is there."""
+        path = Path(state["path"])
+        if path.exists():
+            self._path, self._is_resumed = path, True
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write settings as a line."""
@@ -97,20 +135,48 @@ class FileLogger(LoggerDestination):
         self._add(step, table=name, columns=list(columns), rows=[list(row) for row in rows])
 
     def init(self, state: State, logger: Logger) -> None:
+        """Begin to write down what is printed."""
+        self._state, self._logger = state, logger
+        path = Path(_filled_in(self.filename, "filename", run_name=state.run_name, rank=state.rank)).absolute()
+        for other in logger.destinations:
+            if other is not self and isinstance(other, FileLogger) and other.path == path:
+                raise ValueError(
+                    f"filename names {str(path)!r}, which another FileLogger of this run writes to: their lines would "
+                    "get mixed up. Choose another name."
+                )
+        if self.remote_file_name is not None and not logger.has_file_upload_destination():
+            raise ValueError(
+                f"remote_file_name is {self.remote_file_name!r}, but no logger of this run keeps files. Leave it out, "
+                "or add one that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
+            )
+        if not self._is_resumed:
+            self._path = path
+        if self.capture_stdout:
+            self._captured.append(CapturedStream("stdout", partial(self._add_printed, "stdout")))
+        if self.capture_stderr:
+            self._captured.append(CapturedStream("stderr", partial(self._add_printed, "stderr")))
+        for captured in self._captured:
+            captured.install()
+
+    def after_load(self, state: State, logger: Logger) -> None:
         """Make the file."""
-        del logger
-        self._state = state
-        path = Path(_filled_in(self.filename, run_name=state.run_name, rank=state.rank)).absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.open("wb" if self.overwrite else "xb").close()
-        except FileExistsError:
-            raise FileExistsError(
-                f"filename names {str(path)!r}, which exists. Say overwrite=True to write over it, choose another "
-                "name, or put {run_name} into it; with several processes put {rank} into it, too."
-            ) from None
-        self._path = path
-        self.flush()
+        del state, logger
+        self._make_file()
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Make the file, if it is not."""
+        del state, logger
+        self._make_file()
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Make the file, if it is not."""
+        del state, logger
+        self._make_file()
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Make the file, if it is not."""
+        del state, logger
+        self._make_file()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write what has been logged, every ``flush_interval`` batches."""
@@ -134,26 +200,58 @@ class FileLogger(LoggerDestination):
         del state, logger
         self.flush()
 
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Write what has been logged."""
+        del state, logger
+        self.flush()
+
     def predict_end(self, state: State, logger: Logger) -> None:
         """Write what has been logged."""
         del state, logger
         self.flush()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
+        """Write what has been logged, give the streams back, and give the file to the loggers that keep files."""
+        for captured in reversed(self._captured):
+            captured.remove()
+        self._captured = []
+        if self._records and self._path is not None and not self._path.exists():
+            self._make_file()
         self.flush()
+        if self.remote_file_name is not None and self._is_made:
+            name = _filled_in(self.remote_file_name, "remote_file_name", run_name=state.run_name, rank=state.rank)
+            logger.upload_file(name, str(self._path), overwrite=True)
 
     def flush(self) -> None:
         """Read the values that have been logged and write them to the file, once there is one."""
         self._batches = 0
-        if self._path is None or not self._records:
+        if not self._is_made or self._path is None or not self._records:
             return
         records, self._records = self._records, []
         try:
-            _append(self._path, map(_to_line, _with_numbers(records)))
-        except Exception as error:  # noqa: BLE001  (a full disk must not end the training)
-            self._report(error)
+            _append(self._path, map(_to_line, _with_numbers(records)), self.buffer_size)
+        except Exception as error:
+            if self._logger is None:
+                raise
+            self._logger.report_failure(self, "flush", error)
+
+    def _make_file(self) -> None:
+        if self._is_made or self._path is None:
+            return
+        if not self._is_resumed:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._path.open("wb" if self.overwrite else "xb").close()
+            except FileExistsError:
+                raise FileExistsError(
+                    f"filename names {str(self._path)!r}, which exists. Say overwrite=True to write over it, choose "
+                    "another name, or put {run_name} into it; with several processes put {rank} into it, too."
+                ) from None
+        self._is_made = True
+        self.flush()
+
+    def _add_printed(self, name: str, line: str) -> None:
+        self._add(None, **{name: line})
 
     def _add(self, step: int | None, **content: Any) -> None:
         self._records.append({**self._clock(step), **content})
@@ -168,34 +266,36 @@ class FileLogger(LoggerDestination):
             "seconds": now.count(TimeUnit.SECOND),
         }
 
-    def _report(self, error: Exception) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            warnings.warn(
-                f"FileLogger could not write to {str(self._path)!r} and lost what was to be written; training goes on. "
-                f"The cause: {type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
-
-def _filled_in(filename: str, *, run_name: str, rank: int) -> str:
+def _filled_in(name: str, parameter: str, *, run_name: str, rank: int) -> str:
     try:
-        return filename.format(run_name=run_name, rank=rank)
+        return name.format(run_name=run_name, rank=rank)
     except (KeyError, IndexError, ValueError):
         raise ValueError(
-            f"filename may have {{run_name}} and {{rank}} in it, nothing else in braces, got {filename!r}."
+            f"{parameter} may have {{run_name}} and {{rank}} in it, nothing else in braces, got {name!r}."
         ) from None
 
 
-def _append(path: Path, lines: Iterable[str]) -> None:
+def _append(path: Path, lines: Iterable[str], buffer_size: int) -> None:
     # Unbuffered and line by line: Linux may cut a long write off between two pages when the process is killed.
     with path.open("ab", buffering=0) as file:
-        for line in lines:
-            content, whole = line.encode(), file.tell()
+        for content in _gathered(lines, buffer_size):
+            whole = file.tell()
             if file.write(content) != len(content):
                 file.truncate(whole)
                 raise OSError(errno.ENOSPC, "there was no room for a whole line")
+
+
+def _gathered(lines: Iterable[str], size: int) -> Iterable[bytes]:
+    """Yield lines as bytes, several at once until they are ``size`` bytes."""
+    gathered = b""
+    for line in lines:
+        gathered += line.encode()
+        if len(gathered) >= size:
+            yield gathered
+            gathered = b""
+    if gathered:
+        yield gathered
 
 
 def _with_numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from composer.core import Logger, LoggerDestination, State, Timestamp, TimeUnit
+from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit
+from composer.core.logger import to_interval
+from composer.loggers.images import to_images
+from composer.loggers.products import import_product
 from composer.loggers.values import keep, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from matplotlib.axes import Axes
+
 __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
+_KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
 
 
 class InMemoryLogger(LoggerDestination):
@@ -22,9 +28,13 @@ class InMemoryLogger(LoggerDestination):
 
     Numbers that a device still computes are read together when someone asks for them, and at the end of each epoch.
 
+    Args:
+        every: How often metrics are kept: a time, a text or a number of epochs; each time if None.
+
     Attributes:
         hyperparameters: Settings by name.
         tables: Tables by name, each ``{"columns": […], "rows": [[…], …]}``.
+        images: Images by name, each time with the clock: a list of ``(H, W, C)`` tensors of bytes on the CPU.
 
     Example:
         >>> from composer.core import Engine
@@ -36,9 +46,11 @@ class InMemoryLogger(LoggerDestination):
         [0.5]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, every: Interval | Time | str | int | None = None) -> None:
+        self.every = to_interval(every)
         self.hyperparameters: dict[str, Any] = {}
         self.tables: dict[str, dict[str, list[Any]]] = {}
+        self.images: dict[str, list[tuple[Timestamp, list[Tensor]]]] = {}
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
         # As it was logged, not yet in `_data`: sorting it in at every step would cost more than storing it.
         self._records: list[tuple[Timestamp, dict[str, Any]]] = []
@@ -88,13 +100,46 @@ class InMemoryLogger(LoggerDestination):
             part: [clock[part] for clock in clocks] for part in clocks[0]
         }
 
+    def plot(self, metrics: str | Sequence[str], ax: Axes | None = None, x: str = "batch") -> Axes:
+        """Draw metrics as lines.
+
+        Args:
+            metrics: The name of one, or several.
+            ax: Where to; new axes if None.
+            x: The part of the clock to the right: ``"batch"``, ``"epoch"``, ``"sample"``, ``"total_wct"`` (seconds), …
+
+        Returns:
+            The axes; ``ax.figure.savefig("loss.png")`` stores the picture.
+
+        Raises:
+            ValueError: Nothing was logged under a name, or the clock has no such part.
+            ModuleNotFoundError: Matplotlib is not installed.
+        """
+        names = [metrics] if isinstance(metrics, str) else list(metrics)
+        series = {name: self.get_timeseries(name) for name in names}
+        parts = list(Timestamp().state_dict())
+        if x not in parts:
+            raise ValueError(f"x must be one of {', '.join(parts)}, got {x!r}.")
+        if ax is None:
+            ax = import_product("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
+        for name, columns in series.items():
+            # A single value would be a line of no length.
+            ax.plot(columns[x], columns[name], label=name, marker="o" if len(columns[x]) == 1 else None)
+        ax.set_xlabel("seconds" if x.endswith("_wct") else x)
+        ax.legend() if len(names) > 1 else ax.set_ylabel(names[0])
+        return ax
+
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Keep settings."""
         self.hyperparameters.update(hyperparameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
-        self._records.append((self._clock(step), {name: keep(value) for name, value in metrics.items()}))
+        record = dict(metrics)
+        for name, value in record.items():
+            if type(value) not in _KEPT_AS_THEY_ARE:
+                record[name] = keep(value)
+        self._records.append((self._clock(step), record))
         if len(self._records) - self._num_read >= _MOST_UNREAD:
             self._read()
 
@@ -104,6 +149,22 @@ class InMemoryLogger(LoggerDestination):
         """Keep a table; a later one of the same name takes its place."""
         del step
         self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows]}
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        *,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: Mapping[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Keep images, with the clock."""
+        del masks, mask_class_labels, use_table
+        kept = to_images(images, channels_last=channels_last)
+        self.images.setdefault(name, []).append((self._clock(step), kept))
 
     def init(self, state: State, logger: Logger) -> None:
         """Keep the run's clock at hand."""

@@ -55,9 +55,10 @@ class ProgressBarLogger(LoggerDestination):
         del step
         if self._is_evaluating:
             self._evaluation.update({name: value for name, value in metrics.items() if name.startswith("metrics/")})
-        elif "loss/train/total" in metrics:
-            loss = metrics["loss/train/total"]
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+        else:
+            loss = metrics.get("loss/train/total")
+            if loss is not None:
+                self._loss = loss.detach() if getattr(loss, "requires_grad", False) else loss
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Write above the bar which algorithms ran, if asked to."""

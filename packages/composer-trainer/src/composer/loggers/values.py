@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import torch
 from torch import Tensor
 
+from composer.core.logger import keep
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Stream", "check_stream", "keep", "open_stream", "read", "show"]
+__all__ = ["Number", "Stream", "check_stream", "flat", "keep", "numbers_by_name", "open_stream", "read", "show"]
+
+Number: TypeAlias = int | float
 
 Stream: TypeAlias = str | TextIO
 """``"stdout"``, ``"stderr"`` or an open text file."""
-
-
-def keep(value: Any) -> Any:
-    """Return a value as it is now, whatever later happens to its tensor in place; this does not wait for the device.
-
-    A number on the CPU is there to be read. One on another device is copied there, to be read later by :func:`read`.
-
-    Example:
-        >>> keep(torch.tensor(0.5)), keep(3)
-        (0.5, 3)
-    """
-    if not isinstance(value, Tensor):
-        return value
-    if value.is_cpu and value.numel() == 1:
-        return value.item()
-    return value.detach().clone()
 
 
 def read(values: Sequence[Any]) -> list[Any]:
@@ -53,6 +43,48 @@ def read(values: Sequence[Any]) -> list[Any]:
         for place, number in zip(places, stacked.tolist(), strict=True):
             numbers[place] = number
     return numbers
+
+
+def numbers_by_name(logged: Sequence[Mapping[str, Any]]) -> list[dict[str, Number]]:
+    """Return the numbers of several dictionaries, waiting once for each device and type of number.
+
+    Of a tensor of several numbers each gets a name of its own, by its place; what is no number is left out.
+
+    Example:
+        >>> numbers_by_name([{"loss": torch.tensor(0.5), "text": "none"}, {"recall": torch.tensor([0.25, 1.0])}])
+        [{'loss': 0.5}, {'recall/0': 0.25, 'recall/1': 1.0}]
+    """
+    values = iter(read([value for metrics in logged for value in metrics.values()]))
+    return [
+        {
+            name: _plain_number(value)
+            for name, value in flat(dict(zip(metrics, values, strict=False))).items()
+            if isinstance(value, Real)
+        }
+        for metrics in logged
+    ]
+
+
+def _plain_number(value: Any) -> Number:
+    return value if type(value) in {int, float} else float(value)
+
+
+def flat(nested: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+    """Return what is in dictionaries and lists in a dictionary and lists by one name each; empty ones stay.
+
+    Example:
+        >>> flat({"algorithms": {"MixUp": {"alpha": 0.2}}, "betas": [0.9, 0.99], "tags": []})
+        {'algorithms/MixUp/alpha': 0.2, 'betas/0': 0.9, 'betas/1': 0.99, 'tags': []}
+    """
+    flattened: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, (list, tuple)) and value:
+            value = dict(enumerate(value))  # noqa: PLW2901
+        if isinstance(value, Mapping) and value:
+            flattened |= {f"{name}{separator}{inner}": item for inner, item in flat(value, separator).items()}
+        else:
+            flattened[str(name)] = value
+    return flattened
 
 
 def show(names_and_values: Iterable[tuple[str, Any]]) -> str:

@@ -114,7 +114,7 @@ def versions() -> dict[str, str | None]:
         >>> versions()["torch"] == torch.__version__
         True
     """
-    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    cudnn: Any = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     return {
         "composer": _version("composer-trainer"),
         "torch": torch.__version__,

@@ -1,0 +1,119 @@
+"""Metrics, images, tables and settings for Comet."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from composer.loggers.products import import_product, require_product
+from composer.loggers.tracker_logger import Record, TrackerLogger
+from composer.loggers.values import flat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from composer.core import Interval, State, Time
+
+__all__ = ["CometMLLogger"]
+
+_OF_START = {"api_key", "workspace", "project_name", "experiment_key", "mode", "online"}
+
+
+class CometMLLogger(TrackerLogger):
+    """Log to Comet.
+
+    Without a network: ``exp_kwargs={"online": False, "offline_directory": "comet"}``; ``comet upload`` sends the
+    archive later. A resumed run goes on in the experiment of the first. Comet is imported when the experiment begins;
+    it then puts itself into libraries that it knows, unless ``exp_kwargs`` or its own settings say otherwise.
+
+    Args:
+        workspace: The workspace; the default one if None.
+        project_name: The project.
+        log_code: Whether Comet keeps the program's code.
+        log_graph: Whether Comet keeps the model's graph.
+        name: The experiment's name; that of this run if None.
+        rank_zero_only: Whether the first process of a distributed run logs, or all do, each an experiment of its own.
+        exp_kwargs: Further arguments of ``comet_ml.start`` and ``comet_ml.ExperimentConfig``.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
+            after evaluations.
+
+    Raises:
+        ModuleNotFoundError: comet_ml is not installed.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+
+    Attributes:
+        experiment: The experiment of Comet's; None before it has begun.
+
+    Example:
+        >>> CometMLLogger(project_name="digits", exp_kwargs={"online": False}).experiment is None
+        True
+    """
+
+    def __init__(
+        self,
+        workspace: str | None = None,
+        project_name: str | None = None,
+        log_code: bool = False,
+        log_graph: bool = False,
+        name: str | None = None,
+        rank_zero_only: bool = True,
+        exp_kwargs: dict[str, Any] | None = None,
+        *,
+        every: Interval | Time | str | int | None = None,
+        flush_interval: int = 100,
+    ) -> None:
+        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
+        require_product("comet_ml", "comet")
+        self.workspace, self.project_name, self.name = workspace, project_name, name
+        self.log_code, self.log_graph = log_code, log_graph
+        self.exp_kwargs = dict(exp_kwargs or {})
+        self.experiment: Any = None
+        self._key: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the experiment's key."""
+        return {} if self._key is None else {"experiment_key": self._key}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the experiment of a key."""
+        self._key = state["experiment_key"]
+
+    def open_run(self, state: State) -> None:
+        """Begin an experiment, or go on in one."""
+        comet = import_product("comet_ml", "comet")
+        rank = "" if self.rank_zero_only else f"-rank{state.rank}"
+        start = {"workspace": self.workspace, "project_name": self.project_name}
+        start |= {} if self._key is None else {"experiment_key": self._key, "mode": "get"}
+        config = {"log_code": self.log_code, "log_graph": self.log_graph, "name": (self.name or state.run_name) + rank}
+        for name, value in self.exp_kwargs.items():
+            (start if name in _OF_START else config)[name] = value
+        self.experiment = comet.start(**start, experiment_config=comet.ExperimentConfig(**config))
+        self._key = self.experiment.get_key()
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Write numbers."""
+        for record in records:
+            self.experiment.log_metrics(dict(record.metrics), step=record.step)
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write settings by flat names."""
+        self.experiment.log_parameters(flat(hyperparameters))
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        """Write a table as a file of comma-separated values."""
+        self.experiment.log_table(f"{name}_{step}.csv", [list(row) for row in rows], headers=list(columns))
+
+    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
+        """Write images."""
+        del details
+        for number, image in enumerate(images):
+            self.experiment.log_image(image.numpy(), name if len(images) == 1 else f"{name}_{number}", step=step)
+
+    def close_run(self) -> None:
+        """End the experiment."""
+        if sys.exception() is not None:
+            self.experiment.add_tag("failed")
+        self.experiment.end()

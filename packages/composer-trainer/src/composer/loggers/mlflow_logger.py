@@ -1,0 +1,297 @@
+"""Metrics, images, tables, settings and files for MLflow."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.loggers.products import import_product, require_product
+from composer.loggers.tracker_logger import Record, TrackerLogger
+from composer.loggers.values import Number, flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from composer.core import Interval, State, Time
+
+__all__ = ["MLFlowLogger"]
+
+_MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # what a server takes at once
+_LONGEST_PARAMETER = 6000
+
+
+class MLFlowLogger(TrackerLogger):
+    """Log to MLflow: to a server, or to a store on this machine (``tracking_uri="sqlite:///mlflow.db"``).
+
+    A resumed run goes on in the run of the first. Settings are the run's parameters, by flat names
+    (``algorithms/MixUp/alpha``); MLflow never changes one that it has, so those of a resumed run add to the first's.
+
+    Args:
+        experiment_name: The experiment; ``MLFLOW_EXPERIMENT_NAME`` or ``"my-mlflow-experiment"`` if None.
+        run_name: The run's name there; that of this run if None.
+        tags: Tags of the run.
+        tracking_uri: The server or store; what MLflow itself is set to if None.
+        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
+        flush_interval: Batches between two writings; they also come every ``logging_buffer_seconds``, at the end of
+            each epoch and after evaluations.
+        model_registry_prefix: What names of registered models begin with, ``"<catalog>.<schema>"``.
+        model_registry_uri: The registry of models; the tracking server if None.
+        synchronous: Whether to wait until MLflow has stored what is written, instead of letting its threads do it.
+        log_system_metrics: Whether MLflow measures the machine, every ten seconds; it needs psutil.
+        rename_metrics: What metrics are called there, by their name here.
+        ignore_metrics: Patterns of metrics to leave out, ``"time/*"``.
+        ignore_hyperparameters: Patterns of settings to leave out.
+        run_group: A tag that groups runs.
+        resume: Whether to go on in the latest run of the experiment that has this run's name, if there is one.
+        logging_buffer_seconds: Seconds between two writings.
+        log_duplicated_metric_every_n_steps: A metric that stays as it is is written only every so many steps.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+
+    Raises:
+        ModuleNotFoundError: MLflow is not installed.
+        ValueError: A number is out of range, or ``every`` no length of time.
+
+    Example:
+        >>> MLFlowLogger("digits", tracking_uri="sqlite:///mlflow.db").can_upload_files()
+        True
+    """
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        run_name: str | None = None,
+        tags: dict[str, Any] | None = None,
+        tracking_uri: str | os.PathLike[str] | None = None,
+        rank_zero_only: bool = True,
+        flush_interval: int = 10,
+        model_registry_prefix: str = "",
+        model_registry_uri: str | None = None,
+        synchronous: bool = False,
+        log_system_metrics: bool = True,
+        rename_metrics: dict[str, str] | None = None,
+        ignore_metrics: Sequence[str] | None = None,
+        ignore_hyperparameters: Sequence[str] | None = None,
+        run_group: str | None = None,
+        resume: bool = False,
+        logging_buffer_seconds: int = 10,
+        log_duplicated_metric_every_n_steps: int = 100,
+        *,
+        every: Interval | Time | str | int | None = None,
+    ) -> None:
+        super().__init__(
+            every=every,
+            flush_interval=flush_interval,
+            rank_zero_only=rank_zero_only,
+            seconds_between_flushes=logging_buffer_seconds,
+        )
+        if log_duplicated_metric_every_n_steps < 1:
+            raise ValueError(
+                "log_duplicated_metric_every_n_steps must be at least 1 step, "
+                f"got {log_duplicated_metric_every_n_steps}."
+            )
+        require_product("mlflow", "mlflow")
+        if log_system_metrics:
+            require_product("psutil", "mlflow")
+        self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
+        self.run_name, self.tags, self.run_group = run_name, dict(tags or {}), run_group
+        self.tracking_uri = None if tracking_uri is None else str(tracking_uri)
+        self.model_registry_prefix, self.model_registry_uri = model_registry_prefix, model_registry_uri
+        self.synchronous, self.log_system_metrics, self.resume = synchronous, log_system_metrics, resume
+        self.rename_metrics = dict(rename_metrics or {})
+        self.ignore_metrics, self.ignore_hyperparameters = (
+            list(ignore_metrics or ()),
+            list(ignore_hyperparameters or ()),
+        )
+        self.log_duplicated_metric_every_n_steps = log_duplicated_metric_every_n_steps
+        self.run_id: str | None = None
+        self._mlflow: Any = None
+        self._client: Any = None
+        self._monitor: Any = None
+        self._under_way: list[Any] = []
+        self._last: dict[str, tuple[int, Number]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id."""
+        return {} if self.run_id is None else {"run_id": self.run_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the run of an id."""
+        self.run_id = state["run_id"]
+
+    def open_run(self, state: State) -> None:
+        """Begin a run, or go on in one."""
+        self._mlflow = import_product("mlflow", "mlflow")
+        self._client = self._mlflow.MlflowClient(self.tracking_uri, self.model_registry_uri)
+        name = self.run_name or state.run_name
+        if not self.rank_zero_only:
+            name = f"{name}-rank{state.rank}"
+        experiment = self._experiment()
+        if self.run_id is None and self.resume:
+            self.run_id = self._latest_run(experiment, name)
+        if self.run_id is None:
+            group = {} if self.run_group is None else {"run_group": self.run_group}
+            tags = {"composer_run_name": name, **group, **self.tags}
+            self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+        if self.log_system_metrics:
+            self._monitor = self._system_monitor()
+            self._monitor.start()
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Write numbers."""
+        metrics = [
+            self._mlflow.entities.Metric(
+                self.rename_metrics.get(name, name), number, int(record.seconds * 1000), record.step
+            )
+            for record in records
+            for name, number in record.metrics.items()
+            if not _matches(name, self.ignore_metrics) and self._is_news(name, number, record.step)
+        ]
+        for part in _parts(metrics, _MOST_METRICS):
+            self._write_batch(metrics=part)
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write settings as parameters that the run does not have yet."""
+        known = self._client.get_run(self.run_id).data.params
+        parameters = [
+            self._mlflow.entities.Param(name, str(value)[:_LONGEST_PARAMETER])
+            for name, value in ((_allowed(name), value) for name, value in flat(hyperparameters).items())
+            if name not in known and not _matches(name, self.ignore_hyperparameters)
+        ]
+        for part in _parts(parameters, _MOST_PARAMETERS):
+            self._write_batch(params=part)
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        """Write a table as a file of JSON, which MLflow shows as a table."""
+        cells = [[cell if isinstance(cell, (bool, int, float, str)) else str(cell) for cell in row] for row in rows]
+        table = {"columns": list(columns), "data": cells}
+        self._client.log_dict(self.run_id, table, f"{_allowed(name)}_{step}.json")
+
+    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
+        """Write images."""
+        del details
+        for number, image in enumerate(images):
+            # MLflow tells the images of a key apart by their step and time alone.
+            key = _allowed(name) if len(images) == 1 else f"{_allowed(name)}/{number}"
+            self._client.log_image(self.run_id, image.numpy(), key=key, step=step, synchronous=True)
+
+    def can_upload_files(self) -> bool:
+        """Return True: MLflow keeps files."""
+        return True
+
+    def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Keep a file, or a folder, among the run's artifacts."""
+        folder, name = os.path.split(remote_file_name)
+        if not overwrite and name in {Path(one.path).name for one in self._client.list_artifacts(self.run_id, folder)}:
+            raise FileExistsError(f"The run has {remote_file_name!r} already; say overwrite=True to replace it.")
+        if file_path.name == name:
+            self._upload(file_path, folder)
+            return
+        with tempfile.TemporaryDirectory() as renamed:
+            copy = shutil.copytree if file_path.is_dir() else shutil.copy
+            self._upload(Path(copy(file_path, Path(renamed, name))), folder)
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        """Fetch a file, or a folder, that the run keeps.
+
+        Raises:
+            FileExistsError: ``destination`` exists, and ``overwrite`` is False.
+            RuntimeError: There is no run yet.
+        """
+        del progress_bar
+        if self.run_id is None:
+            raise RuntimeError("MLFlowLogger can fetch files of its run only once the run has begun.")
+        if Path(destination).exists() and not overwrite:
+            raise FileExistsError(f"destination {destination!r} exists; say overwrite=True to replace it.")
+        with tempfile.TemporaryDirectory() as folder:
+            fetched = Path(self._client.download_artifacts(self.run_id, remote_file_name, folder))
+            if fetched.is_dir():
+                shutil.copytree(fetched, destination, dirs_exist_ok=True)
+            else:
+                Path(destination).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(fetched, destination)
+
+    def register_model(self, model_uri: str, name: str, tags: dict[str, Any] | None = None) -> Any:
+        """Put a model that the run keeps into the registry of models, and return its version there.
+
+        Args:
+            model_uri: Where it is kept, ``"runs:/<run id>/model"``.
+            name: What it is called in the registry; ``model_registry_prefix`` is put before it.
+            tags: Tags of the version.
+        """
+        full = f"{self.model_registry_prefix}.{name}" if self.model_registry_prefix else name
+        if not any(one.name == full for one in self._client.search_registered_models()):
+            self._client.create_registered_model(full)
+        return self._client.create_model_version(full, model_uri, run_id=self.run_id, tags=tags)
+
+    def close_run(self) -> None:
+        """End the run; one that ends by an error is marked as failed."""
+        if self._monitor is not None:
+            self._monitor.finish()
+        error = sys.exception()
+        status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        try:
+            for operation in self._under_way:
+                operation.wait()
+        finally:
+            self._client.set_terminated(self.run_id, status)
+
+    def _experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self.experiment_name)
+        identity = self._client.create_experiment(self.experiment_name) if found is None else found.experiment_id
+        return str(identity)
+
+    def _latest_run(self, experiment: str, name: str) -> str | None:
+        wanted = f"tags.composer_run_name = '{name}'"
+        runs = self._client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"], max_results=1)
+        return runs[0].info.run_id if runs else None
+
+    def _system_monitor(self) -> Any:
+        module = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow")
+        return module.SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.tracking_uri)
+
+    def _is_news(self, name: str, number: Number, step: int) -> bool:
+        before = self._last.get(name)
+        if before is not None and before[1] == number and step - before[0] < self.log_duplicated_metric_every_n_steps:
+            return False
+        self._last[name] = step, number
+        return True
+
+    def _write_batch(self, **content: Any) -> None:
+        operation = self._client.log_batch(self.run_id, synchronous=self.synchronous, **content)
+        if operation is None:
+            return
+        # Those that are done tell here whether they failed.
+        self._under_way.append(operation)
+        done = [one for one in self._under_way if all(future.done() for future in one._operation_futures)]  # noqa: SLF001
+        self._under_way = [one for one in self._under_way if one not in done]
+        for one in done:
+            one.wait()
+
+    def _upload(self, path: Path, folder: str) -> None:
+        if path.is_dir():
+            self._client.log_artifacts(self.run_id, str(path), f"{folder}/{path.name}" if folder else path.name)
+        else:
+            self._client.log_artifact(self.run_id, str(path), folder or None)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _parts(items: Sequence[Any], length: int) -> list[Sequence[Any]]:
+    return [items[start : start + length] for start in range(0, len(items), length)]
+
+
+def _allowed(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_./ :" else "_" for letter in name)

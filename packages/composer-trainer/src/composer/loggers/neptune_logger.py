@@ -1,0 +1,142 @@
+"""Metrics, images, tables, settings and files for Neptune."""
+
+from __future__ import annotations
+
+import csv
+import io
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from composer.loggers.products import import_product, require_product
+from composer.loggers.tracker_logger import Record, TrackerLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from composer.core import Interval, State, Time
+
+__all__ = ["NeptuneLogger"]
+
+
+class NeptuneLogger(TrackerLogger):
+    """Log to Neptune.
+
+    Without a network: ``mode="offline"``; ``neptune sync`` uploads the run later. A resumed run goes on in the run of
+    the first, which it finds by the custom id that it gave it. Metrics are series in ``<base_namespace>/metrics``,
+    settings are in ``<base_namespace>/hyperparameters``.
+
+    Args:
+        project: The project, ``"<workspace>/<project>"``; ``NEPTUNE_PROJECT`` if None.
+        api_token: The token; ``NEPTUNE_API_TOKEN`` if None.
+        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
+        upload_checkpoints: Whether files that the run offers, such as checkpoints, are kept there.
+        base_namespace: The folder of the run that everything is in.
+        mode: How Neptune connects: ``"async"``, ``"sync"``, ``"offline"`` or ``"debug"``; ``NEPTUNE_MODE`` if None.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
+            after evaluations.
+        neptune_kwargs: Further arguments of ``neptune.init_run``.
+
+    Raises:
+        ModuleNotFoundError: neptune is not installed.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+
+    Attributes:
+        run: The run of Neptune's; None before it was begun.
+
+    Example:
+        >>> NeptuneLogger(mode="offline").base_namespace
+        'training'
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        api_token: str | None = None,
+        rank_zero_only: bool = True,
+        upload_checkpoints: bool = False,
+        base_namespace: str = "training",
+        mode: str | None = None,
+        every: Interval | Time | str | int | None = None,
+        flush_interval: int = 100,
+        **neptune_kwargs: Any,
+    ) -> None:
+        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
+        require_product("neptune", "neptune")
+        self.project, self.mode = project, mode
+        self._api_token = api_token
+        self.upload_checkpoints = upload_checkpoints
+        self.base_namespace = base_namespace
+        self.neptune_kwargs = neptune_kwargs
+        self.run: Any = None
+        self._custom_run_id: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's custom id."""
+        return {} if self._custom_run_id is None else {"custom_run_id": self._custom_run_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the run of a custom id."""
+        self._custom_run_id = state["custom_run_id"]
+
+    def open_run(self, state: State) -> None:
+        """Begin a run, or go on in one."""
+        neptune = import_product("neptune", "neptune")
+        rank = "" if self.rank_zero_only else f"-rank{state.rank}"
+        settings = {"project": self.project, "api_token": self._api_token, "mode": self.mode}
+        settings |= {"name": state.run_name + rank, **self.neptune_kwargs}
+        if "with_id" not in settings:
+            self._custom_run_id = settings["custom_run_id"] = (
+                self._custom_run_id or settings.get("custom_run_id") or str(uuid.uuid4())
+            )
+        self.run = neptune.init_run(**settings)
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Write numbers."""
+        for record in records:
+            for name, number in record.metrics.items():
+                self._place("metrics", name).append(number, step=record.step, timestamp=record.seconds)
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write settings."""
+        plain = import_product("neptune.utils", "neptune").stringify_unsupported(dict(hyperparameters))
+        self.run[f"{self.base_namespace}/hyperparameters"] = plain
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        """Write a table as a file of comma-separated values."""
+        text = io.StringIO()
+        csv.writer(text).writerows([columns, *rows])
+        types = import_product("neptune.types", "neptune")
+        self._place("tables", f"{name}_{step}").upload(types.File.from_content(text.getvalue(), extension="csv"))
+
+    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
+        """Write images as a series."""
+        del details
+        types = import_product("neptune.types", "neptune")
+        for number, image in enumerate(images):
+            place = self._place("images", name if len(images) == 1 else f"{name}/{number}")
+            place.append(types.File.as_image(image.numpy() / 255), step=step)
+
+    def can_upload_files(self) -> bool:
+        """Return whether files are kept."""
+        return self.upload_checkpoints
+
+    def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Keep a file, or each file of a folder; Neptune replaces one of the same name."""
+        del overwrite
+        if file_path.is_file():
+            self._place("files", remote_file_name).upload(str(file_path))
+            return
+        for file in sorted(path for path in file_path.rglob("*") if path.is_file()):
+            self._place("files", f"{remote_file_name}/{file.relative_to(file_path).as_posix()}").upload(str(file))
+
+    def close_run(self) -> None:
+        """End the run."""
+        self.run.stop()
+
+    def _place(self, kind: str, name: str) -> Any:
+        return self.run[f"{self.base_namespace}/{kind}/{name}"]

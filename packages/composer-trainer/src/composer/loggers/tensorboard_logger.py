@@ -1,0 +1,117 @@
+"""Metrics, images and settings for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.core import Interval, State, Time, TimeUnit
+from composer.loggers.products import require_product
+from composer.loggers.tracker_logger import Record, TrackerLogger
+from composer.loggers.values import flat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["TensorboardLogger"]
+
+
+class TensorboardLogger(TrackerLogger):
+    """Write metrics, images, tables and settings to files that TensorBoard reads: ``tensorboard --logdir <log_dir>``.
+
+    Each run has a folder of its name in ``log_dir``. A resumed run goes on in the folder of the first, where
+    TensorBoard leaves out what was logged after the checkpoint. Settings are on the page of hyperparameters, tables are
+    text.
+
+    Args:
+        log_dir: The folder with the runs; ``tensorboard_logs`` if None.
+        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
+            after evaluations.
+        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a folder of its own.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+
+    Raises:
+        ModuleNotFoundError: TensorBoard is not installed.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+
+    Example:
+        >>> TensorboardLogger("runs", every="10ba").log_dir
+        'runs'
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        flush_interval: int = 100,
+        rank_zero_only: bool = True,
+        *,
+        every: Interval | Time | str | int | None = None,
+    ) -> None:
+        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
+        require_product("tensorboard", "tensorboard")
+        self.log_dir = "tensorboard_logs" if log_dir is None else str(log_dir)
+        self._folder: str | None = None
+        self._is_resumed = False
+        self._writer: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's folder."""
+        return {} if self._folder is None else {"folder": self._folder}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the folder of an earlier run."""
+        self._folder, self._is_resumed = state["folder"], True
+
+    def open_run(self, state: State) -> None:
+        """Open the run's file of events."""
+        # torch's writer itself imports TensorBoard's parts.
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+        if self._folder is None:
+            rank = "" if self.rank_zero_only else f"rank{state.rank}"
+            self._folder = str(Path(self.log_dir, state.run_name, rank).absolute())
+        undone = int(state.timestamp.count(TimeUnit.BATCH)) if self._is_resumed else None
+        self._writer = SummaryWriter(self._folder, purge_step=undone)
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Write numbers as scalars."""
+        for record in records:
+            for name, number in record.metrics.items():
+                self._writer.add_scalar(name, number, record.step, walltime=record.seconds)
+        self._writer.flush()
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write settings to the page of hyperparameters."""
+        from torch.utils.tensorboard.summary import hparams  # noqa: PLC0415
+
+        plain = {
+            name: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in flat(hyperparameters).items()
+        }
+        # The writer's own add_hparams would open another file, in a folder named after the time.
+        for summary in hparams(plain, {}):  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)
+        self._writer.flush()
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        """Write a table as text."""
+        lines = [columns, ["---"] * len(columns), *rows]
+        cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+        self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
+
+    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
+        """Write images: side by side if they are of one size, else each by its number."""
+        del details
+        if len({image.shape for image in images}) == 1:
+            self._writer.add_images(name, torch.stack(list(images)), step, dataformats="NHWC")
+            return
+        for number, image in enumerate(images):
+            self._writer.add_image(f"{name}/{number}", image, step, dataformats="HWC")
+
+    def close_run(self) -> None:
+        """Close the file."""
+        self._writer.close()

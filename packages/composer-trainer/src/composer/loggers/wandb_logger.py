@@ -1,0 +1,168 @@
+"""Metrics, images, tables, settings and files for Weights & Biases."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from composer.loggers.images import to_masks
+from composer.loggers.products import import_product, require_product
+from composer.loggers.tracker_logger import Record, TrackerLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from composer.core import Interval, State, Time
+
+__all__ = ["WandBLogger"]
+
+
+class WandBLogger(TrackerLogger):
+    """Log to Weights & Biases.
+
+    Without a network: ``init_kwargs={"mode": "offline"}``, or set ``WANDB_MODE=offline``; ``wandb sync`` uploads the
+    run later. A resumed run goes on in the run of the first, and so does one in a run that was begun by ``wandb.init``.
+    Numbers of a step earlier than what was written already, as ``every`` may leave them, are shown at the latest step.
+
+    Args:
+        project: The project.
+        group: The group of runs that it belongs to.
+        name: The run's name there; that of this run if None.
+        entity: The user or team.
+        tags: Tags of the run.
+        log_artifacts: Whether files that the run offers, such as checkpoints, are kept there as artifacts.
+        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
+        init_kwargs: Further arguments of ``wandb.init``.
+        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
+            after evaluations.
+
+    Raises:
+        ModuleNotFoundError: wandb is not installed.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+
+    Attributes:
+        run: The run of wandb's; None before it was begun.
+
+    Example:
+        >>> WandBLogger("digits", init_kwargs={"mode": "offline"}).can_upload_files()
+        False
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        group: str | None = None,
+        name: str | None = None,
+        entity: str | None = None,
+        tags: Sequence[str] | None = None,
+        log_artifacts: bool = False,
+        rank_zero_only: bool = True,
+        init_kwargs: dict[str, Any] | None = None,
+        *,
+        every: Interval | Time | str | int | None = None,
+        flush_interval: int = 100,
+    ) -> None:
+        super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
+        require_product("wandb", "wandb")
+        self._wandb: Any = None
+        self.project, self.group, self.name, self.entity, self.tags = project, group, name, entity, tags
+        self.log_artifacts = log_artifacts
+        self.init_kwargs = dict(init_kwargs or {})
+        self.run: Any = None
+        self._run_id: str | None = None
+        self._is_ours = True
+        self._last_step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id."""
+        return {} if self._run_id is None else {"run_id": self._run_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the run of an id."""
+        self._run_id = state["run_id"]
+
+    def open_run(self, state: State) -> None:
+        """Begin a run, or go on in one."""
+        self._wandb = import_product("wandb", "wandb")
+        self._is_ours = self._wandb.run is None
+        if not self._is_ours:
+            self.run = self._wandb.run
+        else:
+            resumed = {} if self._run_id is None else {"id": self._run_id, "resume": "allow"}
+            rank = "" if self.rank_zero_only else f"-rank{state.rank}"
+            settings = {
+                "project": self.project,
+                "group": self.group or (None if self.rank_zero_only else state.run_name),
+                "name": (self.name or state.run_name) + rank,
+                "entity": self.entity,
+                "tags": self.tags,
+            }
+            self.run = self._wandb.init(**settings | resumed | self.init_kwargs)
+        self._run_id = self.run.id
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Write numbers."""
+        for record in records:
+            self._log(dict(record.metrics), record.step)
+
+    def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Write settings to the run's configuration."""
+        self.run.config.update(dict(hyperparameters), allow_val_change=True)
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        """Write a table."""
+        self.flush()
+        table = self._wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+        self._log({name: table}, step)
+
+    def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
+        """Write images, with their masks."""
+        self.flush()
+        masks = self._masks(len(images), details["masks"] or {}, details["mask_class_labels"])
+        shown = [self._wandb.Image(image.numpy(), masks=mask) for image, mask in zip(images, masks, strict=True)]
+        if details["use_table"]:
+            self._log({name: self._wandb.Table(columns=["Image"], data=[[image] for image in shown])}, step)
+        else:
+            self._log({name: shown}, step)
+
+    def can_upload_files(self) -> bool:
+        """Return whether files are kept as artifacts."""
+        return self.log_artifacts
+
+    def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Keep a file, or a folder, as an artifact; one of the same name gets a new version."""
+        del overwrite
+        kind = "file" if file_path.is_file() else "folder"
+        artifact = self._wandb.Artifact(name=_allowed(remote_file_name), type=kind)
+        artifact.add_file(str(file_path)) if file_path.is_file() else artifact.add_dir(str(file_path))
+        self.run.log_artifact(artifact)
+
+    def close_run(self) -> None:
+        """Finish the run, if it was begun here."""
+        if self._is_ours:
+            self.run.finish(exit_code=0 if sys.exception() is None else 1)
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        # Of a step before its latest wandb takes nothing any more.
+        self._last_step = max(step, self._last_step)
+        self.run.log(values, step=self._last_step)
+
+    def _masks(
+        self, count: int, masks: Mapping[str, Any], labels: Mapping[int, str] | None
+    ) -> list[dict[str, dict[str, Any]] | None]:
+        if not masks:
+            return [None] * count
+        named = {} if labels is None else {"class_labels": dict(labels)}
+        by_name = {name: to_masks(classes) for name, classes in masks.items()}
+        return [
+            {name: {"mask_data": classes[place].numpy(), **named} for name, classes in by_name.items()}
+            for place in range(count)
+        ]
+
+
+def _allowed(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

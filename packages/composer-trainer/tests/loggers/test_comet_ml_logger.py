@@ -1,0 +1,127 @@
+"""Experiments of Comet without a network, read back from their archives."""
+
+import json
+import zipfile
+
+import pytest
+
+from composer.core import Logger, State
+from composer.loggers import CometMLLogger
+
+PROGRAM = """
+import logging
+import torch
+
+logging.getLogger("comet_ml").setLevel(logging.ERROR)
+quiet = {"log_git_metadata": False, "log_env_details": False, "display_summary_level": 0, "auto_output_logging": False}
+offline = {"online": False, "offline_directory": "comet", **quiet}
+first = CometMLLogger(workspace="w", project_name="p", exp_kwargs=offline)
+loaded_late = "comet_ml" not in sys.modules
+trainer, memory = make_trainer(first)
+trainer.fit()
+trainer.logger.log_table(["id", "x"], [[1, 0.5]], name="best")
+trainer.logger.log_images(torch.rand(2, 3, 8, 8), name="pair")
+trainer.close()
+
+later = CometMLLogger(exp_kwargs=offline, every="0ba", name="its-own")
+later.load_state_dict(first.state_dict())
+again, _ = make_trainer(later, epochs=1)
+again.fit()
+try:
+    raise OSError("failed")
+except OSError:
+    again.close()
+
+tell(
+    losses=series(memory, "loss/train/total"),
+    key=first.state_dict()["experiment_key"],
+    later=later.state_dict()["experiment_key"],
+    loaded_late=loaded_late,
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("comet")
+
+
+@pytest.fixture(scope="module")
+def told(in_own_process, folder):
+    """Return what a program with two trainings told."""
+    return in_own_process(PROGRAM, folder, COMET_LOGGING_CONSOLE="ERROR")
+
+
+@pytest.fixture(scope="module")
+def archives(told, folder):
+    """Return the archives of the first and of the second training: name, messages, and what is said of the whole."""
+    found = []
+    for path in sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime):
+        with zipfile.ZipFile(path) as archive:
+            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
+            about = json.loads(archive.read("experiment.json"))
+            found.append((path.name, [message["payload"] for message in messages], about))
+    return found
+
+
+def metrics(payloads, name):
+    return [
+        [payload["metric"]["step"], payload["metric"]["metricValue"]]
+        for payload in payloads
+        if payload.get("metric", {}).get("metricName") == name
+    ]
+
+
+def test_every_loss_with_its_step(told, archives):
+    """Comet has the numbers that memory has."""
+    _, payloads, _ = archives[0]
+
+    assert metrics(payloads, "loss/train/total") == told["losses"]
+    assert [step for step, _ in metrics(payloads, "metrics/eval/MulticlassAccuracy")] == [5, 10]
+
+
+def test_settings_and_name(archives):
+    """Settings are parameters, and the experiment is called as the run."""
+    texts = json.dumps(archives[0][1])
+
+    assert '"max_duration"' in texts
+    assert '"the-run"' in texts
+
+
+def test_images_and_tables(archives):
+    """Images and tables are assets."""
+    _, payloads, _ = archives[0]
+    files = [payload["additional_params"] for payload in payloads if "additional_params" in payload]
+    names = {file.get("fileName") or file.get("figName") for file in files}
+
+    assert {"pair_0", "pair_1", "best_10.csv"} <= names
+
+
+def test_every_so_often(archives):
+    """Only the last numbers, where the rest was not asked for; nothing is lost by an error."""
+    _, payloads, about = archives[1]
+
+    assert [step for step, _ in metrics(payloads, "loss/train/total")] == [4]
+    assert about["tags"] == ["failed"]
+
+
+def test_goes_on_in_the_experiment(told, archives):
+    """With the state of an earlier one a later run writes to the same experiment."""
+    assert told["key"] == told["later"]
+    assert [name.partition("-")[0] for name, *_ in archives] == [told["key"]] * 2
+
+
+def test_imported_as_late_as_possible(told):
+    """Comet changes other libraries when it is imported: neither this package nor making a logger does that."""
+    assert told["loaded_late"]
+
+
+def test_other_processes_are_silent():
+    """A silent process begins no experiment."""
+    logger, state = CometMLLogger(), State(model=None, rank=1)
+    logger.init(state, Logger(state, logger))
+
+    logger.after_load(state, Logger(state))
+
+    assert logger.experiment is None
+    assert logger.state_dict() == {}

@@ -1,0 +1,73 @@
+"""Images of any kind become what every product can store."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.loggers.images import to_images, to_masks
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_last", "shapes"),
+    [
+        ((8, 6), False, [(8, 6, 1)]),
+        ((3, 8, 6), False, [(8, 6, 3)]),
+        ((1, 8, 6), False, [(8, 6, 1)]),
+        ((8, 6, 4), True, [(8, 6, 4)]),
+        ((2, 3, 8, 6), False, [(8, 6, 3)] * 2),
+        ((2, 8, 6, 3), True, [(8, 6, 3)] * 2),
+    ],
+)
+def test_shapes(shape, channels_last, shapes):
+    """Every way to write images ends as height, width, channels."""
+    images = to_images(torch.rand(shape), channels_last=channels_last)
+
+    assert [tuple(image.shape) for image in images] == shapes
+    assert all(image.dtype is torch.uint8 and image.is_contiguous() for image in images)
+
+
+def test_lists_and_arrays():
+    """Several of different sizes, also as arrays."""
+    images = to_images([torch.rand(3, 4, 5).numpy(), [torch.rand(2, 1, 6, 7)]])
+
+    assert [tuple(image.shape) for image in images] == [(4, 5, 3), (6, 7, 1), (6, 7, 1)]
+
+
+@given(st.lists(st.integers(0, 255), min_size=12, max_size=12))
+def test_bytes_stay_as_they_are(values):
+    """Bytes, and the same as floats from 0 to 1, are the same image."""
+    pixels = torch.tensor(values, dtype=torch.uint8).reshape(3, 2, 2)
+
+    (as_bytes,), (as_floats,) = to_images(pixels), to_images(pixels / 255)
+
+    assert torch.equal(as_bytes, pixels.permute(1, 2, 0))
+    assert torch.equal(as_floats, as_bytes)
+
+
+def test_normalized_images_are_stretched():
+    """Floats beyond 0 and 1 get the whole range from black to white."""
+    (image,) = to_images(torch.tensor([[-2.0, 0.0], [1.0, 2.0]]))
+
+    assert image.flatten().tolist() == [0, 128, 191, 255]
+
+
+def test_odd_numbers():
+    """What is no number is black, truth is white, and large whole numbers are white."""
+    assert to_images(torch.tensor([[float("nan"), 1.0]]))[0].flatten().tolist() == [0, 255]
+    assert to_images(torch.tensor([[True, False]]))[0].flatten().tolist() == [255, 0]
+    assert to_images(torch.tensor([[300, -5]]))[0].flatten().tolist() == [255, 0]
+    assert to_images(torch.full((2, 2), 5.0))[0].flatten().tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 6), (5, 8, 6), (7,), (1, 1, 1, 1, 1)])
+def test_what_is_no_image(shape):
+    """A shape that is no image is refused, with the shape."""
+    with pytest.raises(ValueError, match=r"images must be \(H, W\), \(C, H, W\) .* channels_last"):
+        to_images(torch.zeros(shape))
+
+
+def test_masks():
+    """A mask, or several, as a list."""
+    assert [tuple(mask.shape) for mask in to_masks(torch.zeros(2, 8, 6))] == [(8, 6)] * 2
+    assert [tuple(mask.shape) for mask in to_masks(torch.zeros(8, 6))] == [(8, 6)]

@@ -1,0 +1,221 @@
+"""Runs of MLflow in a store on this machine, read back by MLflow's own client."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from composer.core import Logger, State
+from composer.loggers import MLFlowLogger
+
+PROGRAM = """
+import torch
+from pathlib import Path
+from mlflow import MlflowClient
+
+URI = "sqlite:///mlflow.db"
+options = dict(experiment_name="digits", tracking_uri=URI, log_system_metrics=False,
+               ignore_hyperparameters=["rank_zero_seed"])
+first = MLFlowLogger(**options, tags={"who": "me"}, run_group="group", rename_metrics={"loss/train/total": "loss"},
+                     ignore_metrics=["time/*"])
+trainer, memory = make_trainer(first)
+trainer.fit()
+trainer.logger.log_table(["id", "x"], [[1, 0.5], [2, "text"]], name="best")
+trainer.logger.log_images(torch.ones(1, 3, 8, 8), name="white")
+trainer.logger.log_images(torch.rand(2, 3, 8, 8), name="pair")
+Path("file.txt").write_text("content")
+trainer.logger.upload_file("sub/renamed.txt", "file.txt")
+Path("folder").mkdir()
+Path("folder", "a.txt").write_text("a")
+trainer.logger.upload_file("checkpoints/folder", "folder")
+refused = []
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    trainer.logger.upload_file("sub/renamed.txt", "file.txt")
+    refused = [str(one.message) for one in caught]
+trainer.logger.upload_file("sub/renamed.txt", "file.txt", overwrite=True)
+first.download_file("sub/renamed.txt", "back/again.txt")
+first.download_file("checkpoints/folder", "back/folder")
+try:
+    first.download_file("sub/renamed.txt", "back/again.txt")
+except FileExistsError as error:
+    exists = str(error)
+version = first.register_model(f"runs:/{first.run_id}/sub", "net")
+trainer.close()
+
+resumed = MLFlowLogger(**options, synchronous=True)
+resumed.load_state_dict(first.state_dict())
+again, _ = make_trainer(resumed, epochs=1)
+again.close()
+
+by_name = MLFlowLogger(**options, resume=True)
+another, _ = make_trainer(by_name, epochs=1)
+another.close()
+
+other = MLFlowLogger(**options, run_name="other", log_duplicated_metric_every_n_steps=4)
+failing, _ = make_trainer(other, epochs=1)
+for step in range(10):
+    failing.logger.log_metrics({"constant": 7}, step=step)
+try:
+    raise OSError("failed")
+except OSError:
+    failing.close()
+
+interrupted = MLFlowLogger(**options, run_name="interrupted")
+stopped, _ = make_trainer(interrupted, epochs=1)
+try:
+    raise KeyboardInterrupt
+except KeyboardInterrupt:
+    stopped.close()
+
+with_system = MLFlowLogger(**options | {"log_system_metrics": True}, run_name="system")
+measured, _ = make_trainer(with_system, epochs=1)
+thread = with_system._monitor._process
+measuring = thread.is_alive()
+measured.close()
+
+client = MlflowClient(URI)
+run = client.get_run(first.run_id)
+tell(
+    history={name: [[one.step, one.value] for one in client.get_metric_history(first.run_id, name)]
+             for name in run.data.metrics},
+    losses=series(memory, "loss/train/total"),
+    accuracies=series(memory, "metrics/eval/MulticlassAccuracy"),
+    parameters=run.data.params,
+    tags=run.data.tags,
+    name=run.info.run_name,
+    status=run.info.status,
+    statuses={name: client.get_run(logger.run_id).info.status
+              for name, logger in [("other", other), ("interrupted", interrupted)]},
+    experiment=client.get_experiment(run.info.experiment_id).name,
+    files=sorted(str(path.relative_to(Path(run.info.artifact_uri))) for path in Path(run.info.artifact_uri).rglob("*")
+                 if path.is_file()),
+    table=client.download_artifacts(first.run_id, "best_10.json"),
+    fetched=[Path("back/again.txt").read_text(), Path("back/folder/a.txt").read_text()],
+    refused=refused,
+    exists=exists,
+    version=[version.name, str(version.version), version.run_id],
+    ids=[first.run_id, resumed.run_id, by_name.run_id],
+    constant=[one.step for one in client.get_metric_history(other.run_id, "constant")],
+    system=[measuring, thread.is_alive()],
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture(scope="module")
+def told(in_own_process, folder):
+    """Return what MLflow has of some runs."""
+    return in_own_process(PROGRAM, folder)
+
+
+class TestRun:
+    def test_every_loss_and_metric(self, told):
+        """MLflow has the numbers that memory has, at the same steps; a metric can be called otherwise."""
+        assert told["history"]["loss"] == told["losses"]
+        assert told["history"]["metrics/eval/MulticlassAccuracy"] == told["accuracies"]
+
+    def test_metrics_that_are_ignored(self, told):
+        """What matches a pattern is left out."""
+        assert [name for name in told["history"] if name.startswith("time/")] == []
+        assert "loss/train/total" not in told["history"]
+
+    def test_settings(self, told):
+        """Settings are parameters by flat names, without those that are ignored."""
+        assert told["parameters"]["max_duration"] == "2ep"
+        assert "rank_zero_seed" not in told["parameters"]
+
+    def test_names_and_tags(self, told):
+        """The run is where it was asked to be."""
+        assert (told["experiment"], told["name"], told["status"]) == ("digits", "the-run", "FINISHED")
+        assert (told["tags"]["who"], told["tags"]["run_group"]) == ("me", "group")
+
+    def test_how_it_ended(self, told):
+        """A run that ends by an error has failed, one that is interrupted was killed."""
+        assert told["statuses"] == {"other": "FAILED", "interrupted": "KILLED"}
+
+    def test_store_is_the_one_asked_for(self, told, folder):
+        """The numbers lie in the database itself."""
+        with sqlite3.connect(folder / "mlflow.db") as database:
+            (count,) = database.execute("select count(*) from metrics where key = 'loss'").fetchone()
+        database.close()
+
+        assert count == 10
+
+    def test_metric_that_stays_as_it_is(self, told):
+        """Of equal values every so many steps one is written."""
+        assert told["constant"] == [0, 4, 8]
+
+    def test_system_metrics(self, told):
+        """MLflow's own thread measures the machine as long as the run lasts."""
+        assert told["system"] == [True, False]
+
+
+class TestFiles:
+    def test_table(self, told):
+        """A table is JSON as MLflow shows it."""
+        assert json.loads(Path(told["table"]).read_text()) == {"columns": ["id", "x"], "data": [[1, 0.5], [2, "text"]]}
+
+    def test_images(self, told):
+        """Every image is a file, with its key and step."""
+        images = [name for name in told["files"] if name.startswith("images") and name.endswith(".png")]
+
+        assert sorted(name.split("+")[0] for name in images) == ["images/pair~0", "images/pair~1", "images/white"]
+        assert all("+step+10+" in name for name in images)
+
+    def test_files_and_folders_come_back(self, told):
+        """What was kept is there by the name it was given, and can be fetched."""
+        assert {"sub/renamed.txt", "checkpoints/folder/a.txt"} <= set(told["files"])
+        assert told["fetched"] == ["content", "a"]
+
+    def test_nothing_is_written_over_by_accident(self, told):
+        """Neither there nor here, unless it is asked for."""
+        assert len(told["refused"]) == 1
+        assert "MLFlowLogger.upload_file failed" in told["refused"][0]
+        assert "sub/renamed.txt" in told["refused"][0]
+        assert "overwrite=True" in told["exists"]
+
+    def test_register_model(self, told):
+        """A kept model gets a version in the registry."""
+        assert told["version"] == ["net", "1", told["ids"][0]]
+
+
+def test_goes_on_in_the_run(told):
+    """With the state of an earlier one, or by its name if asked to, a later run writes to the same run."""
+    assert len(set(told["ids"])) == 1
+
+
+def test_download_before_there_is_a_run():
+    """Without a run there are no files."""
+    with pytest.raises(RuntimeError, match="only once the run has begun"):
+        MLFlowLogger().download_file("a", "b")
+
+
+def test_number_out_of_range():
+    """An interval of no steps makes no sense."""
+    with pytest.raises(ValueError, match="log_duplicated_metric_every_n_steps must be at least 1 step, got 0"):
+        MLFlowLogger(log_duplicated_metric_every_n_steps=0)
+
+
+def test_experiment_of_the_environment(monkeypatch):
+    """The experiment's name can come from MLflow's own variable."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+
+    assert MLFlowLogger().experiment_name == "theirs"
+    assert MLFlowLogger("mine").experiment_name == "mine"
+
+
+def test_other_processes_do_not_even_import_it():
+    """A silent process begins no run."""
+    logger, state = MLFlowLogger(), State(model=None, rank=1)
+    logger.init(state, Logger(state, logger))
+
+    logger.after_load(state, Logger(state))
+
+    assert logger.run_id is None
+    assert logger.state_dict() == {}

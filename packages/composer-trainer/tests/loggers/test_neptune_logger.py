@@ -1,0 +1,125 @@
+"""Runs of Neptune without a network, read back from what it keeps for synchronizing."""
+
+import json
+
+import pytest
+
+from composer.core import Logger, State
+from composer.loggers import NeptuneLogger
+
+PROGRAM = """
+import logging
+import torch
+from pathlib import Path
+
+logging.getLogger("neptune").setLevel(logging.ERROR)
+quiet = {"capture_hardware_metrics": False, "capture_stdout": False, "capture_stderr": False, "git_ref": False}
+first = NeptuneLogger(mode="offline", upload_checkpoints=True, base_namespace="here", **quiet)
+trainer, memory = make_trainer(first)
+trainer.fit()
+trainer.logger.log_table(["id", "x"], [[1, 0.5]], name="best")
+trainer.logger.log_images(torch.rand(2, 3, 8, 8), name="pair")
+Path("folder").mkdir()
+Path("folder", "a.txt").write_text("a")
+trainer.logger.upload_file("checkpoints/ep1", "folder")
+trainer.logger.upload_file("notes", Path("folder", "a.txt"))
+trainer.close()
+
+later = NeptuneLogger(mode="offline", every="0ba", **quiet)
+later.load_state_dict(first.state_dict())
+again, _ = make_trainer(later, epochs=1)
+again.fit()
+again.close()
+
+tell(
+    losses=series(memory, "loss/train/total"),
+    ids=[first.state_dict(), later.state_dict()],
+    runs=[first.run._id, later.run._id],
+    uploads=[first.can_upload_files(), later.can_upload_files()],
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("neptune")
+
+
+@pytest.fixture(scope="module")
+def told(in_own_process, folder):
+    """Return what a program with two trainings told."""
+    return in_own_process(PROGRAM, folder)
+
+
+@pytest.fixture(scope="module")
+def operations(told, folder):
+    """Return what each of the two runs would send: the operations in its queue."""
+    found = []
+    for run in told["runs"]:
+        (queue,) = (folder / ".neptune" / "offline").glob(f"run__{run}__*")
+        text = "".join(path.read_text() for path in sorted(queue.glob("data-*.log")))
+        decoder, place, of_run = json.JSONDecoder(), 0, []
+        while place < len(text.rstrip()):
+            entry, place = decoder.raw_decode(text, place)
+            place += len(text[place:]) - len(text[place:].lstrip())
+            of_run.append(entry["obj"])
+        found.append(of_run)
+    return found
+
+
+def floats(operations, *path):
+    return [
+        [value["step"], value["value"]]
+        for operation in operations
+        if operation["path"] == list(path) and operation["type"] == "LogFloats"
+        for value in operation["values"]
+    ]
+
+
+def test_every_loss_with_its_step(told, operations):
+    """Neptune has the numbers that memory has, in the folder that was asked for."""
+    assert floats(operations[0], "here", "metrics", "loss", "train", "total") == told["losses"]
+
+
+def test_settings_and_name(operations):
+    """Settings are single values, and the run is called as ours."""
+    values = {tuple(one["path"]): one["value"] for one in operations[0] if "value" in one}
+
+    assert values["here", "hyperparameters", "max_duration"] == "2ep"
+    assert values["sys", "name"] == "the-run"
+
+
+def test_images_tables_and_files(operations):
+    """Images are series, tables and files are files."""
+    kinds = {tuple(one["path"]): one["type"] for one in operations[0]}
+
+    assert kinds["here", "images", "pair", "0"] == kinds["here", "images", "pair", "1"] == "LogImages"
+    assert kinds["here", "tables", "best_10"].startswith("UploadFile")
+    assert kinds["here", "files", "checkpoints", "ep1", "a.txt"].startswith("UploadFile")
+    assert kinds["here", "files", "notes"].startswith("UploadFile")
+
+
+def test_files_stay_here_by_default(told):
+    """Without upload_checkpoints nothing is uploaded."""
+    assert told["uploads"] == [True, False]
+
+
+def test_every_so_often(operations):
+    """Only the last numbers, where the rest was not asked for."""
+    assert [step for step, _ in floats(operations[1], "training", "metrics", "loss", "train", "total")] == [4]
+
+
+def test_goes_on_in_the_run(told):
+    """With the state of an earlier one a later run has its custom id, by which Neptune finds the run."""
+    assert told["ids"][0] == told["ids"][1] != {}
+
+
+def test_other_processes_are_silent():
+    """A silent process begins no run."""
+    logger, state = NeptuneLogger(mode="offline"), State(model=None, rank=1)
+    logger.init(state, Logger(state, logger))
+
+    logger.after_load(state, Logger(state))
+
+    assert logger.run is None
+    assert logger.state_dict() == {}

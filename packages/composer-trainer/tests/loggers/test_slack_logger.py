@@ -1,0 +1,247 @@
+"""Messages to Slack: a real client, and a small server on this machine that speaks as Slack does."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+import pytest
+import torch
+
+from composer import Trainer
+from composer.core import Interval
+from composer.loggers import SlackLogger
+from composer.models import ComposerClassifier
+
+
+class Slack(ThreadingHTTPServer):
+    """Takes chat.postMessage and remembers what came; answers the first messages by ``errors``."""
+
+    def __init__(self):
+        self.messages, self.errors = [], []
+        self.is_open = threading.Event()
+        self.is_open.set()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/api/"
+
+    @property
+    def texts(self):
+        return [message["text"] for message in self.messages]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.is_open.wait(30)
+        content = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        is_json = self.headers["Content-Type"].startswith("application/json")
+        message = json.loads(content) if is_json else {name: value[0] for name, value in parse_qs(content).items()}
+        message |= {"path": self.path, "authorization": self.headers["Authorization"]}
+        status, answer = self.server.errors.pop(0) if self.server.errors else (200, {"ok": True})
+        if answer["ok"]:
+            self.server.messages.append(message)
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if status == 429:
+            self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def slack():
+    """Return a server that runs until the test ends."""
+    server = Slack()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def make_logger(slack):
+    """Return a function that makes a logger which sends to the server."""
+
+    def make(include_keys=("loss/*",), **options):
+        return SlackLogger(
+            include_keys,
+            slack_logging_api_key="xoxb-secret",
+            channel_id="C42",
+            client_kwargs={"base_url": slack.url},
+            **options,
+        )
+
+    return make
+
+
+class TestMessages:
+    def test_a_real_training(self, slack, make_logger):
+        """The chosen numbers arrive in the channel, with the step, in order, by the token."""
+        network = torch.nn.Linear(4, 3)
+        data = [(torch.randn(4, 4), torch.randint(3, (4,))) for _ in range(5)]
+        with Trainer(
+            model=ComposerClassifier(network, num_classes=3),
+            train_dataloader=data,
+            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+            max_duration="1ep",
+            progress_bar=False,
+            loggers=make_logger(["loss/train/total", "max_duration"], log_interval="2ba"),
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+            loss = float(trainer.state.total_loss)
+
+        assert slack.texts[0] == "max_duration: 1ep"
+        assert [text.splitlines()[0] for text in slack.texts[1:]] == ["batch 1", "batch 3", "batch 4"]
+        assert slack.texts[-1] == f"batch 4\nloss/train/total: {loss:.4g}"
+        assert {(one["channel"], one["path"], one["authorization"]) for one in slack.messages} == {
+            ("C42", "/api/chat.postMessage", "Bearer xoxb-secret")
+        }
+
+    def test_long_messages_are_split(self, slack, make_logger, make_loop):
+        """No message has more names than allowed, and all names arrive."""
+        loop = make_loop(make_logger(["x*"], max_logs_per_message=2))
+
+        loop.logger.log_metrics({f"x{number}": number for number in range(5)})
+        loop.engine.close()
+
+        assert slack.texts == ["batch 0\nx0: 0\nx1: 1", "batch 0\nx2: 2\nx3: 3", "batch 0\nx4: 4"]
+
+    def test_own_format(self, slack, make_logger, make_loop):
+        """A function may make the text, or blocks as Slack has them."""
+
+        def as_blocks(data, step):
+            return [{"type": "section", "text": {"type": "mrkdwn", "text": f"*{step}* {data}"}}]
+
+        loop = make_loop(make_logger(formatter_func=as_blocks))
+        loop.batch()
+        loop.engine.close()
+
+        blocks = slack.messages[0]["blocks"]
+        blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
+        assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
+
+    def test_nothing_that_was_not_asked_for(self, slack, make_logger, make_loop):
+        """Metrics and settings that match no pattern are not sent, and no thread is started for them."""
+        logger = make_logger(["nothing"])
+        loop = make_loop(logger)
+        loop.logger.log_hyperparameters({"secret": 1})
+        loop.fit()
+        loop.engine.close()
+
+        assert slack.messages == []
+        assert "SlackLogger" not in [thread.name for thread in threading.enumerate()]
+
+    def test_first_process_sends(self, slack, make_logger, make_loop):
+        """Other processes are silent."""
+        loop = make_loop(make_logger(["*"]), rank=1)
+        loop.logger.log_hyperparameters({"a": 1})
+        loop.fit()
+        loop.engine.close()
+
+        assert slack.messages == []
+
+
+class TestFailures:
+    def test_training_does_not_wait(self, slack, make_logger, make_loop):
+        """While Slack does not answer, batches go on; what waited is sent afterwards."""
+        slack.is_open.clear()
+        loop = make_loop(make_logger())
+
+        loop.fit()
+        sent_before = len(slack.messages)
+        slack.is_open.set()
+        loop.engine.close()
+
+        assert sent_before == 0
+        assert len(slack.messages) == 6
+
+    def test_wrong_channel(self, slack, make_logger, make_loop):
+        """What Slack refuses is reported once, and later messages are sent."""
+        slack.errors = [(200, {"ok": False, "error": "channel_not_found"})] * 2
+        loop = make_loop(make_logger())
+
+        with pytest.warns(
+            RuntimeWarning, match=r"(?s)SlackLogger\.chat_postMessage failed .*channel_not_found"
+        ) as caught:
+            loop.fit().engine.close()
+
+        assert len(caught) == 1
+        assert len(slack.messages) == 4
+
+    def test_too_many_messages(self, slack, make_logger, make_loop):
+        """Where Slack asks to wait, the message is sent again."""
+        slack.errors = [(429, {"ok": False, "error": "ratelimited"})]
+        loop = make_loop(make_logger(log_interval="0ba"))
+
+        loop.fit().engine.close()
+
+        assert slack.texts == ["batch 5\nloss/train/total: 5"]
+
+    def test_nobody_answers(self, make_loop):
+        """Without a network the training goes on, too."""
+        logger = SlackLogger(
+            ["loss/*"],
+            log_interval="0ba",
+            slack_logging_api_key="x",
+            channel_id="C",
+            client_kwargs={"base_url": "http://127.0.0.1:9/", "timeout": 1},
+        )
+        loop = make_loop(logger)
+
+        with pytest.warns(RuntimeWarning, match="SlackLogger.chat_postMessage failed"):
+            loop.fit().engine.close()
+
+    def test_messages_that_never_go_out(self, slack, make_logger, make_loop, monkeypatch):
+        """Closing does not wait for ever."""
+        monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_SEND_THE_REST", 0.05)
+        slack.is_open.clear()
+        loop = make_loop(make_logger())
+        loop.fit()
+
+        with pytest.warns(RuntimeWarning, match="messages were still being sent"):
+            loop.engine.close()
+        slack.is_open.set()
+
+
+class TestSettings:
+    def test_from_the_environment(self, monkeypatch):
+        """Token and channel can be variables."""
+        monkeypatch.setenv("SLACK_LOGGING_API_KEY", "xoxb-1")
+        monkeypatch.setenv("SLACK_LOGGING_CHANNEL_ID", "C1")
+
+        assert SlackLogger(["a"]).channel_id == "C1"
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"slack_logging_api_key": None}, "slack_logging_api_key is missing.*SLACK_LOGGING_API_KEY"),
+            ({"channel_id": None}, "channel_id is missing.*SLACK_LOGGING_CHANNEL_ID"),
+            ({"include_keys": ()}, "include_keys is empty"),
+            ({"max_logs_per_message": 0}, "max_logs_per_message must be at least 1, got 0"),
+            ({"log_interval": "-1ba"}, "An interval must be 0"),
+        ],
+    )
+    def test_what_makes_no_sense(self, options, message, monkeypatch):
+        """Settings with which nothing could be sent are refused at once."""
+        monkeypatch.delenv("SLACK_LOGGING_API_KEY", raising=False)
+        monkeypatch.delenv("SLACK_LOGGING_CHANNEL_ID", raising=False)
+
+        with pytest.raises(ValueError, match=message):
+            SlackLogger(**{"include_keys": ["a"], "slack_logging_api_key": "x", "channel_id": "C"} | options)
+
+    def test_interval(self):
+        """The interval is how often the newest values are sent."""
+        logger = SlackLogger("loss/*", log_interval=2, slack_logging_api_key="x", channel_id="C")
+
+        assert logger.every == Interval("2ep")
+        assert logger.include_keys == ["loss/*"]

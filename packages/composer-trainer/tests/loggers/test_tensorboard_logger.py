@@ -1,0 +1,171 @@
+"""TensorBoard's files, read by TensorBoard."""
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from composer import Trainer
+from composer.core import State
+from composer.loggers import InMemoryLogger, TensorboardLogger
+from composer.models import ComposerClassifier
+
+
+def trained(*loggers, **options):
+    """Return a trainer that has trained two epochs of five batches, and is closed."""
+    torch.manual_seed(1)
+    network = torch.nn.Linear(4, 3)
+    inputs = torch.randn(20, 4)
+    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
+    with Trainer(
+        model=ComposerClassifier(network, num_classes=3),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        max_duration="2ep",
+        progress_bar=False,
+        loggers=loggers,
+        device="cpu",
+        seed=3,
+        run_name="the-run",
+        **options,
+    ) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def read(folder):
+    """Return what TensorBoard finds in a folder."""
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+def scalars(events, name):
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+class TestScalars:
+    def test_every_loss_and_metric(self, tmp_path):
+        """TensorBoard has the numbers that memory has, at the same steps and with the time they were logged."""
+        memory = InMemoryLogger()
+
+        trained(TensorboardLogger(str(tmp_path)), memory)
+
+        events = read(tmp_path / "the-run")
+        for name in ["loss/train/total", "metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"]:
+            expected = [(int(clock.batch), pytest.approx(value)) for clock, value in memory.data[name]]
+            assert scalars(events, name) == expected
+        times = [event.wall_time for event in events.Scalars("loss/train/total")]
+        assert times == sorted(times)
+        assert len(set(times)) == 10
+
+    def test_every(self, tmp_path):
+        """Every fourth batch, and the last."""
+        trained(TensorboardLogger(str(tmp_path), every="4ba"))
+
+        assert [step for step, _ in scalars(read(tmp_path / "the-run"), "loss/train/total")] == [3, 7, 9]
+
+    def test_readable_while_the_run_goes_on(self, make_loop, tmp_path):
+        """What was flushed is in the file, without closing it."""
+        loop = make_loop(TensorboardLogger(str(tmp_path), flush_interval=2), run_name="a")
+        loop.batch()
+        loop.batch()
+
+        assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0), (1, 1.0)]
+
+
+class TestOtherThings:
+    def test_settings_are_on_the_page_of_hyperparameters(self, tmp_path):
+        """Settings are what TensorBoard's own plugin reads, by flat names, in the one file of the run."""
+        logger = TensorboardLogger(str(tmp_path))
+        trained(logger)
+
+        metadata = read(tmp_path / "the-run").summary_metadata["_hparams_/session_start_info"]
+        content = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content)
+        values = content.session_start_info.hparams
+        assert values["rank_zero_seed"].number_value == 3
+        assert values["max_duration"].string_value == "2ep"
+        assert len(list(tmp_path.rglob("*tfevents*"))) == 1
+
+    def test_images(self, make_loop, tmp_path):
+        """Images of one size are shown together, others one by one; pixels stay what they are."""
+        loop = make_loop(TensorboardLogger(str(tmp_path)), run_name="a")
+        white = torch.ones(3, 8, 8)
+        loop.logger.log_images(torch.stack([white, white]), name="same", step=4)
+        loop.logger.log_images([white, torch.zeros(3, 4, 4)], name="different")
+        loop.engine.close()
+
+        events = read(tmp_path / "a")
+        shapes = {
+            tag: (image.step, image.height, image.width)
+            for tag in events.Tags()["images"]
+            for image in events.Images(tag)
+        }
+        assert shapes == {"same": (4, 8, 16), "different/0": (0, 8, 8), "different/1": (0, 4, 4)}
+
+    def test_table(self, make_loop, tmp_path):
+        """A table is text in TensorBoard's language, Markdown."""
+        loop = make_loop(TensorboardLogger(str(tmp_path)), run_name="a")
+        loop.logger.log_table(["id", "text"], [[1, "a|b"]], name="best", step=2)
+        loop.engine.close()
+
+        (event,) = read(tmp_path / "a").Tensors("best/text_summary")
+        assert event.tensor_proto.string_val[0].decode() == "| id | text |\n| --- | --- |\n| 1 | a\\|b |"
+
+
+class TestResuming:
+    def test_goes_on_in_the_folder(self, tmp_path):
+        """A run with the state of an earlier one writes to its folder, whatever its own name is."""
+        first = TensorboardLogger(str(tmp_path / "first"))
+        trained(first)
+        later = TensorboardLogger(str(tmp_path / "later"))
+        later.load_state_dict(first.state_dict())
+
+        trained(later)
+
+        assert not (tmp_path / "later").exists()
+        assert len(list((tmp_path / "first" / "the-run").iterdir())) == 2
+
+    def test_leaves_out_what_came_after_the_checkpoint(self, make_loop, tmp_path):
+        """Numbers that the first run logged beyond the clock of the resumed one are gone from the curves."""
+        first = TensorboardLogger(str(tmp_path))
+        loop = make_loop(first, run_name="a")
+        loop.fit(epochs=1)
+        loop.engine.close()
+        later = TensorboardLogger(str(tmp_path))
+        state = State(model=None, run_name="a")
+        later.load_state_dict(first.state_dict())
+        state.timestamp = state.timestamp.to_next_batch()
+
+        later.open_run(state)
+        later.close_run()
+
+        assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0)]
+
+    def test_nothing_to_remember_before_it_is_open(self):
+        """A logger that has written nothing has no state."""
+        assert TensorboardLogger().state_dict() == {}
+
+
+class TestProcesses:
+    def test_other_processes_are_silent(self, make_loop, tmp_path):
+        """By default the first process writes."""
+        make_loop(TensorboardLogger(str(tmp_path)), rank=1).fit()
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_all_processes(self, make_loop, tmp_path):
+        """If asked to, each writes to a folder of its own."""
+        make_loop(TensorboardLogger(str(tmp_path), rank_zero_only=False), rank=1, run_name="a").fit()
+
+        assert (5, 5.0) in scalars(read(tmp_path / "a" / "rank1"), "loss/train/total")
+
+
+def test_default_folder(make_loop, tmp_path, monkeypatch):
+    """Without a name the runs are in the folder tensorboard_logs."""
+    monkeypatch.chdir(tmp_path)
+
+    make_loop(TensorboardLogger(), run_name="a").fit()
+
+    assert len(list((tmp_path / "tensorboard_logs" / "a").iterdir())) == 1

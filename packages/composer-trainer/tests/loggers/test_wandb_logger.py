@@ -1,0 +1,268 @@
+"""Runs of Weights & Biases without a network, read back from their files."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+from composer import Trainer
+from composer.core import Interval
+from composer.loggers import InMemoryLogger, WandBLogger
+from composer.models import ComposerClassifier
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Let wandb print nothing, and connect to nothing."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+
+
+@pytest.fixture
+def make_logger(tmp_path):
+    """Return a function that makes a logger whose run is in the test's folder."""
+
+    def make(**options):
+        settings = wandb.Settings(x_disable_stats=True, x_disable_machine_info=True, disable_git=True, console="off")
+        init_kwargs = {"dir": str(tmp_path), "settings": settings, **options.pop("init_kwargs", {})}
+        return WandBLogger(project="tests", init_kwargs=init_kwargs, **options)
+
+    return make
+
+
+def contents(path):
+    """Return what a .wandb file holds: after its own 7 bytes it is a log of LevelDB's, in blocks of 32 KiB."""
+    content, place, parts, whole = path.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        parts += content[place + 7 : place + 7 + length]
+        if kind in {1, 4}:  # a whole one, or the last part of one
+            whole.append(parts)
+            parts = b""
+        place += 7 + length
+    return whole
+
+
+def records(folder):
+    """Return all records of the runs in a folder, the earliest run first; a run's process may still be writing them."""
+    paths = sorted(folder.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    until = time.monotonic() + 60
+    found = []
+    for path in paths:
+        while True:
+            of_run = [wandb_internal_pb2.Record.FromString(content) for content in contents(path)]
+            if of_run and of_run[-1].WhichOneof("record_type") == "exit":
+                break
+            assert time.monotonic() < until, f"{path} was never finished"
+            time.sleep(0.05)
+        found += of_run
+    return found
+
+
+def history(folder):
+    """Return the rows of the history as nested dictionaries."""
+    rows = []
+    for record in records(folder):
+        if record.WhichOneof("record_type") == "history":
+            rows.append({})
+            for item in record.history.item:
+                place = rows[-1]
+                *outer, last = item.nested_key or [item.key]
+                for name in outer:
+                    place = place.setdefault(name, {})
+                place[last] = json.loads(item.value_json)
+    return rows
+
+
+def runs(folder):
+    """Return the runs' own records."""
+    return [record.run for record in records(folder) if record.WhichOneof("record_type") == "run"]
+
+
+def config(folder):
+    """Return the configuration as it was last written."""
+    values = {}
+    for record in records(folder):
+        updates = record.config.update if record.WhichOneof("record_type") == "config" else record.run.config.update
+        values |= {update.key or update.nested_key[0]: json.loads(update.value_json) for update in updates}
+    return values
+
+
+def trained(*loggers):
+    """Train for two epochs of five batches, and close."""
+    torch.manual_seed(1)
+    network = torch.nn.Linear(4, 3)
+    inputs = torch.randn(20, 4)
+    data = [(batch, batch[:, :3].argmax(dim=1)) for batch in inputs.split(4)]
+    with Trainer(
+        model=ComposerClassifier(network, num_classes=3),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        max_duration="2ep",
+        progress_bar=False,
+        loggers=loggers,
+        device="cpu",
+        seed=3,
+        run_name="the-run",
+    ) as trainer:
+        trainer.fit()
+
+
+class TestRun:
+    def test_every_loss_metric_and_setting(self, make_logger, tmp_path):
+        """The file has the numbers that memory has, at the same steps, the settings, and the run's name."""
+        memory = InMemoryLogger()
+
+        trained(make_logger(tags=["a"], group="g"), memory)
+
+        rows = history(tmp_path)
+        for name in ["loss/train/total", "metrics/eval/MulticlassAccuracy"]:
+            expected = [(int(clock.batch), pytest.approx(value)) for clock, value in memory.data[name]]
+            assert [(row["_step"], row[name]) for row in rows if name in row] == expected
+        assert config(tmp_path)["rank_zero_seed"] == 3
+        (run,) = {(run.display_name, run.project, run.run_group, *run.tags) for run in runs(tmp_path)}
+        assert run == ("the-run", "tests", "g", "a")
+
+    def test_every(self, make_logger, tmp_path):
+        """Every fourth batch, and the last; steps ascend."""
+        trained(make_logger(every=Interval("4ba")))
+
+        rows = history(tmp_path)
+        assert [row["_step"] for row in rows if "loss/train/total" in row] == [3, 7, 9]
+        assert [row["_step"] for row in rows] == sorted(row["_step"] for row in rows)
+
+    def test_late_numbers_are_not_lost(self, make_logger, make_loop, tmp_path):
+        """A number of a step before the latest, of which wandb takes nothing any more, stands at the latest."""
+        loop = make_loop(make_logger())
+        loop.logger.log_table(["a"], [[1]], step=5)
+
+        loop.logger.log_metrics({"late": 0.5}, step=3)
+        loop.engine.close()
+
+        assert [(row["_step"], row["late"]) for row in history(tmp_path) if "late" in row] == [(5, 0.5)]
+
+    def test_a_run_that_was_begun_outside(self, make_logger, make_loop, tmp_path):
+        """Where a program has called wandb.init itself, that run is logged to and left open."""
+        with wandb.init(project="mine", dir=str(tmp_path), settings=wandb.Settings(console="off")) as own:
+            loop = make_loop(make_logger())
+            loop.fit()
+            loop.engine.close()
+
+            assert wandb.run is own
+        assert {run.project for run in runs(tmp_path)} == {"mine"}
+        assert any("loss/train/total" in row for row in history(tmp_path))
+
+    def test_failure(self, make_logger, make_loop, tmp_path):
+        """A run that wandb has finished cannot be written to; that is reported, and the training goes on."""
+        logger = make_logger(flush_interval=1)
+        loop = make_loop(logger)
+        logger.run.finish()
+
+        with pytest.warns(RuntimeWarning, match=r"WandBLogger\.flush failed .* training goes on"):
+            loop.fit()
+
+        assert loop.state.timestamp.epoch == 2
+
+    def test_exit_code(self, make_logger, make_loop, tmp_path):
+        """A run that ends by an error is marked as failed."""
+        loop = make_loop(make_logger())
+
+        def fail():
+            try:
+                raise OSError("failed")
+            finally:
+                loop.engine.close()
+
+        with pytest.raises(OSError, match="failed"):
+            fail()
+
+        (code,) = {record.exit.exit_code for record in records(tmp_path) if record.WhichOneof("record_type") == "exit"}
+        assert code == 1
+
+
+class TestOtherThings:
+    def test_images_and_tables(self, make_logger, make_loop, tmp_path):
+        """Images are files beside the run, with their masks; tables are JSON."""
+        loop = make_loop(make_logger())
+        images, masks = torch.rand(2, 3, 6, 5), torch.ones(2, 6, 5, dtype=torch.int64)
+        loop.logger.log_images(
+            images, name="pictures", use_table=False, step=1, masks={"truth": masks}, mask_class_labels={1: "cat"}
+        )
+        loop.logger.log_images(images, name="in a table", step=2)
+        loop.logger.log_table(["id", "x"], [[1, 0.5], [2, "text"]], name="best", step=3)
+        loop.engine.close()
+
+        rows = {name: (row["_step"], row[name]) for row in history(tmp_path) for name in row}
+        step, shown = rows["pictures"]
+        assert (step, shown["_type"], shown["count"], shown["height"], shown["width"]) == (
+            1,
+            "images/separated",
+            2,
+            6,
+            5,
+        )
+        assert shown["all_masks"][0]["truth"]["_type"] == "mask"
+        assert (rows["in a table"][0], rows["in a table"][1]["_type"]) == (2, "table-file")
+        (file,) = tmp_path.glob("wandb/*run-*/files/media/table/best_*.json")
+        assert json.loads(file.read_text()) == {"columns": ["id", "x"], "data": [[1, 0.5], [2, "text"]]}
+        assert len(list(tmp_path.glob("wandb/*run-*/files/media/images/pictures*.png"))) == 2
+
+    def test_files_are_artifacts(self, make_logger, make_loop, tmp_path):
+        """With log_artifacts a file or a folder is an artifact of the run."""
+        loop = make_loop(make_logger(log_artifacts=True))
+        folder = tmp_path / "ep1"
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("weights")
+        loop.logger.upload_file("checkpoints/ep1", folder)
+        loop.logger.upload_file("notes.txt", folder / "model.safetensors")
+        loop.engine.close()
+
+        assert loop.logger.has_file_upload_destination()
+        kept = [record.artifact for record in records(tmp_path) if record.WhichOneof("record_type") == "artifact"]
+        assert [(artifact.name, artifact.type) for artifact in kept] == [
+            ("checkpoints-ep1", "folder"),
+            ("notes.txt", "file"),
+        ]
+        assert [entry.path for artifact in kept for entry in artifact.manifest.contents] == ["model.safetensors"] * 2
+
+    def test_files_stay_here_by_default(self, make_logger):
+        """Without log_artifacts nothing is uploaded."""
+        assert not make_logger().can_upload_files()
+
+
+class TestResuming:
+    def test_goes_on_in_the_run(self, make_logger, make_loop, tmp_path):
+        """A logger with the state of an earlier one writes to the run of its id."""
+        first = make_logger()
+        make_loop(first).engine.close()
+        later = make_logger()
+        later.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+        make_loop(later).fit().engine.close()
+
+        assert {run.run_id for run in runs(tmp_path)} == {first.state_dict()["run_id"]}
+        assert later.state_dict() == first.state_dict()
+
+    def test_nothing_to_remember_before_it_is_open(self, make_logger):
+        """A logger that has begun no run has no state."""
+        assert make_logger().state_dict() == {}
+
+
+def test_other_processes_are_silent(make_logger, make_loop, tmp_path):
+    """By default the first process logs."""
+    logger = make_logger()
+
+    make_loop(logger, rank=1).fit().engine.close()
+
+    assert logger.run is None
+    assert not Path(tmp_path, "wandb").exists()
