@@ -9,7 +9,12 @@ import sys
 import pytest
 
 MODULES = ["composer.models", "composer.metrics", "composer.loss", "composer.loss.utils"]
-SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
+SYMBOLS = [
+    (module, name)
+    for module in MODULES
+    for name in importlib.import_module(module).__all__
+    if callable(getattr(importlib.import_module(module), name))
+]
 
 
 def _defined_here(module, name):

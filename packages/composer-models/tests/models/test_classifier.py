@@ -1,6 +1,7 @@
 """Tests of composer.models.ComposerClassifier."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MultilabelAccuracy
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score, MultilabelAccuracy
 
 from composer.metrics import CrossEntropy
 from composer.models import ComposerClassifier
@@ -146,10 +147,14 @@ class TestNumClasses:
 
         assert model.num_classes is None
 
+    def test_one_score_tells_two_classes_apart(self):
+        """A module with a single score a sample is a classifier of two classes."""
+        assert ComposerClassifier(nn.Linear(4, 1)).num_classes == 2
+
     def test_one_class_has_no_default_metrics(self):
-        """A module with a single score is sent to metrics that fit it."""
-        with pytest.raises(ValueError, match=r"num_classes is 1, .*BinaryAccuracy"):
-            ComposerClassifier(nn.Linear(4, 1))
+        """Who says that there is one class is asked whether there are two."""
+        with pytest.raises(ValueError, match=r"num_classes is 1, .* Give num_classes=2 if one score"):
+            ComposerClassifier(nn.Linear(4, 1), num_classes=1)
 
     @pytest.mark.parametrize(
         ("settings", "error", "match"),
@@ -158,13 +163,82 @@ class TestNumClasses:
             ({"module": "resnet18"}, TypeError, "module must be an nn.Module .* got str"),
             ({"loss_fn": 3}, TypeError, "loss_fn must be callable .* got int"),
             ({"train_metrics": "accuracy"}, TypeError, "train_metrics must be .* got str"),
-            ({"val_metrics": [nn.ReLU()]}, TypeError, r"val_metrics must be .* got list of \['ReLU'\]"),
+            ({"val_metrics": [nn.ReLU()]}, TypeError, r"val_metrics must be .* got \['ReLU'\]"),
         ],
     )
     def test_bad_settings(self, settings, error, match):
         """A setting of the wrong kind is named, with what came."""
         with pytest.raises(error, match=match):
             ComposerClassifier(**{"module": nn.Linear(4, 3)} | settings)
+
+
+class TestOneScore:
+    """Two classes told apart by one logit."""
+
+    @pytest.mark.parametrize("shape", [(6,), (6, 1)])
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+    def test_loss_is_the_binary_cross_entropy(self, shape, dtype):
+        """Class ids and probabilities of class 1 give torch's binary cross entropy of the logit."""
+        outputs = torch.randn(shape)
+        target = torch.tensor([0, 1, 1, 0, 1, 0]) if dtype == torch.int64 else torch.rand(shape)
+
+        loss = ComposerClassifier(nn.Linear(4, 1)).loss(outputs, (None, target))
+
+        expected = nn.functional.binary_cross_entropy_with_logits(outputs, target.reshape(shape).float())
+        torch.testing.assert_close(loss, expected)
+
+    def test_ids_may_have_the_shape_of_the_scores(self):
+        """A column of ids is as good as a row of them."""
+        model, outputs, target = ComposerClassifier(nn.Linear(4, 1)), torch.randn(3, 1), torch.tensor([1, 0, 1])
+
+        column = model.loss(outputs, (None, target.unsqueeze(1)))
+
+        assert column == model.loss(outputs, (None, target))
+
+    def test_own_loss_sees_the_scores_as_they_are(self):
+        """A loss function of one's own is given what the module returned."""
+        model = ComposerClassifier(nn.Linear(4, 1), loss_fn=nn.functional.mse_loss)
+
+        assert model.loss(torch.full((2, 1), 3.0), (None, torch.zeros(2, 1))) == 9.0
+
+    @pytest.mark.parametrize("shape", [(4,), (4, 1)])
+    def test_default_metrics(self, shape):
+        """Accuracy counts positive logits as class 1, and the cross entropy is the binary one."""
+        model = ComposerClassifier(nn.Linear(4, 1))
+        outputs, target = torch.tensor([2.0, -1.0, 0.5, 3.0]).reshape(shape), torch.tensor([1, 0, 0, 1])
+        metrics = model.get_metrics(is_train=False)
+
+        values = {name: _seen(model, metric, outputs, target) for name, metric in metrics.items()}
+
+        losses = [
+            math.log1p(math.exp(-z if y else z)) for z, y in zip([2.0, -1.0, 0.5, 3.0], [1, 0, 0, 1], strict=True)
+        ]
+        assert values["MulticlassAccuracy"] == 0.75
+        assert values["CrossEntropy"] == pytest.approx(sum(losses) / 4)
+
+    def test_metrics_of_two_classes(self):
+        """A metric that takes one score a sample is given a row of them."""
+        model = ComposerClassifier(nn.Linear(4, 1))
+
+        value = _seen(model, BinaryAccuracy(), torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 0, 0]))
+
+        assert value == pytest.approx(2 / 3)
+
+    def test_trains(self):
+        """A few steps on separable points lower the loss."""
+        torch.manual_seed(0)
+        points = torch.randn(32, 4)
+        model, batch = ComposerClassifier(nn.Linear(4, 1)), (points, (points[:, 0] > 0).long())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+
+        for _ in range(5):
+            optimizer.zero_grad()
+            losses.append(model.loss(model(batch), batch))
+            losses[-1].backward()
+            optimizer.step()
+
+        assert losses[-1] < losses[0]
 
 
 class TestMetrics:

@@ -1,5 +1,8 @@
-"""Losses under the names that people know; the functions live in :mod:`composer.functional`."""
+"""Losses of scores: the cross entropy, the binary one of each class by itself, and Dice."""
 
 from composer.functional import soft_cross_entropy
+from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits
+from composer.loss.dice import DiceLoss
+from composer.loss.registry import loss_registry
 
-__all__ = ["soft_cross_entropy"]
+__all__ = ["DiceLoss", "binary_cross_entropy_with_logits", "loss_registry", "soft_cross_entropy"]

@@ -1,5 +1,22 @@
 """Metrics that torchmetrics has no equal of. Importing this module imports torchmetrics."""
 
+from composer.metrics.binary_f1 import BinaryF1Score
 from composer.metrics.cross_entropy import CrossEntropy
+from composer.metrics.dice import Dice
+from composer.metrics.language import LanguageCrossEntropy, LanguagePerplexity
+from composer.metrics.loss_metric import LossMetric
+from composer.metrics.map import MAP
+from composer.metrics.masked_accuracy import MaskedAccuracy
+from composer.metrics.miou import MIoU
 
-__all__ = ["CrossEntropy"]
+__all__ = [
+    "MAP",
+    "BinaryF1Score",
+    "CrossEntropy",
+    "Dice",
+    "LanguageCrossEntropy",
+    "LanguagePerplexity",
+    "LossMetric",
+    "MIoU",
+    "MaskedAccuracy",
+]

@@ -2,5 +2,31 @@
 
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier
+from composer.models.detector import (
+    ComposerDetector,
+    collate_detection,
+    count_detection_samples,
+    split_detection_batch,
+)
+from composer.models.huggingface import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
+from composer.models.initializers import Initializer
+from composer.models.mmdet import MMDetModel
+from composer.models.segmenter import ComposerSegmenter
+from composer.models.timm import composer_timm
+from composer.models.torchvision import composer_torchvision
 
-__all__ = ["ComposerClassifier", "ComposerModel"]
+__all__ = [
+    "ComposerClassifier",
+    "ComposerDetector",
+    "ComposerModel",
+    "ComposerSegmenter",
+    "HuggingFaceModel",
+    "Initializer",
+    "MMDetModel",
+    "collate_detection",
+    "composer_timm",
+    "composer_torchvision",
+    "count_detection_samples",
+    "split_detection_batch",
+    "write_huggingface_pretrained_from_composer_checkpoint",
+]

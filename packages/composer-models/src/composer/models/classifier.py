@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
 from composer.models.base import ComposerModel
+from composer.models.phase_metrics import as_collection, by_name
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric, MetricCollection
+    from torchmetrics import Metric
+
+    from composer.models.phase_metrics import Metrics
 
 __all__ = ["ComposerClassifier"]
 
@@ -28,10 +32,14 @@ class ComposerClassifier(ComposerModel):
     names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the share of correct samples. It counts ids that
     the loss ignores (-100) as wrong; hand in ``MulticlassAccuracy(..., ignore_index=-100)`` to leave them out.
 
+    A module may tell two classes apart by one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
+    loss is the binary cross entropy, of class ids or of probabilities of class 1 in the shape of the scores, and the
+    default metrics are as above. Algorithms that smooth or mix labels need two scores.
+
     Args:
-        module: Maps inputs to scores ``(N, C, ...)``.
-        num_classes: ``C``. Found from the module if ``None``: its attribute ``num_classes``, or the width of its last
-            ``nn.Linear``.
+        module: Maps inputs to scores ``(N, C, ...)``, or to one score a sample.
+        num_classes: ``C``; 2 with one score. Found from the module if ``None``: its attribute ``num_classes``, or the
+            width of its last ``nn.Linear``.
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
         val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, since each phase
             counts for itself.
@@ -56,8 +64,8 @@ class ComposerClassifier(ComposerModel):
         self,
         module: nn.Module,
         num_classes: int | None = None,
-        train_metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric] | None = None,
-        val_metrics: Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric] | None = None,
+        train_metrics: Metrics | None = None,
+        val_metrics: Metrics | None = None,
         loss_fn: Callable[..., Tensor] = soft_cross_entropy,
     ) -> None:
         super().__init__()
@@ -69,13 +77,15 @@ class ComposerClassifier(ComposerModel):
             raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
         self.module = module
         self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
+        if num_classes is None and self.num_classes == 1:
+            self.num_classes = 2
         self.loss_fn = loss_fn
         if train_metrics is None:
             train_metrics = _default_metrics(self.num_classes, is_train=True)
         if val_metrics is None:
             val_metrics = _default_metrics(self.num_classes, is_train=False)
-        self.train_metrics = _as_module(train_metrics, "train_metrics")
-        self.val_metrics = _as_module(val_metrics, "val_metrics")
+        self.train_metrics = as_collection(train_metrics, "train_metrics")
+        self.val_metrics = as_collection(val_metrics, "val_metrics")
         if not _ids(self.train_metrics).isdisjoint(_ids(self.val_metrics)):
             self.val_metrics = copy.deepcopy(self.val_metrics)
 
@@ -113,8 +123,11 @@ class ComposerClassifier(ComposerModel):
             ValueError: A target names a class for which there is no score.
         """
         _check_pair(batch)
+        target = batch[1]
+        if self.loss_fn is soft_cross_entropy and _is_one_score(outputs):
+            outputs, target = _two_scores(outputs, target)
         try:
-            return self.loss_fn(outputs, batch[1], *args, **kwargs)
+            return self.loss_fn(outputs, target, *args, **kwargs)
         except IndexError as error:
             raise ValueError(
                 f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {error} "
@@ -133,18 +146,8 @@ class ComposerClassifier(ComposerModel):
         Raises:
             TypeError: The attribute has been set to something else than a metric or a ``MetricCollection``.
         """
-        from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second; who trains has it)
-
         name = "train_metrics" if is_train else "val_metrics"
-        metrics = getattr(self, name)
-        if isinstance(metrics, Metric):
-            return {type(metrics).__name__: metrics}
-        if isinstance(metrics, MetricCollection):
-            return dict(metrics.items())
-        raise TypeError(
-            f"{name} must be a torchmetrics Metric or MetricCollection, got {_class_of(metrics)}. "
-            f"Set it to MetricCollection(...), or hand it to ComposerClassifier({name}=...), where lists will do too."
-        )
+        return by_name(getattr(self, name), name)
 
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
         """Let a metric see one batch.
@@ -153,15 +156,23 @@ class ComposerClassifier(ComposerModel):
             batch: A pair ``(input, target)``.
             outputs: Scores ``(N, C, ...)``.
             metric: Called as ``metric.update(outputs, target)``. If it counts classes (it has ``num_classes``) and
-                ``target`` holds probabilities, it is given the most probable classes.
+                ``target`` holds probabilities, it is given the most probable classes. Of one score a sample, such a
+                metric and ``CrossEntropy`` are given the two that it stands for, others ``(N,)``.
 
         Raises:
             TypeError: ``batch`` is no pair.
             ValueError: The metric counts another number of classes than there are scores.
         """
         _check_pair(batch)
+        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is there by now)
+
         target = batch[1]
         num_classes = getattr(metric, "num_classes", None)
+        if _is_one_score(outputs):
+            if num_classes == 2 or isinstance(metric, CrossEntropy):
+                outputs, target = _two_scores(outputs, target)
+            elif target.ndim == outputs.ndim - 1:
+                outputs = outputs.squeeze(1)
         if num_classes is not None:
             target = _class_ids(outputs, target, num_classes)
         metric.update(outputs, target)
@@ -192,6 +203,25 @@ def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
     return target.argmax(dim=1) if target.ndim == outputs.ndim else target
 
 
+def _is_one_score(outputs: object) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and outputs.is_floating_point()
+        and (outputs.ndim == 1 or (outputs.ndim > 1 and outputs.shape[1] == 1))
+    )
+
+
+def _two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores ``(N, 2, ...)`` of both classes, whose softmax is the sigmoid of the one score, and targets."""
+    score = outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
+    if target.is_floating_point() and target.numel() == score.numel():
+        target = target.reshape(score.shape)
+        target = torch.cat([1 - target, target], dim=1)
+    elif target.shape == score.shape:
+        target = target.squeeze(1)
+    return torch.cat([torch.zeros_like(score), score], dim=1), target
+
+
 def _find_num_classes(module: nn.Module) -> int | None:
     """Return the number of scores, or ``None`` where the module does not tell or contradicts itself."""
     widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
@@ -208,8 +238,8 @@ def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dic
         )
     if num_classes == 1:
         raise ValueError(
-            "num_classes is 1, for which accuracy and cross entropy say nothing. Give train_metrics= and val_metrics=, "
-            "for instance torchmetrics.classification.BinaryAccuracy(), or [] for none."
+            "num_classes is 1, for which accuracy and cross entropy say nothing. Give num_classes=2 if one score tells "
+            "two classes apart; or both train_metrics= and val_metrics=, [] for none."
         )
     from torchmetrics.classification import MulticlassAccuracy  # noqa: PLC0415 (takes a second)
 
@@ -218,24 +248,6 @@ def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dic
     # Looking for bad values would read them back from the device at every batch; the loss refuses them anyway.
     accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
     return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
-
-
-def _as_module(metrics: object, name: str) -> Metric | MetricCollection:
-    """Return the metrics as a module, which moves to a device together with the model."""
-    from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second)
-
-    if isinstance(metrics, (Metric, MetricCollection)):
-        return metrics
-    values = list(metrics.values()) if isinstance(metrics, Mapping) else metrics
-    if not isinstance(values, (list, tuple)) or not all(isinstance(m, (Metric, MetricCollection)) for m in values):
-        what = f"{_class_of(metrics)} of {[_class_of(m) for m in values]}" if isinstance(values, (list, tuple)) else ""
-        raise TypeError(
-            f"{name} must be a torchmetrics Metric, a MetricCollection, or a list or dict of metrics, "
-            f"got {what or _class_of(metrics)}."
-        )
-    # Groups share state when updated together; a trainer updates each metric by itself.
-    collected = dict(metrics) if isinstance(metrics, Mapping) else list(values)
-    return MetricCollection(collected, compute_groups=False)
 
 
 def _ids(metrics: nn.Module) -> set[int]:

@@ -1,0 +1,83 @@
+"""The Dice coefficient of a segmentation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from composer.metrics.overlap import class_mean, count_overlap
+
+__all__ = ["Dice"]
+
+
+class Dice(Metric):
+    """Twice the overlap of prediction and target, divided by the sum of both, averaged over the classes.
+
+    ``dice = 2 |P & T| / (|P| + |T|)`` for each class
+
+    Pixels are counted over the whole data set and divided at the end, so the value does not depend on how it was split
+    into batches and processes. A class that is neither predicted nor a target anywhere is left out of the mean. The
+    value is a share, from 0 to 1; it equals the macro average of ``torchmetrics.classification.MulticlassF1Score`` and,
+    unlike it, says what is wrong with masks that do not fit.
+
+    Args:
+        num_classes: How many classes there are, the background among them.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1.
+
+    Example:
+        >>> metric = Dice(num_classes=2)
+        >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
+        >>> metric.update(logits, torch.tensor([[0, 1, 1]]))
+        >>> metric.compute()  # 2/3 for both
+        tensor(0.6667)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    agreed: Tensor
+    total: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
+        self.num_classes = num_classes
+        self.add_state("agreed", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, targets: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            preds: Scores ``(N, C, H, W)``, or class ids ``(N, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Raises:
+            ValueError: The shapes do not fit each other or the number of classes; on a CPU also, an id is no class's.
+        """
+        agreed, predicted, actual = count_overlap(preds, targets, self.num_classes)
+        self.agreed = self.agreed + agreed
+        self.total = self.total + (predicted + actual)
+
+    def compute(self) -> Tensor:
+        """Return the mean over the classes seen, a scalar; ``nan`` if there was none."""
+        return class_mean(2 * self.agreed, self.total)
+
+    @staticmethod
+    def compute_stats(preds: Tensor, targets: Tensor) -> Tensor:
+        """Return the Dice coefficient of each class in one batch.
+
+        Args:
+            preds: Scores ``(N, C, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Returns:
+            Shape ``(C,)``; ``nan`` for a class that is neither predicted nor a target.
+        """
+        agreed, predicted, actual = count_overlap(preds, targets, preds.shape[1])
+        return 2 * agreed / (predicted + actual)

@@ -1,0 +1,95 @@
+"""Cross entropy and perplexity of language models, one value a token."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.functional import cross_entropy
+
+from composer.metrics._logits import flat_logits_and_targets
+from composer.metrics._mean import MeanMetricBase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+__all__ = ["LanguageCrossEntropy", "LanguagePerplexity"]
+
+
+class _TokenMean(MeanMetricBase):
+    """The loss of the tokens that count, summed up."""
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(
+        self, dist_sync_on_step: bool = False, ignore_index: int = -100, *, vocab_size: int | None = None
+    ) -> None:
+        super().__init__(dist_sync_on_step=dist_sync_on_step)
+        if vocab_size is not None:
+            warnings.warn(
+                f"vocab_size is ignored: {type(self).__name__} reads it off the logits. Leave it out.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        self.ignore_index = ignore_index
+
+    def update(self, output: Tensor | Mapping[str, Any], target: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            output: Logits ``(..., V)``, for instance ``(N, L, V)``; or a model's output with such ``"logits"``.
+            target: Token ids ``(...)``.
+
+        Raises:
+            KeyError: ``output`` is a mapping without logits.
+            ValueError: The shapes do not fit each other.
+        """
+        logits, ids = flat_logits_and_targets(output, target)
+        batch_sum = cross_entropy(logits.float(), ids, ignore_index=self.ignore_index, reduction="sum")
+        self.add(batch_sum, (ids != self.ignore_index).sum())
+
+
+class LanguageCrossEntropy(_TokenMean):
+    """The cross entropy in nats a token, averaged over all tokens seen, however they were split into batches.
+
+    Args:
+        dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
+        ignore_index: Tokens with this id do not count; padding and what was not masked have it.
+        vocab_size: Ignored, with a ``DeprecationWarning``.
+
+    Example:
+        >>> import torch
+        >>> metric = LanguageCrossEntropy()
+        >>> metric.update(torch.zeros(2, 3, 10), torch.tensor([[1, 5, -100], [7, -100, -100]]))
+        >>> metric.compute()
+        tensor(2.3026)
+    """
+
+    def compute(self) -> Tensor:
+        """Return the mean over all tokens that count, a scalar; ``nan`` if there was none."""
+        return self.mean()
+
+
+class LanguagePerplexity(_TokenMean):
+    """The perplexity: ``exp`` of the mean cross entropy of all tokens seen, however they were split into batches.
+
+    Args:
+        dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
+        ignore_index: Tokens with this id do not count; padding and what was not masked have it.
+        vocab_size: Ignored, with a ``DeprecationWarning``.
+
+    Example:
+        >>> import torch
+        >>> metric = LanguagePerplexity()
+        >>> metric.update(torch.zeros(2, 3, 10), torch.tensor([[1, 5, -100], [7, -100, -100]]))
+        >>> metric.compute()
+        tensor(10.0000)
+    """
+
+    def compute(self) -> Tensor:
+        """Return the perplexity, a scalar; ``nan`` if no token counted."""
+        return self.mean().exp()

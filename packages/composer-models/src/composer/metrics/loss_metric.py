@@ -1,0 +1,77 @@
+"""Any loss function as a metric."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from composer.metrics._mean import MeanMetricBase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LossMetric"]
+
+
+class LossMetric(MeanMetricBase):
+    """A loss function's mean over all samples seen, however they were split into batches.
+
+    Args:
+        loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which then counts
+            as often as there are samples in the batch; or a value for each, with ``reduction="none"``.
+        dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
+
+    Raises:
+        TypeError: ``loss_function`` cannot be called.
+
+    Example:
+        >>> import torch
+        >>> metric = LossMetric(torch.nn.functional.mse_loss)
+        >>> metric.update(torch.zeros(3), torch.ones(3))
+        >>> metric.update(torch.zeros(1), torch.full((1,), 3.0))
+        >>> metric.compute()
+        tensor(3.)
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(self, loss_function: Callable[[Any, Any], Tensor], dist_sync_on_step: bool = False) -> None:
+        super().__init__(dist_sync_on_step=dist_sync_on_step)
+        if not callable(loss_function):
+            raise TypeError(
+                f"loss_function must be callable as loss_function(preds, targets), got {type(loss_function).__name__}."
+            )
+        self.loss_function = loss_function
+
+    def update(self, preds: Any, targets: Any) -> None:
+        """Add a batch.
+
+        Args:
+            preds: What the loss function takes first.
+            targets: What it takes second. The first dimension of one of the two is the number of samples.
+
+        Raises:
+            TypeError: The loss is a mean, and neither is a tensor with samples to count.
+        """
+        loss = self.loss_function(preds, targets).detach().float()
+        if loss.ndim:
+            self.add(loss.sum(), loss.numel())
+        elif num_samples := _num_samples(preds, targets):
+            self.add(loss * num_samples, num_samples)
+
+    def compute(self) -> Tensor:
+        """Return the mean over all samples, a scalar; ``nan`` if there was none."""
+        return self.mean()
+
+
+def _num_samples(preds: Any, targets: Any) -> int:
+    for batch in (targets, preds):
+        if isinstance(batch, Tensor) and batch.ndim:
+            return len(batch)
+    raise TypeError(
+        "The samples that a mean loss stands for are counted in preds or targets, and neither is a tensor, got "
+        f"{type(preds).__name__} and {type(targets).__name__}. Let loss_function return a value for each sample."
+    )

@@ -1,0 +1,70 @@
+"""The mean intersection over union of a segmentation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from composer.metrics.overlap import class_mean, count_overlap
+
+__all__ = ["MIoU"]
+
+
+class MIoU(Metric):
+    """The intersection over union of prediction and target, averaged over the classes.
+
+    Pixels are counted over the whole data set and divided at the end, so the value does not depend on how it was split
+    into batches and processes. A class that is neither predicted nor a target anywhere is left out of the mean. The
+    value is a share, from 0 to 1; it equals ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, is
+    counted without waiting for the device.
+
+    Args:
+        num_classes: How many classes there are.
+        ignore_index: Where the target has this id, nothing counts; if it is a class's id, that class is left out.
+
+    Raises:
+        ValueError: ``num_classes`` is less than 1.
+
+    Example:
+        >>> metric = MIoU(num_classes=2)
+        >>> logits = torch.tensor([[[4.0, 4.0, 0.0], [0.0, 0.0, 4.0]]])  # one image of three pixels: 0, 0, 1
+        >>> metric.update(logits, torch.tensor([[0, 1, -1]]))
+        >>> metric.compute()  # the mean of 1/2 and 0
+        tensor(0.2500)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    intersection: Tensor
+    union: Tensor
+
+    def __init__(self, num_classes: int, ignore_index: int = -1) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+        self.add_state("intersection", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("union", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: Scores ``(N, C, H, W)``, or class ids ``(N, H, W)``.
+            targets: Class ids ``(N, H, W)``.
+
+        Raises:
+            ValueError: The shapes do not fit each other or the number of classes; on a CPU also, an id is no class's.
+        """
+        agreed, predicted, actual = count_overlap(logits, targets, self.num_classes, self.ignore_index)
+        self.intersection = self.intersection + agreed
+        self.union = self.union + (predicted + actual - agreed)
+
+    def compute(self) -> Tensor:
+        """Return the mean over the classes seen, a scalar; ``nan`` if there was none."""
+        counts = torch.arange(self.num_classes, device=self.union.device) != self.ignore_index
+        return class_mean(self.intersection, self.union, counts)

@@ -1,0 +1,100 @@
+"""What a Transformers model tells about itself, and whether a tokenizer fits it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from composer.models._huggingface_peft import base_of, is_peft_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["argument_names", "check_model", "check_tokenizer", "fit_embedding", "predicts_next_token"]
+
+# Decoders that compute their loss with the labels as they are: who trains them hands in the next tokens.
+_UNSHIFTED = frozenset(
+    {
+        *(
+            f"{family}ForCausalLM"
+            for family in (
+                *("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "CpmAnt", "MBart", "Marian", "Mvp"),
+                *("PLBart", "Pegasus", "Speech2Text2", "TrOCR", "Whisper"),
+            )
+        ),
+        "XLMWithLMHeadModel",
+        "XLNetLMHeadModel",
+    }
+)
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model of Transformers, or one that returns tuples."""
+    try:
+        from transformers import PreTrainedModel  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ModuleNotFoundError(
+            'HuggingFaceModel needs Transformers: pip install "composer-models[huggingface]".'
+        ) from error
+    if not isinstance(model, PreTrainedModel) and not is_peft_model(model):
+        raise TypeError(
+            "model must be a transformers.PreTrainedModel or a peft.PeftModel around one, "
+            f"got {type(model).__name__}. For other modules derive from ComposerModel."
+        )
+    if not getattr(base_of(model).config, "return_dict", True):
+        raise ValueError(
+            "The model's config.return_dict is False, so that it returns tuples, of which nobody can tell what is the "
+            "loss. Set it to True."
+        )
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """Refuse what is no tokenizer of Transformers."""
+    from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 (an extra)
+
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(
+            f"tokenizer must be one of Transformers', got {type(tokenizer).__name__}. "
+            "Wrap one of the tokenizers package in transformers.PreTrainedTokenizerFast(tokenizer_object=...)."
+        )
+
+
+def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tuple[str, ...]:
+    """Give the embedding a row for each token; return the names of the weights that have grown."""
+    embedding = model.get_input_embeddings()
+    num_rows = embedding.weight.shape[0]
+    if num_tokens <= num_rows:
+        return ()
+    if not allow:
+        raise ValueError(
+            f"The tokenizer has {num_tokens} tokens, but the model's embedding only {num_rows} rows, so some tokens "
+            "would have none. Give the tokenizer of this model, or allow_embedding_resizing=True."
+        )
+    model.resize_token_embeddings(num_tokens)
+    grown = [model.get_input_embeddings(), model.get_output_embeddings()]
+    return tuple(
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if any(module is one for one in grown)
+        for own, _ in module.named_parameters(recurse=False)
+    )
+
+
+def predicts_next_token(model: PreTrainedModel) -> bool:
+    """Return whether the model's own loss compares the logits of a place with the label of the next."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415 (an extra)
+
+    names = {cls.__name__ for cls in type(model).__mro__}
+    if model.config.is_encoder_decoder or names & _UNSHIFTED:
+        return False
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    known = {name for one in causal for name in ([one] if isinstance(one, str) else one)}
+    return bool(names & known) or any(name.endswith("ForCausalLM") for name in names)
+
+
+def argument_names(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names of what the model's ``forward`` takes; none if it does not say."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return frozenset(each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD})

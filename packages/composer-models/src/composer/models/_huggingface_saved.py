@@ -1,0 +1,257 @@
+"""A Transformers model and its tokenizer as plain data, and both again from that data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from peft import PeftModel
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
+
+
+def describe(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase | None, *, adapters_alone: bool
+) -> dict[str, Any]:
+    """Return what is needed, besides the weights, to build both again.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer, or None.
+        adapters_alone: Whether of a model with adapters only these are saved.
+
+    Returns:
+        Text, lists and dictionaries of text: the class's name, and the files that ``save_pretrained`` would write of
+        the configuration, the tokenizer and the adapters. What is no text is written in base64.
+    """
+    base = base_of(model)
+    described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
+    with tempfile.TemporaryDirectory() as folder:
+        base.config.save_pretrained(folder)
+        if base.can_generate() and base.generation_config is not None:
+            base.generation_config.save_pretrained(folder)
+        described["model"]["files"] = _read_files(Path(folder))
+    if tokenizer is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _read_files(Path(folder))}
+    if is_peft_model(model):
+        adapters = {name: _read_adapter(config) for name, config in model.peft_config.items()}
+        described["peft"] = {"adapters": adapters, "saved_alone": adapters_alone}
+    return described
+
+
+def rebuild_tokenizer(
+    described: Mapping[str, Any], *, trust_remote_code: bool, save_dir: str | Path | None
+) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that was described, or None if there was none.
+
+    Args:
+        described: What :func:`describe` returned.
+        trust_remote_code: Whether code that was saved with the tokenizer may run.
+        save_dir: Where its files are put; a temporary folder if None.
+
+    Raises:
+        ValueError: The data holds the name of a file outside the folder, or needs code that may not run.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415 (an extra)
+
+    if not described.get("tokenizer"):
+        return None
+    with _folder(save_dir) as folder:
+        _write_files(described["tokenizer"]["files"], folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    tokenizer.name_or_path = ""  # no folder that is gone, nor one of this machine
+    return tokenizer
+
+
+def rebuild_model(
+    described: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    *,
+    model_class: Any,
+    config_settings: Mapping[str, Any] | None,
+    trust_remote_code: bool,
+) -> PreTrainedModel | PeftModel:
+    """Build the model that was described and give it the weights.
+
+    Args:
+        described: What :func:`describe` returned.
+        weights: By the names of the Transformers (or PEFT) model.
+        model_class: Another class to build: one of Transformers' or of one's own, an ``AutoModelFor…``, or a name in
+            ``transformers``; that of the model that was saved if None.
+        config_settings: Changes to the configuration.
+        trust_remote_code: Whether code that was saved with the configuration may run.
+
+    Raises:
+        ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and the
+            base model is nowhere to be found.
+    """
+    cls = _model_class(described["model"]["class"] if model_class is None else model_class)
+    with _folder(None) as folder:
+        _write_files(described["model"]["files"], folder)
+        config = _load_config(cls, folder, trust_remote_code=trust_remote_code)
+        for name, value in (config_settings or {}).items():
+            setattr(config, name, value)
+        if described.get("peft"):
+            return _rebuild_adapters(described["peft"], weights, cls, config, folder)
+        model = _build(cls, config, folder)
+    _load_weights(model, weights)
+    return model
+
+
+def _read_files(folder: Path) -> dict[str, Any]:
+    files: dict[str, Any] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        try:
+            files[path.relative_to(folder).as_posix()] = content.decode("utf-8")
+        except UnicodeDecodeError:
+            files[path.relative_to(folder).as_posix()] = {"base64": base64.b64encode(content).decode("ascii")}
+    return files
+
+
+def _read_adapter(config: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        return _read_files(Path(folder))
+
+
+def _write_files(files: Mapping[str, Any], folder: Path) -> None:
+    for name, content in files.items():
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\\" in name or ":" in name:
+            raise ValueError(f"The saved data names a file outside its folder: {name!r}. It was not written by us.")
+        path = folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else base64.b64decode(content["base64"]))
+
+
+@contextmanager
+def _folder(given: str | Path | None) -> Iterator[Path]:
+    if given is not None:
+        Path(given).mkdir(parents=True, exist_ok=True)
+        yield Path(given)
+        return
+    made = Path(tempfile.mkdtemp())
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _model_class(named: Any) -> Any:
+    """Return a class of Transformers by name; what is a class already stays."""
+    import transformers  # noqa: PLC0415 (an extra)
+
+    if not isinstance(named, str):
+        if not isinstance(named, type):
+            raise TypeError(f"model_instantiation_class must be a class or a name in transformers, got {named!r}.")
+        return named
+    cls = getattr(transformers, named.removeprefix("transformers."), None)
+    if not isinstance(cls, type) or not (issubclass(cls, transformers.PreTrainedModel) or hasattr(cls, "from_config")):
+        raise ValueError(
+            f"{named} is not a model of transformers {transformers.__version__}. "
+            "If it is a class of your own, give it as model_instantiation_class."
+        )
+    return cls
+
+
+def _load_config(cls: Any, folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig  # noqa: PLC0415 (an extra)
+
+    # A class of one's own may have a configuration of one's own, which Transformers does not know.
+    own = getattr(cls, "config_class", None)
+    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if own is not None and getattr(own, "model_type", None) == model_type:
+        return own.from_pretrained(str(folder), local_files_only=True)
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code, local_files_only=True)
+
+
+def _build(cls: Any, config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    from transformers import GenerationConfig  # noqa: PLC0415 (an extra)
+
+    make = getattr(cls, "from_config", cls)  # of AutoModelFor…
+    model: PreTrainedModel = make(config)
+    if (folder / "generation_config.json").exists() and model.can_generate():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+    return model.eval()
+
+
+def _rebuild_adapters(
+    described: Mapping[str, Any], weights: Mapping[str, Tensor], cls: Any, config: PreTrainedConfig, folder: Path
+) -> PeftModel:
+    """Put adapters with their weights around the base model, whose weights are among them or where it came from."""
+    from peft import PeftConfig  # noqa: PLC0415 (an extra)
+
+    configs: dict[str, PeftConfig] = {}
+    for name, files in described["adapters"].items():
+        with _folder(None) as own:
+            _write_files(files, own)
+            configs[name] = PeftConfig.from_pretrained(str(own))
+    first, *others = configs
+    alone = described["saved_alone"]
+    base = _load_base(cls, config, configs[first].base_model_name_or_path) if alone else _build(cls, config, folder)
+    model = with_adapters(base, configs[first], first)
+    for name in others:
+        model.add_adapter(name, configs[name])
+    _load_weights(model, weights, base_is_there=alone)
+    return model.eval()
+
+
+def _load_base(cls: Any, config: PreTrainedConfig, place: str | None) -> PreTrainedModel:
+    if not place:
+        raise ValueError(
+            "The checkpoint holds adapters alone, and does not say where their base model came from. Build that, wrap "
+            "it in HuggingFaceModel(model, peft_config=...), and load the checkpoint into it."
+        )
+    base: PreTrainedModel = cls.from_pretrained(place, use_safetensors=True)
+    vocab_size = getattr(config, "vocab_size", None)
+    if vocab_size is not None and vocab_size != base.get_input_embeddings().weight.shape[0]:
+        base.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return base
+
+
+@torch.no_grad()
+def _load_weights(
+    model: PreTrainedModel | PeftModel, weights: Mapping[str, Tensor], *, base_is_there: bool = False
+) -> None:
+    """Copy the weights into the model, whose weights take their dtypes.
+
+    Raises:
+        ValueError: A weight has another shape, is missing (and is not tied to one that is there), or has no place.
+    """
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in weights:
+            parameter.data = parameter.data.to(weights[name].dtype)
+    own = model.state_dict()
+    wrong = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
+    given = {own[name].data_ptr() for name in weights if name in own}
+    missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in given]
+    if wrong or (missing and not base_is_there):
+        raise ValueError(
+            f"The saved weights do not fit {type(model).__name__}: missing {_some(missing)}, unknown or of another "
+            f"shape {_some(wrong)}. If an algorithm changed the model's layers, it is no longer a model of "
+            "Transformers: build it, change it in the same way, and load the checkpoint into it."
+        )
+    model.load_state_dict(dict(weights), strict=False)
+
+
+def _some(names: list[str]) -> str:
+    return (", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"

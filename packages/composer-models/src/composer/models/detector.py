@@ -1,0 +1,259 @@
+"""A model that finds objects in images, and the batches that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from composer.models.base import ComposerModel
+from composer.models.phase_metrics import as_collection, by_name
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+    from composer.models.phase_metrics import Metrics
+
+__all__ = ["ComposerDetector", "collate_detection", "count_detection_samples", "split_detection_batch"]
+
+Prediction = dict[str, Tensor]
+
+
+class ComposerDetector(ComposerModel):
+    """A module of torchvision's kind for detection, with its metrics.
+
+    Batches are pairs ``(images, targets)``: a list of images ``(3, H, W)`` in ``[0, 1]``, which may differ in size, and
+    for each a dictionary with ``boxes`` ``(n, 4)`` as x1, y1, x2, y2 in pixels, and ``labels`` ``(n,)``; with ``masks``
+    or ``keypoints`` where the module learns those. :func:`collate_detection` makes them; a trainer has to be told how
+    to count and split them, with :func:`count_detection_samples` and :func:`split_detection_batch`.
+
+    Such a module computes its losses in its forward pass, and does so only while training: then the outputs are a
+    dictionary of losses, which is also what :meth:`loss` returns. In evaluation the outputs are predictions. So there
+    is no metric while training, and no loss in evaluation.
+
+    Args:
+        module: Called as ``module(images, targets)`` while training and ``module(images)`` in evaluation.
+        val_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics, each updated with
+            ``(predictions, targets)``; an empty list for none. :class:`~composer.metrics.MAP` if ``None``.
+
+    Raises:
+        TypeError: ``module`` is no ``nn.Module``, or what is given as metrics holds something else.
+        ModuleNotFoundError: pycocotools, which ``MAP`` needs, is not installed.
+
+    Example:
+        >>> import torch, torchvision
+        >>> small = {"weights_backbone": None, "num_classes": 2, "min_size": 64, "max_size": 64}
+        >>> model = ComposerDetector(torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(**small))
+        >>> target = {"boxes": torch.tensor([[4.0, 4.0, 20.0, 24.0]]), "labels": torch.tensor([1])}
+        >>> batch = [torch.rand(3, 64, 64)], [target]
+        >>> sorted(model.loss(model(batch), batch))
+        ['loss_box_reg', 'loss_classifier', 'loss_objectness', 'loss_rpn_box_reg']
+        >>> sorted(model.eval()(batch)[0])
+        ['boxes', 'labels', 'scores']
+    """
+
+    def __init__(self, module: nn.Module, val_metrics: Metrics | None = None) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be an nn.Module that detects objects, got {type(module).__name__}.")
+        self.module = module
+        self.val_metrics = as_collection(default_metrics() if val_metrics is None else val_metrics, "val_metrics")
+
+    def forward(self, batch: tuple[Sequence[Tensor], Sequence[Mapping[str, Tensor]]]) -> Any:
+        """Compute the losses of a batch while training, and predictions in evaluation.
+
+        Args:
+            batch: A pair ``(images, targets)``.
+
+        Returns:
+            While training a dictionary of scalars; in evaluation for each image a dictionary with ``boxes``,
+            ``scores`` and ``labels``.
+
+        Raises:
+            TypeError: ``batch`` is no pair of lists.
+            ValueError: There is not one target an image, or one lacks boxes or labels; or a label is no class's.
+        """
+        images, targets = _images_and_targets(batch)
+        if not self.training:
+            return self.module(images)
+        try:
+            return self.module(images, targets)
+        except IndexError as error:
+            raise ValueError(
+                f"A label does not fit the detector: {error} Its num_classes must be greater than every label; in "
+                "most of torchvision's detectors class 0 is the background."
+            ) from error
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the losses that the forward pass has computed.
+
+        Args:
+            outputs: What :meth:`forward` returned.
+            batch: A pair ``(images, targets)``; not looked at.
+            args: Not looked at.
+            kwargs: Not looked at.
+
+        Returns:
+            Scalars by name, whose sum is minimised.
+
+        Raises:
+            TypeError: The outputs are predictions.
+        """
+        del batch, args, kwargs
+        if not isinstance(outputs, Mapping):
+            raise TypeError(
+                "A detector computes its losses in the forward pass while training, and in evaluation only "
+                f"predictions. Call model.train() before, or ask for no loss. The outputs are {type(outputs).__name__}."
+            )
+        return dict(outputs)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Name the metrics of a phase; there are none while training, as there are no predictions.
+
+        Args:
+            is_train: Whether they are for training batches or for evaluation.
+
+        Returns:
+            Metrics by the name under which they are logged.
+        """
+        return {} if is_train else by_name(self.val_metrics, "val_metrics")
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Let a metric see one batch.
+
+        Args:
+            batch: A pair ``(images, targets)``.
+            outputs: Predictions, one dictionary an image.
+            metric: Called as ``metric.update(predictions, targets)``.
+
+        Raises:
+            TypeError: The outputs are losses, or the metric takes no boxes.
+        """
+        _, targets = _images_and_targets(batch)
+        update_with_boxes(metric, outputs, list(targets))
+
+
+def default_metrics() -> Metric:
+    """Return what a detector is evaluated with if nothing is said."""
+    from composer.metrics import MAP  # noqa: PLC0415 (imports torchmetrics)
+
+    return MAP()
+
+
+def update_with_boxes(metric: Metric, predictions: Any, targets: list[Any]) -> None:
+    """Update a metric of boxes.
+
+    Raises:
+        TypeError: The predictions are none, or the metric takes no boxes.
+    """
+    if isinstance(predictions, Mapping):
+        raise TypeError(
+            "Metrics of a detector need predictions, got losses: call model.eval() before model.eval_forward(batch)."
+        )
+    try:
+        metric.update(predictions, targets)
+    except (TypeError, AttributeError) as error:
+        raise TypeError(
+            f"{type(metric).__name__} cannot be updated with lists of boxes ({error}). "
+            "For a detector take composer.metrics.MAP or another metric of torchmetrics.detection."
+        ) from error
+
+
+def collate_detection(samples: Sequence[tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    """Make a batch of samples that differ in size: ``DataLoader(dataset, collate_fn=collate_detection)``.
+
+    Args:
+        samples: Pairs ``(image, target)``.
+
+    Returns:
+        A list of images and a list of targets.
+
+    Example:
+        >>> collate_detection([("image 0", {"boxes": 0}), ("image 1", {"boxes": 1})])
+        (['image 0', 'image 1'], [{'boxes': 0}, {'boxes': 1}])
+    """
+    return tuple(list(parts) for parts in zip(*samples, strict=True))
+
+
+def count_detection_samples(batch: Any) -> int:
+    """Return the number of images: ``DataSpec(loader, get_num_samples_in_batch=count_detection_samples)``.
+
+    Args:
+        batch: A tuple, list or dictionary of parts that hold one item an image, such as ``(images, targets)`` or
+            ``{"inputs": …, "data_samples": …}``.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: The parts differ in length.
+
+    Example:
+        >>> import torch
+        >>> count_detection_samples(([torch.rand(3, 8, 8), torch.rand(3, 9, 9)], [{}, {}]))
+        2
+    """
+    lengths = {len(part) for part in _parts(batch)}
+    if len(lengths) != 1:
+        raise ValueError(f"Every part of a batch must have one item an image, got lengths {sorted(lengths)}.")
+    return lengths.pop()
+
+
+def split_detection_batch(batch: Any, microbatch_size: int) -> list[Any]:
+    """Split a batch image by image: ``DataSpec(loader, split_batch=split_detection_batch)``.
+
+    Args:
+        batch: As for :func:`count_detection_samples`.
+        microbatch_size: Images in a part; the last may have fewer.
+
+    Returns:
+        The parts, each of the batch's form.
+
+    Example:
+        >>> split_detection_batch((["a", "b", "c"], [0, 1, 2]), 2)
+        [(['a', 'b'], [0, 1]), (['c'], [2])]
+    """
+    if microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
+    return [
+        _cut(batch, slice(start, start + microbatch_size))
+        for start in range(0, count_detection_samples(batch), microbatch_size)
+    ]
+
+
+def _parts(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        return list(batch)
+    raise TypeError(f"A batch for detection must be a tuple, list or dictionary of parts, got {type(batch).__name__}.")
+
+
+def _cut(batch: Any, of: slice) -> Any:
+    if isinstance(batch, Mapping):
+        return {name: part[of] for name, part in batch.items()}
+    parts = [part[of] for part in batch]
+    return tuple(parts) if isinstance(batch, tuple) else parts
+
+
+def _images_and_targets(batch: Any) -> tuple[Any, Any]:
+    """Return the batch's parts, or say what is wrong with it."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise TypeError(
+            f"ComposerDetector takes batches (images, targets), got {what}. DataLoader(collate_fn=collate_detection) "
+            "makes them."
+        )
+    images, targets = batch
+    if not isinstance(images, (tuple, list)) and not (isinstance(images, Tensor) and images.ndim == 4):
+        raise TypeError(
+            f"Images must be a list of tensors (3, H, W), got {type(images).__name__}. "
+            "DataLoader(collate_fn=collate_detection) makes such a list."
+        )
+    if not isinstance(targets, (tuple, list)) or len(targets) != len(images):
+        got = f"{len(targets)}" if isinstance(targets, (tuple, list)) else type(targets).__name__
+        raise ValueError(f"There must be a list of targets, one for each of the {len(images)} images, got {got}.")
+    for target in targets:
+        if not isinstance(target, Mapping) or not {"boxes", "labels"} <= target.keys():
+            got = f"the keys {sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
+            raise ValueError(f"Every target must be a dictionary with 'boxes' (n, 4) and 'labels' (n,), got {got}.")
+    return images, targets

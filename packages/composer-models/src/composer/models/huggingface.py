@@ -1,0 +1,427 @@
+"""Models of Hugging Face Transformers, with their tokenizer, metrics and adapters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from composer.models._huggingface_checkpoint import read_checkpoint
+from composer.models._huggingface_inspection import (
+    argument_names,
+    check_model,
+    check_tokenizer,
+    fit_embedding,
+    predicts_next_token,
+)
+from composer.models._huggingface_loss import next_tokens, task_loss, without_single_score
+from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
+from composer.models._huggingface_saved import describe, rebuild_model, rebuild_tokenizer
+from composer.models.base import ComposerModel
+from composer.models.phase_metrics import as_collection, by_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peft import PeftConfig, PeftModel
+    from torchmetrics import Metric
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from composer.models.phase_metrics import Metrics
+
+__all__ = ["HuggingFaceModel", "write_huggingface_pretrained_from_composer_checkpoint"]
+
+
+class HuggingFaceModel(ComposerModel):
+    """A model of Transformers: sequence classification, masked, causal and sequence-to-sequence language models, ….
+
+    Batches are mappings, as tokenizers and Transformers' collators give them: what the model's ``forward`` has an
+    argument for is handed to it, the rest (``"text"``, ``"idx"``, …) is left out. The loss is the model's own, for the
+    labels under ``"labels"``; labels that are ignored are -100.
+
+    The loss is computed from the logits instead where the model cannot: if it has returned none, if an algorithm has
+    changed the labels since the forward pass (smoothed or mixed ones are probabilities ``(N, ..., C)``), or for
+    ``reduction="none"``. It is the same for classification, regression and language models.
+
+    Metrics are given logits and labels. Where the model predicts the next token, the labels are moved by one place, as
+    the model itself does for its loss. A metric that counts classes is given a row of scores for each label.
+
+    Args:
+        model: A ``transformers.PreTrainedModel``, or a ``peft.PeftModel`` around one.
+        tokenizer: The tokenizer, to be saved with the model. :meth:`generate` takes the padding token from it.
+        use_logits: Whether :meth:`eval_forward` returns the logits alone, computed without the labels and so without a
+            loss; otherwise it returns the model's whole output.
+        metrics: A metric, a ``MetricCollection``, a list or a dict of metrics, for training and evaluation. Each phase
+            counts for itself: evaluation has copies.
+        eval_metrics: Those of evaluation, if they are others.
+        shift_labels: Whether the label of a place belongs to the logits of the place before; found from the model's
+            class if ``None``.
+        allow_embedding_resizing: Whether embeddings with too few rows for the tokenizer get more.
+        peft_config: Puts adapters into the model, such as ``peft.LoraConfig(...)``, which alone are trained.
+        should_save_peft_only: Whether ``state_dict()`` holds, of a model with adapters, the adapters alone.
+
+    Raises:
+        ModuleNotFoundError: Transformers, or with ``peft_config`` PEFT, is not installed.
+        TypeError: ``model``, ``tokenizer``, ``peft_config`` or the metrics are something else.
+        ValueError: The tokenizer has more tokens than the embedding has rows; ``model`` returns tuples
+            (``config.return_dict=False``); or it has adapters already, and ``peft_config`` is given.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from composer.metrics import LanguageCrossEntropy
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        ... )
+        >>> model = HuggingFaceModel(BertForSequenceClassification(config), metrics=[LanguageCrossEntropy()])
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([0, 1])}
+        >>> model.loss(model(batch), batch).shape, model.shift_labels
+        (torch.Size([]), False)
+        >>> list(model.get_metrics(is_train=False))
+        ['LanguageCrossEntropy']
+    """
+
+    model: PreTrainedModel | PeftModel
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        use_logits: bool = False,
+        metrics: Metrics | None = None,
+        eval_metrics: Metrics | None = None,
+        shift_labels: bool | None = None,
+        allow_embedding_resizing: bool = False,
+        peft_config: PeftConfig | None = None,
+        should_save_peft_only: bool = True,
+    ) -> None:
+        super().__init__()
+        check_model(model)
+        check_tokenizer(tokenizer)
+        self.tokenizer = tokenizer
+        self.resized_embeddings: tuple[str, ...] = ()
+        if tokenizer is not None:
+            self.resized_embeddings = fit_embedding(base_of(model), len(tokenizer), allow=allow_embedding_resizing)
+        self.model = model if peft_config is None else add_adapters(model, peft_config)
+        self.config = base_of(self.model).config
+        self.use_logits = use_logits
+        self.shift_labels = predicts_next_token(base_of(self.model)) if shift_labels is None else shift_labels
+        self.using_peft = is_peft_model(self.model)
+        self.should_save_peft_only = should_save_peft_only
+        if self.using_peft and should_save_peft_only:
+            save_adapters_alone(self)
+        self.train_metrics = as_collection([] if metrics is None else metrics, "metrics")
+        evaluated = copy.deepcopy(self.train_metrics) if eval_metrics is None else eval_metrics
+        self.val_metrics = as_collection(evaluated, "eval_metrics")
+        if not {id(one) for one in self.train_metrics.modules()}.isdisjoint(map(id, self.val_metrics.modules())):
+            self.val_metrics = copy.deepcopy(self.val_metrics)
+        self._argument_names = argument_names(base_of(self.model))
+        self._labels_seen: Tensor | None = None
+
+    def forward(self, batch: Mapping[str, Any]) -> Any:
+        """Compute the model's output, with its loss if the batch has labels.
+
+        Args:
+            batch: Tensors by the names of the model's arguments, such as ``"input_ids"`` ``(N, L)``.
+
+        Returns:
+            The model's output: a mapping, of which ``"loss"`` and ``"logits"`` count here.
+
+        Raises:
+            TypeError: ``batch`` is no mapping.
+            ValueError: It holds nothing that the model takes.
+        """
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if self._are_probabilities(labels):
+            return self._call(batch, leave_out=("labels",))
+        self._labels_seen = labels  # to be told in loss() from those that an algorithm puts in their place
+        return self._call(batch, leave_out=())
+
+    def _are_probabilities(self, labels: object) -> bool:
+        """Return whether labels are probabilities where the model would take them for something else."""
+        if not isinstance(labels, Tensor) or not labels.is_floating_point():
+            return False
+        is_classifier = getattr(self.config, "problem_type", None) == "single_label_classification"
+        return is_classifier or (labels.ndim == 3 and base_of(self.model).get_output_embeddings() is not None)
+
+    def _call(self, batch: Mapping[str, Any], leave_out: tuple[str, ...]) -> Any:
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"HuggingFaceModel takes batches as a mapping of names to tensors, got {type(batch).__name__}. "
+                "Let the dataset return dictionaries, or collate with transformers.default_data_collator."
+            )
+        names = self._argument_names
+        inputs = {name: batch[name] for name in batch if (not names or name in names) and name not in leave_out}
+        if not inputs:
+            raise ValueError(
+                f"The batch has {sorted(map(str, batch))}, none of which {type(base_of(self.model)).__name__}.forward "
+                f"takes: {sorted(names)}."
+            )
+        if "use_cache" in names:
+            inputs.setdefault("use_cache", False)  # keys and values of each layer, for which training has no use
+        return self.model(**inputs)
+
+    def loss(self, outputs: Any, batch: Mapping[str, Any], reduction: str = "mean") -> Tensor:
+        """Return the loss that the model has computed, or compute it for labels that it has not seen.
+
+        Args:
+            outputs: What :meth:`forward` returned.
+            batch: The batch, of which ``"labels"`` count: ids ``(N, ...)``, or probabilities ``(N, ..., C)``.
+            reduction: ``"mean"``; or ``"none"`` for each sample's mean over its labels, ``(N,)``.
+
+        Returns:
+            A scalar, or ``(N,)``.
+
+        Raises:
+            ValueError: The batch has no labels and the model has computed no loss, or the labels do not fit.
+        """
+        own: Tensor | None = outputs.get("loss")
+        labels = batch.get("labels")
+        if own is not None and reduction == "mean" and (labels is None or labels is self._labels_seen):
+            return own
+        return task_loss(
+            outputs["logits"],
+            _labels_of(batch, "a loss"),
+            problem_type=getattr(self.config, "problem_type", None),
+            shift=self.shift_labels,
+            reduction=reduction,
+        )
+
+    def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
+        """Compute the outputs that metrics are updated with; the batch stays as it is.
+
+        Args:
+            batch: The batch, see :meth:`forward`.
+            outputs: What :meth:`forward` returned for this batch, where that has been computed already.
+
+        Returns:
+            The logits with ``use_logits=True``, otherwise the model's output.
+        """
+        if not self.use_logits:
+            return self(batch) if outputs is None else outputs
+        if outputs is None:
+            outputs = self._call(self._with_decoder_inputs(batch), leave_out=("labels",))
+        return outputs["logits"]
+
+    def _with_decoder_inputs(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the batch with what an encoder-decoder model makes of labels, which it will not be given."""
+        has_inputs = "decoder_input_ids" in batch or "decoder_inputs_embeds" in batch
+        make = getattr(base_of(self.model), "prepare_decoder_input_ids_from_labels", None)
+        if has_inputs or "labels" not in batch or make is None or not self.config.is_encoder_decoder:
+            return batch
+        return {**batch, "decoder_input_ids": make(labels=batch["labels"])}
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Name the metrics of a phase.
+
+        Args:
+            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
+
+        Returns:
+            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
+
+        Raises:
+            TypeError: The attribute has been set to something else than a metric or a ``MetricCollection``.
+        """
+        name = "train_metrics" if is_train else "val_metrics"
+        return by_name(getattr(self, name), name)
+
+    def update_metric(self, batch: Mapping[str, Any], outputs: Any, metric: Metric) -> None:
+        """Let a metric see one batch.
+
+        Args:
+            batch: The batch, with ``"labels"``.
+            outputs: What :meth:`eval_forward` returned: logits, or an output with logits.
+            metric: Called as ``metric.update(logits, labels)``, with ``(N, L, V)`` and ``(N, L)`` of a language model;
+                a metric that counts classes (it has ``num_classes``) with ``(N * L, V)`` and ``(N * L,)``.
+
+        Raises:
+            ValueError: The batch has no labels, or the metric counts another number of classes than there are scores.
+        """
+        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is there by now)
+
+        labels = _labels_of(batch, "a metric")
+        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+        if self.shift_labels:
+            logits, labels = next_tokens(logits, labels)
+        logits = without_single_score(logits, labels)
+        if hasattr(metric, "num_classes") or isinstance(metric, CrossEntropy):
+            logits, labels = _rows(logits, labels, getattr(metric, "num_classes", None))
+        metric.update(logits, labels)
+
+    def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        """Continue, or answer, sequences of tokens, in evaluation mode.
+
+        Args:
+            input_ids: The prompts, shape ``(N, L)``. Shorter ones are padded on the left for a model that continues
+                them, with an ``attention_mask`` that says so.
+            kwargs: Handed on to Transformers' ``generate``: ``attention_mask``, ``max_new_tokens``, ``do_sample``, ….
+                The padding token is the tokenizer's, unless ``pad_token_id`` says otherwise.
+
+        Returns:
+            Token ids ``(N, L')``.
+
+        Raises:
+            TypeError: The model cannot generate, as it predicts no tokens.
+        """
+        base = base_of(self.model)
+        if not base.can_generate():
+            raise TypeError(
+                f"{type(base).__name__} predicts no tokens, so it cannot generate. "
+                "Take a causal or a sequence-to-sequence language model."
+            )
+        if self.tokenizer is not None and self.tokenizer.pad_token_id is not None:
+            kwargs.setdefault("pad_token_id", self.tokenizer.pad_token_id)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            tokens: Tensor = self.model.generate(input_ids=input_ids, **kwargs)
+        finally:
+            self.model.train(was_training)
+        return tokens
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold besides the weights, so that model and tokenizer can be built from it.
+
+        Returns:
+            ``{"huggingface": ...}``: the model's class, and the texts of the files that ``save_pretrained`` writes of
+            configuration, tokenizer and adapters. JSON can hold it.
+        """
+        alone = self.using_peft and self.should_save_peft_only
+        return {"huggingface": describe(self.model, self.tokenizer, adapters_alone=alone)}
+
+    @staticmethod
+    def load_huggingface_tokenizer_from_saved_state(
+        hf_state: Mapping[str, Any], trust_remote_code: bool = False, tokenizer_save_dir: str | Path | None = None
+    ) -> PreTrainedTokenizerBase | None:
+        """Build the tokenizer that was saved with a model.
+
+        Args:
+            hf_state: ``get_metadata()["huggingface"]``.
+            trust_remote_code: Whether code that was saved with the tokenizer may run.
+            tokenizer_save_dir: Where its files are put; a temporary folder if ``None``.
+
+        Returns:
+            The tokenizer, or ``None`` if there was none.
+
+        Raises:
+            ValueError: The state is not one that this library writes, or it needs code that may not run.
+        """
+        return rebuild_tokenizer(hf_state, trust_remote_code=trust_remote_code, save_dir=tokenizer_save_dir)
+
+    @staticmethod
+    def load_huggingface_model_from_saved_state(
+        hf_state: Mapping[str, Any],
+        loaded_state_dict: Mapping[str, Tensor],
+        model_instantiation_class: type | str | None = None,
+        model_config_kwargs: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+    ) -> PreTrainedModel | PeftModel:
+        """Build the model that was saved.
+
+        Args:
+            hf_state: ``get_metadata()["huggingface"]``.
+            loaded_state_dict: The weights by the names of the Transformers model, those of a wrapper without
+                ``"model."``.
+            model_instantiation_class: Another class to build, see :meth:`hf_from_composer_checkpoint`.
+            model_config_kwargs: Changes to the configuration.
+            trust_remote_code: Whether code that was saved with the configuration may run.
+
+        Returns:
+            The model, in evaluation mode.
+
+        Raises:
+            ValueError: The class is not one of Transformers', or the weights do not fit.
+        """
+        return rebuild_model(
+            hf_state,
+            loaded_state_dict,
+            model_class=model_instantiation_class,
+            config_settings=model_config_kwargs,
+            trust_remote_code=trust_remote_code,
+        )
+
+    @staticmethod
+    def hf_from_composer_checkpoint(
+        checkpoint_path: str | Path,
+        model_instantiation_class: type | str | None = None,
+        model_config_kwargs: Mapping[str, Any] | None = None,
+        local_checkpoint_save_location: str | Path | None = None,
+        trust_remote_code: bool = False,
+    ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase | None]:
+        """Build model and tokenizer from a checkpoint of a training. Nothing in it is executed.
+
+        Args:
+            checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
+            model_instantiation_class: The class to build, if not the one that was trained: one of Transformers' or of
+                your own, an ``AutoModelFor…``, or a name in ``transformers``.
+            model_config_kwargs: Changes to the configuration.
+            local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
+            trust_remote_code: Whether code that was saved with configuration or tokenizer may run.
+
+        Returns:
+            The Transformers (or PEFT) model in evaluation mode, and the tokenizer; ``None`` if none was saved.
+
+        Raises:
+            FileNotFoundError: There is no such checkpoint.
+            ValueError: It holds no Transformers model, its class is unknown, or the weights do not fit.
+        """
+        described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
+        model = rebuild_model(
+            described,
+            weights,
+            model_class=model_instantiation_class,
+            config_settings=model_config_kwargs,
+            trust_remote_code=trust_remote_code,
+        )
+        return model, rebuild_tokenizer(described, trust_remote_code=trust_remote_code, save_dir=None)
+
+
+def write_huggingface_pretrained_from_composer_checkpoint(
+    checkpoint_path: str | Path,
+    output_folder: str | Path,
+    local_checkpoint_save_location: str | Path | None = None,
+) -> None:
+    """Write a checkpoint of a training as a folder that Transformers' ``from_pretrained`` reads.
+
+    Of a model with adapters, whose checkpoint holds the adapters, it is a folder that ``PeftModel.from_pretrained``
+    reads.
+
+    Args:
+        checkpoint_path: The checkpoint's folder, also a remote one.
+        output_folder: Where to write configuration, weights (safetensors) and tokenizer.
+        local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        ValueError: It holds no Transformers model, or the weights do not fit.
+    """
+    model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
+        checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location
+    )
+    save = {"save_embedding_layers": False} if is_peft_model(model) else {}
+    model.save_pretrained(str(output_folder), **save)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(output_folder))
+
+
+def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:
+    labels: Tensor | None = batch.get("labels")
+    if labels is None:
+        raise ValueError(
+            f"The batch has no 'labels', without which {purpose} cannot be computed: it has "
+            f"{sorted(map(str, batch))}. Let the dataset or its collator add them."
+        )
+    return labels
+
+
+def _rows(logits: Tensor, labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """Return scores ``(M, C)`` and labels ``(M,)`` for a metric that takes classes to be the second dimension."""
+    if logits.ndim < 2 or (num_classes is not None and logits.shape[-1] != num_classes):
+        raise ValueError(
+            f"The metric counts {num_classes} classes, but the logits of shape {tuple(logits.shape)} do not hold as "
+            "many scores a label. Build the metric with the right number."
+        )
+    return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

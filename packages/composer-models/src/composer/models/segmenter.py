@@ -1,0 +1,208 @@
+"""A model that assigns a class to every pixel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from composer.functional import soft_cross_entropy
+from composer.models.base import ComposerModel
+from composer.models.phase_metrics import as_collection, by_name
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+    from composer.models.phase_metrics import Metrics
+
+__all__ = ["ComposerSegmenter"]
+
+
+class ComposerSegmenter(ComposerModel):
+    """A module with the loss and the metrics of semantic segmentation.
+
+    Batches are pairs ``(images, masks)``: the module is called with ``images`` ``(N, 3, H, W)``; ``masks`` hold class
+    ids ``(N, H, W)`` or class probabilities ``(N, C, H, W)``. The loss is the cross entropy, averaged over the pixels.
+
+    A module may return scores, or a dictionary with scores ``"out"``, and ``"aux"`` of a second head, as torchvision's
+    do. The second head helps the first layers learn: while training, the model's outputs are then the dictionary, and
+    the second head's loss is added. Otherwise the outputs are the scores.
+
+    Without metrics of your own, training logs :class:`~composer.metrics.MIoU`, and validation the same and the cross
+    entropy.
+
+    Args:
+        module: Maps images to scores ``(N, C, H, W)``, or to a dictionary of them.
+        num_classes: ``C``, the background included. Found from the module's last ``nn.Conv2d`` if ``None``.
+        ignore_index: Pixels with this id have no loss and do not count. torchvision's masks of Pascal VOC use 255.
+        aux_weight: The weight of the second head's loss.
+        train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
+        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, since each phase
+            counts for itself.
+        loss_fn: Called as ``loss_fn(scores, masks)`` in place of the cross entropy; it sees ignored pixels too.
+
+    Raises:
+        TypeError: ``module`` is no ``nn.Module``, or what is given as metrics holds something else.
+        ValueError: ``num_classes`` is less than 2, or cannot be found.
+
+    Example:
+        >>> import torch
+        >>> model = ComposerSegmenter(nn.Conv2d(3, 2, kernel_size=1))
+        >>> batch = torch.rand(4, 3, 8, 8), torch.randint(2, (4, 8, 8))
+        >>> model.loss(model(batch), batch).shape, model.num_classes
+        (torch.Size([]), 2)
+        >>> list(model.get_metrics(is_train=False))
+        ['CrossEntropy', 'MIoU']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_classes: int | None = None,
+        ignore_index: int = -1,
+        aux_weight: float = 0.5,
+        train_metrics: Metrics | None = None,
+        val_metrics: Metrics | None = None,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be an nn.Module that maps images to scores, got {type(module).__name__}.")
+        self.module = module
+        self.num_classes = _find_num_classes(module) if num_classes is None else num_classes
+        if self.num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {self.num_classes}. The background is a class too.")
+        self.ignore_index = ignore_index
+        self.aux_weight = aux_weight
+        self.loss_fn = partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn
+        default = _default_metrics(self.num_classes, ignore_index)
+        self.train_metrics = as_collection(default["MIoU"] if train_metrics is None else train_metrics, "train_metrics")
+        self.val_metrics = as_collection(default if val_metrics is None else val_metrics, "val_metrics")
+        if not set(self.train_metrics.modules()).isdisjoint(self.val_metrics.modules()):
+            self.val_metrics = copy.deepcopy(self.val_metrics)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
+        """Compute the scores of the batch's images.
+
+        Args:
+            batch: A pair ``(images, masks)``.
+
+        Returns:
+            Scores (logits) ``(N, C, H, W)``; while training a model with two heads ``{"out": scores, "aux": scores}``.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+        """
+        images, _ = _pair(batch)
+        outputs = self.module(images)
+        if not isinstance(outputs, Mapping):
+            return outputs
+        return dict(outputs) if self.training and "aux" in outputs else outputs["out"]
+
+    def loss(self, outputs: Any, batch: tuple[Tensor, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the loss of the outputs, given the batch's masks.
+
+        Args:
+            outputs: What :meth:`forward` returned.
+            batch: A pair ``(images, masks)``.
+            args: Handed on to the loss function.
+            kwargs: The same, by name.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+            ValueError: The masks have another shape than the scores, or a class id for which there is no score.
+        """
+        _, masks = _pair(batch)
+        if not isinstance(outputs, Mapping):
+            return self._loss_of(outputs, masks, *args, **kwargs)
+        main = self._loss_of(outputs["out"], masks, *args, **kwargs)
+        return main + self.aux_weight * self._loss_of(outputs["aux"], masks, *args, **kwargs)
+
+    def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        try:
+            loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
+        except IndexError as error:
+            raise ValueError(
+                f"A mask does not fit the scores of shape {tuple(scores.shape)}: {error} Class ids run from 0 to "
+                f"{scores.shape[1] - 1}, and {self.ignore_index} is ignored. Set ignore_index= for another."
+            ) from error
+        return loss
+
+    def eval_forward(self, batch: tuple[Tensor, Tensor], outputs: Any | None = None) -> Tensor:
+        """Compute the scores that metrics are updated with.
+
+        Args:
+            batch: A pair ``(images, masks)``.
+            outputs: What :meth:`forward` returned for this batch, where that has been computed already.
+
+        Returns:
+            Scores ``(N, C, H, W)`` of the first head.
+        """
+        outputs = self(batch) if outputs is None else outputs
+        scores: Tensor = outputs["out"] if isinstance(outputs, Mapping) else outputs
+        return scores
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Name the metrics of a phase.
+
+        Args:
+            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
+
+        Returns:
+            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
+        """
+        name = "train_metrics" if is_train else "val_metrics"
+        return by_name(getattr(self, name), name)
+
+    def update_metric(self, batch: tuple[Tensor, Tensor], outputs: Tensor, metric: Metric) -> None:
+        """Let a metric see one batch.
+
+        Args:
+            batch: A pair ``(images, masks)``.
+            outputs: Scores ``(N, C, H, W)``.
+            metric: Called as ``metric.update(outputs, masks)``. If it counts classes (it has ``num_classes``) and
+                ``masks`` hold probabilities, it is given the most probable classes.
+
+        Raises:
+            TypeError: ``batch`` is no pair.
+            ValueError: The metric counts another number of classes than there are scores.
+        """
+        _, masks = _pair(batch)
+        num_classes = getattr(metric, "num_classes", None)
+        if num_classes is not None:
+            if num_classes != outputs.shape[1]:
+                raise ValueError(
+                    f"{type(metric).__name__} counts {num_classes} classes, but the model has {outputs.shape[1]}. "
+                    "Build the metric with the model's number."
+                )
+            masks = masks.argmax(dim=1) if masks.shape == outputs.shape else masks
+        metric.update(outputs, masks)
+
+
+def _pair(batch: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise TypeError(
+            f"ComposerSegmenter takes batches (images, masks), got {what}. "
+            "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
+        )
+    return batch[0], batch[1]
+
+
+def _find_num_classes(module: nn.Module) -> int:
+    widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    if not widths:
+        raise ValueError("num_classes cannot be found from the module, which has no nn.Conv2d. Give num_classes=.")
+    return widths[-1]
+
+
+def _default_metrics(num_classes: int, ignore_index: int) -> dict[str, Metric]:
+    from composer.metrics import CrossEntropy, MIoU  # noqa: PLC0415 (imports torchmetrics)
+
+    return {"MIoU": MIoU(num_classes, ignore_index), "CrossEntropy": CrossEntropy(ignore_index)}

@@ -1,0 +1,204 @@
+"""Tests of composer.loss.DiceLoss."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics.classification import MulticlassF1Score, MulticlassJaccardIndex
+
+from composer.loss import DiceLoss
+
+EPSILON = 1e-5
+
+
+def _one_minus_dice(p, t, squared=False, jaccard=False):
+    """Compute the loss of one class of one sample from lists of numbers."""
+    overlap = math.fsum(x * y for x, y in zip(p, t, strict=True))
+    power = 2 if squared else 1
+    whole = math.fsum(x**power for x in p) + math.fsum(x**power for x in t)
+    if jaccard:
+        return 1 - (overlap + EPSILON / 2) / (whole - overlap + EPSILON / 2)
+    return 1 - (2 * overlap + EPSILON) / (whole + EPSILON)
+
+
+@pytest.fixture
+def pair():
+    """Return probabilities of 3 classes for 20 pixels of 2 images, and targets; the second image lacks class 2."""
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(2, 3, 4, 5, generator=generator).softmax(dim=1)
+    target = torch.randint(3, (2, 4, 5), generator=generator)
+    target[1] %= 2
+    return probabilities, target
+
+
+def _lists(tensor):
+    """Return for each image and class its pixels as a list."""
+    return tensor.flatten(2).tolist()
+
+
+def _one_hot(target):
+    return torch.nn.functional.one_hot(target, 3).movedim(-1, 1)
+
+
+class TestDiceLoss:
+    @pytest.mark.parametrize("squared", [False, True])
+    @pytest.mark.parametrize("jaccard", [False, True])
+    def test_equals_the_formula_for_each_sample_and_class(self, pair, squared, jaccard):
+        """Without a reduction there is one loss for each sample and class."""
+        probabilities, target = pair
+
+        loss = DiceLoss(squared_pred=squared, jaccard=jaccard, reduction="none")(probabilities, target)
+
+        expected = [
+            [_one_minus_dice(p, t, squared, jaccard) for p, t in zip(*rows, strict=True)]
+            for rows in zip(_lists(probabilities), _lists(_one_hot(target)), strict=True)
+        ]
+        torch.testing.assert_close(loss, torch.tensor(expected))
+
+    def test_batch_sums_over_the_samples_first(self, pair):
+        """With batch=True all pixels of the batch make one coefficient a class."""
+        probabilities, target = pair
+
+        loss = DiceLoss(batch=True, reduction="none")(probabilities, target)
+
+        expected = [
+            _one_minus_dice(probabilities[:, label].flatten().tolist(), _one_hot(target)[:, label].flatten().tolist())
+            for label in range(3)
+        ]
+        torch.testing.assert_close(loss, torch.tensor(expected))
+
+    @pytest.mark.parametrize("batch", [False, True])
+    def test_reductions(self, pair, batch):
+        """Mean and sum are those of what there is without a reduction."""
+        each = DiceLoss(batch=batch, reduction="none")(*pair)
+
+        assert DiceLoss(batch=batch)(*pair).item() == pytest.approx(each.mean().item())
+        assert DiceLoss(batch=batch, reduction="sum")(*pair).item() == pytest.approx(each.sum().item())
+
+    def test_absent_classes_do_not_count(self, pair):
+        """The class that the second image lacks has no loss and no place in the mean; the others keep theirs."""
+        each = DiceLoss(reduction="none")(*pair)
+
+        mean, rest = DiceLoss(ignore_absent_classes=True), DiceLoss(ignore_absent_classes=True, reduction="none")
+
+        present = [each[0, 0], each[0, 1], each[0, 2], each[1, 0], each[1, 1]]
+        assert mean(*pair).item() == pytest.approx(sum(present).item() / 5)
+        assert rest(*pair)[1, 2] == 0
+        assert torch.equal(rest(*pair)[0], each[0])
+
+    def test_absent_from_the_batch(self, pair):
+        """With batch=True only a class that no sample has is left out."""
+        probabilities, target = pair
+        settings = {"batch": True, "ignore_absent_classes": True}
+        each = DiceLoss(batch=True, reduction="none")(probabilities, target % 2)
+
+        loss = DiceLoss(**settings)(probabilities, target % 2)
+
+        assert DiceLoss(**settings)(probabilities, target).item() == pytest.approx(
+            DiceLoss(batch=True)(probabilities, target).item()
+        )
+        assert loss.item() == pytest.approx(each[:2].mean().item())
+
+    def test_nothing_present_is_no_loss(self):
+        """Where every pixel is of no class, there is nothing to learn and no nan."""
+        loss = DiceLoss(ignore_absent_classes=True)(torch.rand(1, 2, 3, 3), torch.full((1, 3, 3), -100))
+
+        assert loss == 0
+
+    @pytest.mark.parametrize(("jaccard", "metric"), [(False, MulticlassF1Score), (True, MulticlassJaccardIndex)])
+    def test_of_a_decision_it_is_one_minus_the_metric(self, jaccard, metric):
+        """Where predictions are 0 or 1, the batch's mean is one minus torchmetrics' score."""
+        generator = torch.Generator().manual_seed(1)
+        guess, target = (torch.randint(3, (2, 8, 8), generator=generator) for _ in range(2))
+
+        loss = DiceLoss(jaccard=jaccard, batch=True)(_one_hot(guess).float(), target)
+
+        assert loss.item() == pytest.approx(1 - metric(3, average="macro")(guess, target).item(), abs=1e-5)
+
+    @pytest.mark.parametrize(
+        ("settings", "activation"),
+        [({"sigmoid": True}, torch.sigmoid), ({"softmax": True}, lambda logits: logits.softmax(dim=1))],
+    )
+    def test_logits(self, settings, activation):
+        """With sigmoid or softmax, logits are made probabilities first."""
+        logits, target = torch.randn(2, 3, 4), torch.randint(3, (2, 4))
+
+        loss = DiceLoss(**settings)(logits, target)
+
+        torch.testing.assert_close(loss, DiceLoss()(activation(logits), target))
+
+    def test_single_class(self):
+        """One class with its probability as target, as in "foreground or not"."""
+        prediction, target = torch.tensor([[[0.5, 1.0]]]), torch.tensor([[[0.0, 1.0]]])
+
+        assert DiceLoss()(prediction, target).item() == pytest.approx(1 - 2 * 1.0 / 2.5, abs=1e-5)
+
+    def test_without_pixels_each_score_is_a_pixel(self):
+        """Scores (N, C) of a classifier are pictures of one pixel."""
+        loss = DiceLoss(reduction="none")(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
+
+        torch.testing.assert_close(loss, torch.tensor([[1.0, 1 - 1.5 / 1.75]]), atol=1e-4, rtol=0)
+
+    def test_half_precision_is_summed_in_single(self):
+        """A large picture in bfloat16 has the loss of the same numbers in single precision."""
+        probabilities = torch.rand(1, 2, 128, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
+        target = torch.randint(2, (1, 128, 128), generator=torch.Generator().manual_seed(3))
+
+        loss = DiceLoss()(probabilities, target)
+
+        assert loss.dtype == torch.float32
+        assert torch.equal(loss, DiceLoss()(probabilities.float(), target))
+
+    @given(st.integers(0, 1000), st.sampled_from(list(itertools.product([False, True], repeat=4))))
+    def test_lies_between_zero_and_one(self, seed, flags):
+        """Whatever the settings, probabilities lose between 0 and 1, and a perfect prediction nothing."""
+        squared, jaccard, batch, absent = flags
+        generator = torch.Generator().manual_seed(seed)
+        probabilities = torch.rand(2, 3, 6, generator=generator)
+        target = torch.randint(3, (2, 6), generator=generator)
+        dice = DiceLoss(squared_pred=squared, jaccard=jaccard, batch=batch, ignore_absent_classes=absent)
+
+        assert -1e-6 <= dice(probabilities, target).item() <= 1
+        assert dice(_one_hot(target).float(), target).item() == pytest.approx(0, abs=1e-5)
+
+    def test_can_be_learned_from(self):
+        """A few steps of gradient descent on logits lower the loss."""
+        logits, target = torch.zeros(1, 2, 4, 4, requires_grad=True), torch.eye(4, dtype=torch.long)[None]
+        dice = DiceLoss(softmax=True)
+        optimizer = torch.optim.SGD([logits], lr=10.0)
+        losses = []
+
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = dice(logits, target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < 0.5 * losses[0]
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"sigmoid": True, "softmax": True}, "sigmoid and softmax are both True"),
+            ({"reduction": "max"}, "reduction must be .* got 'max'"),
+        ],
+    )
+    def test_settings_that_do_not_fit(self, settings, sentence):
+        """Contradictions are refused at construction."""
+        with pytest.raises(ValueError, match=sentence):
+            DiceLoss(**settings)
+
+    def test_softmax_over_one_class(self):
+        """A softmax over one class would say 1 whatever the model says."""
+        with pytest.raises(ValueError, match="use sigmoid=True for a single class"):
+            DiceLoss(softmax=True)(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long))
+
+    def test_masks_of_another_shape(self):
+        """Masks that do not fit are refused with both shapes."""
+        with pytest.raises(ValueError, match=r"class ids of shape \(1, 4, 4\) .* of shape \(1, 8, 8\)"):
+            DiceLoss()(torch.zeros(1, 2, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))

@@ -1,0 +1,113 @@
+"""Tests of composer.metrics.Dice."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+from torchmetrics.classification import MulticlassF1Score
+
+from composer.metrics import Dice
+
+
+def _by_hand(guesses, truths):
+    """Return the mean over the classes seen of 2 |P and T| / (|P| + |T|), from sets of pixels."""
+    shares = []
+    for label in sorted({*guesses, *truths}):
+        predicted, actual = ({i for i, one in enumerate(ids) if one == label} for ids in (guesses, truths))
+        shares.append(2 * len(predicted & actual) / (len(predicted) + len(actual)))
+    return math.fsum(shares) / len(shares) if shares else math.nan
+
+
+def _masks(seed, shape=(3, 6, 5), classes=4):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(classes, shape, generator=generator) for _ in range(2))
+
+
+class TestDice:
+    def test_equals_scikit_learn_and_torchmetrics(self):
+        """It is the macro average of the F1 scores."""
+        guess, target = _masks(seed=0)
+        metric, theirs = Dice(num_classes=4), MulticlassF1Score(4, average="macro")
+
+        metric.update(guess, target)
+        theirs.update(guess, target)
+
+        expected = f1_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
+        assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert metric.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-6)
+
+    @given(
+        pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
+        cuts=st.lists(st.integers(0, 30), max_size=4),
+    )
+    def test_any_batch_split_gives_the_same(self, pixels, cuts):
+        """Batches of any size, and classes that never appear, count pixel by pixel."""
+        guesses, truths = zip(*pixels, strict=True)
+        edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
+        metric = Dice(num_classes=5)
+
+        for start, stop in itertools.pairwise(edges):
+            metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
+
+        assert metric.compute().item() == pytest.approx(_by_hand(guesses, truths), rel=1e-6)
+
+    def test_of_scores_the_greatest_counts(self):
+        """Scores (N, C, H, W) give what the ids of their greatest give."""
+        scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
+        by_scores, by_ids = Dice(4), Dice(4)
+
+        by_scores.update(scores, target)
+        by_ids.update(scores.argmax(dim=1), target)
+
+        assert by_scores.compute() == by_ids.compute()
+
+    def test_shares_of_two_processes_add_up(self):
+        """What two processes counted, unequal in size, merges to the value over all of it."""
+        guess, target = _masks(seed=3)
+        mine, theirs = Dice(4), Dice(4)
+        mine.update(guess[:1], target[:1])
+        theirs.update(guess[1:], target[1:])
+
+        mine.merge_state(theirs)
+
+        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist())
+        assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
+
+    def test_nothing_counted_is_nan_and_reset_forgets(self):
+        """Before the first batch, and after a reset, there is no mean."""
+        metric = Dice(2)
+        metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
+
+        metric.reset()
+        metric.update(torch.zeros(0, 3, dtype=torch.long), torch.zeros(0, 3, dtype=torch.long))
+
+        assert math.isnan(metric.compute().item())
+
+    def test_stats_of_one_batch(self):
+        """Each class has its own coefficient; one that is nowhere has none."""
+        scores = torch.nn.functional.one_hot(torch.tensor([[0, 0, 1, 1]]), 3).movedim(-1, 1).float()
+
+        stats = Dice.compute_stats(scores, torch.tensor([[0, 1, 1, 1]]))
+
+        torch.testing.assert_close(stats, torch.tensor([2 / 3, 4 / 5, math.nan]), equal_nan=True)
+
+
+class TestBadInput:
+    def test_another_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 are refused with both numbers."""
+        with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
+            Dice(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+
+    def test_an_id_that_is_no_class(self):
+        """Nothing is ignored here, so -1 is no class either."""
+        with pytest.raises(ValueError, match=r"Class ids must be from 0 to 2; .* targets -1 to 2"):
+            Dice(3).update(torch.zeros(1, 3, 2), torch.tensor([[2, -1]]))
+
+    def test_no_classes(self):
+        """There has to be a class."""
+        with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+            Dice(0)

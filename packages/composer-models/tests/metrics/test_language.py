@@ -1,0 +1,158 @@
+"""Tests of composer.metrics.LanguageCrossEntropy and LanguagePerplexity."""
+
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics.text import Perplexity
+
+from composer.metrics import LanguageCrossEntropy, LanguagePerplexity
+
+BOTH = pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity])
+
+
+def _losses_by_hand(logits, targets, ignore_index=-100):
+    """Return -log softmax of each token that counts, in Python floats."""
+    return [
+        math.log(sum(math.exp(score) for score in row)) - row[target]
+        for row, target in zip(logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True)
+        if target != ignore_index
+    ]
+
+
+def _texts(lengths, size=7, seed=0):
+    """Return logits and tokens of a corpus, padded with what does not count."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(lengths), max(lengths), size, generator=generator)
+    tokens = torch.randint(size, (len(lengths), max(lengths)), generator=generator)
+    tokens[torch.arange(max(lengths)) >= torch.tensor(lengths).unsqueeze(1)] = -100
+    return logits, tokens
+
+
+class TestLanguageCrossEntropy:
+    @pytest.mark.parametrize("wrap", [lambda logits: logits, lambda logits: {"loss": None, "logits": logits}])
+    def test_equals_the_formula(self, wrap):
+        """Logits, alone or in a model's output, give the mean of -log softmax of the tokens that count."""
+        logits, tokens = _texts([5, 2, 4])
+        metric = LanguageCrossEntropy()
+
+        metric.update(wrap(logits), tokens)
+
+        losses = _losses_by_hand(logits, tokens)
+        assert metric.compute().item() == pytest.approx(math.fsum(losses) / 11, rel=1e-6)
+
+    def test_one_target_a_sample(self):
+        """Of a classification, logits (N, C) and targets (N,) do as well."""
+        logits, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, -100])
+        metric = LanguageCrossEntropy()
+
+        metric.update(logits, targets)
+
+        assert metric.compute().item() == pytest.approx(math.fsum(_losses_by_hand(logits, targets)) / 5, rel=1e-6)
+
+    def test_as_many_tokens_as_classes(self):
+        """The classes are the last dimension, also where the sequence is as long as the vocabulary."""
+        logits, tokens = _texts([7, 7], size=7)
+        metric = LanguageCrossEntropy()
+
+        metric.update(logits, tokens)
+
+        assert metric.compute().item() == pytest.approx(math.fsum(_losses_by_hand(logits, tokens)) / 14, rel=1e-6)
+
+    def test_another_ignore_index(self):
+        """The id that does not count can be chosen."""
+        logits, tokens = _texts([5, 5])
+        metric = LanguageCrossEntropy(ignore_index=3)
+
+        metric.update(logits, tokens)
+
+        losses = _losses_by_hand(logits, tokens, ignore_index=3)
+        assert metric.compute().item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
+
+    def test_half_precision_logits_are_summed_in_single(self):
+        """Logits from autocast lose nothing but their own rounding."""
+        logits, tokens = _texts([512] * 4)
+        metric = LanguageCrossEntropy()
+
+        metric.update(logits.bfloat16(), tokens)
+
+        losses = _losses_by_hand(logits.bfloat16().float(), tokens)
+        assert metric.compute().item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
+
+    def test_nothing_counted_is_nan(self):
+        """Where every token is padding there is no mean."""
+        metric = LanguageCrossEntropy()
+
+        metric.update(torch.zeros(2, 3, 5), torch.full((2, 3), -100))
+
+        assert math.isnan(metric.compute().item())
+
+
+class TestLanguagePerplexity:
+    @given(
+        lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any),
+        cuts=st.lists(st.integers(0, 8), max_size=4),
+    )
+    def test_any_batch_split_gives_the_same(self, lengths, cuts):
+        """It is exp of the mean token loss over the corpus, in batches of any size and with any padding."""
+        logits, tokens = _texts(lengths)
+        metric = LanguagePerplexity()
+        edges = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
+
+        for start, stop in itertools.pairwise(edges):
+            metric.update(logits[start:stop], tokens[start:stop])
+
+        losses = _losses_by_hand(logits, tokens)
+        assert metric.compute().item() == pytest.approx(math.exp(math.fsum(losses) / len(losses)), rel=1e-5)
+
+    def test_equals_torchmetrics(self):
+        """On one batch it is torchmetrics' perplexity."""
+        logits, tokens = _texts([6, 1, 3], size=11)
+        ours, theirs = LanguagePerplexity(), Perplexity(ignore_index=-100)
+
+        for metric in (ours, theirs):
+            metric.update(logits, tokens)
+
+        assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5)
+
+    def test_uniform_guesses(self):
+        """Who knows nothing is as perplexed as there are tokens."""
+        metric = LanguagePerplexity()
+
+        metric.update(torch.zeros(2, 8, 50), torch.randint(50, (2, 8)))
+
+        assert metric.compute().item() == pytest.approx(50, rel=1e-5)
+
+
+class TestBoth:
+    @BOTH
+    def test_vocab_size_is_ignored(self, kind):
+        """The former argument is accepted, with a warning at the line that gives it, and changes nothing."""
+        with pytest.warns(DeprecationWarning, match=rf"vocab_size is ignored: {kind.__name__} reads it") as warned:
+            metric = kind(vocab_size=30522)
+
+        metric.update(torch.zeros(1, 2, 4), torch.tensor([[0, 3]]))
+        assert warned[0].filename == __file__
+        assert metric.compute().item() == pytest.approx(math.log(4) if kind is LanguageCrossEntropy else 4, rel=1e-6)
+
+    @BOTH
+    def test_what_does_not_fit(self, kind):
+        """Targets of another shape and outputs without logits are answered with what came."""
+        with pytest.raises(ValueError, match=r"one dimension more .* got \(2, 3, 5\) for \(2, 4\)"):
+            kind().update(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
+        with pytest.raises(KeyError, match=r"must have 'logits' for this metric, got \['loss'\]"):
+            kind().update({"loss": torch.tensor(1.0)}, torch.zeros(2, dtype=torch.long))
+
+    @BOTH
+    def test_arguments_reach_torchmetrics(self, kind):
+        """Synchronization at each step is switched on by position, too, and survives pickling with the counts."""
+        metric = kind(True, 5)
+        metric.update(torch.zeros(1, 2, 6), torch.tensor([[0, 5]]))
+
+        other = pickle.loads(pickle.dumps(metric))
+
+        assert (other.dist_sync_on_step, other.ignore_index, int(other.count)) == (True, 5, 1)

@@ -1,0 +1,69 @@
+"""Tests of composer.metrics.LossMetric."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from composer.metrics import LossMetric
+
+
+class TestLossMetric:
+    @given(
+        st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=20),
+        st.integers(1, 20),
+        st.sampled_from(["mean", "none"]),
+    )
+    def test_any_batch_split_gives_the_same(self, values, size, reduction):
+        """A mean over samples, and a value for each of them, average to the mean over all samples."""
+        preds, targets = torch.tensor(values), torch.zeros(len(values))
+        metric = LossMetric(lambda one, other: F.mse_loss(one, other, reduction=reduction))
+
+        for part, truth in zip(preds.split(size), targets.split(size), strict=True):
+            metric.update(part, truth)
+
+        expected = sum(value * value for value in values) / len(values)
+        assert metric.compute().item() == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+    def test_an_empty_batch_adds_nothing(self):
+        """The mean of no samples is not a number, and does not count."""
+        metric = LossMetric(F.mse_loss)
+
+        metric.update(torch.zeros(0), torch.zeros(0))
+        metric.update(torch.zeros(2), torch.full((2,), 3.0))
+
+        assert metric.compute() == 9.0
+
+    def test_a_module_as_loss(self):
+        """A loss that is a module, whose targets are no tensor, works; copies count for themselves."""
+        metric = LossMetric(torch.nn.L1Loss())
+        metric.update(torch.zeros(2), torch.ones(2))
+
+        other = copy.deepcopy(metric)
+        other.update(torch.zeros(2), torch.full((2,), 3.0))
+
+        assert (metric.compute(), other.compute()) == (1.0, 2.0)
+
+    def test_samples_are_counted_where_they_are(self):
+        """Where targets are no tensor, the predictions tell how many samples there are."""
+        metric = LossMetric(lambda preds, wanted: (preds - wanted["value"]).square().mean())
+
+        metric.update(torch.zeros(3), {"value": 1.0})
+        metric.update(torch.zeros(1), {"value": 3.0})
+
+        assert metric.compute() == 3.0
+
+    def test_nothing_to_count(self):
+        """A mean of an unknown number of samples is refused."""
+        metric = LossMetric(lambda preds, targets: torch.tensor(1.0))
+
+        with pytest.raises(TypeError, match=r"neither is a tensor, got dict and NoneType"):
+            metric.update({}, None)
+
+    def test_no_function(self):
+        """A name is no loss function."""
+        with pytest.raises(TypeError, match=r"loss_function must be callable .* got str"):
+            LossMetric("mse")

@@ -1,0 +1,154 @@
+"""Tests of composer.metrics.MAP."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torchmetrics.detection import MeanAveragePrecision
+
+from composer.metrics import MAP
+
+pytest.importorskip("pycocotools", reason="MAP is computed by pycocotools")
+
+
+def _image(boxes, labels, scores=None):
+    found = {"boxes": torch.tensor(boxes, dtype=torch.float).reshape(-1, 4), "labels": torch.tensor(labels).long()}
+    return found if scores is None else found | {"scores": torch.tensor(scores, dtype=torch.float)}
+
+
+TARGETS = [
+    _image([[0, 0, 10, 10], [20, 20, 40, 40]], [1, 2]),
+    _image([[5, 5, 25, 35]], [1]),
+    _image([[50, 50, 90, 90]], [3]),
+]
+PREDICTIONS = [
+    _image([[0, 0, 10, 9], [20, 20, 40, 40]], [1, 2], [0.9, 0.6]),
+    _image([[5, 5, 25, 30], [60, 60, 70, 70]], [1, 1], [0.8, 0.7]),
+    _image([], [], []),
+]
+
+
+def _drawn(seed, images=12, classes=3):
+    """Return predictions that lie near the targets, or not."""
+    generator = torch.Generator().manual_seed(seed)
+    predictions, targets = [], []
+    for _ in range(images):
+        count = int(torch.randint(0, 4, (), generator=generator))
+        corners = torch.rand(count, 2, generator=generator) * 60
+        boxes = torch.cat([corners, corners + 5 + torch.rand(count, 2, generator=generator) * 30], dim=1)
+        labels = torch.randint(classes, (count,), generator=generator)
+        targets.append({"boxes": boxes, "labels": labels})
+        moved = boxes + torch.randn(count, 4, generator=generator)
+        wrong = torch.where(torch.rand(count, generator=generator) < 0.8, labels, 0)
+        predictions.append({"boxes": moved, "labels": wrong, "scores": torch.rand(count, generator=generator)})
+    return predictions, targets
+
+
+class TestMAP:
+    def test_by_hand(self):
+        """Class 2 is found exactly, class 3 not at all, class 1 with overlaps of 0.9 and 5/6."""
+        metric = MAP(class_metrics=True)
+
+        metric.update(PREDICTIONS, TARGETS)
+
+        values = {name: value.item() for name, value in metric.compute().items()}
+        assert values["map_class_2"] == pytest.approx(1.0)
+        assert values["map_class_3"] == 0.0
+        # Both count up to an overlap of 0.8, one up to 0.9 (its recall is a half: 51 of the 101 points).
+        assert values["map_class_1"] == pytest.approx((7 + 2 * 51 / 101) / 10, abs=1e-3)
+        assert values["map_50"] == pytest.approx(2 / 3)
+        assert values["map"] == pytest.approx((values["map_class_1"] + 1.0 + 0.0) / 3)
+
+    @pytest.mark.parametrize("class_metrics", [False, True])
+    def test_equals_torchmetrics(self, class_metrics):
+        """Every number is that of MeanAveragePrecision on the same boxes."""
+        predictions, targets = _drawn(seed=0)
+        ours, theirs = MAP(class_metrics), MeanAveragePrecision(class_metrics=class_metrics)
+
+        for start in range(0, 12, 5):
+            ours.update(predictions[start : start + 5], targets[start : start + 5])
+        theirs.update(predictions, targets)
+
+        found, expected = ours.compute(), theirs.compute()
+        for name in ("map", "map_50", "map_75", "map_small", "map_medium", "mar_1", "mar_10", "mar_100", "mar_large"):
+            assert found[name] == expected[name]
+        if class_metrics:
+            for label in range(3):
+                assert found[f"map_class_{label}"] == expected["map_per_class"][label]
+                assert found[f"mar_100_class_{label}"] == expected["mar_100_per_class"][label]
+
+    @pytest.mark.parametrize("class_metrics", [False, True])
+    @pytest.mark.parametrize(
+        ("predictions", "targets"),
+        [(PREDICTIONS, TARGETS), (PREDICTIONS[:0], TARGETS[:0]), (PREDICTIONS[2:], TARGETS[2:])],
+        ids=["several classes", "no image", "one class"],
+    )
+    def test_all_values_are_scalars(self, class_metrics, predictions, targets):
+        """Whatever was seen, a logger is given numbers by name."""
+        metric = MAP(class_metrics)
+        metric.update(predictions, targets)
+
+        values = metric.compute()
+
+        assert {"map", "map_50", "mar_100"} <= values.keys()
+        assert all(value.numel() == 1 for value in values.values())
+        assert any("class" in name for name in values) == (class_metrics and bool(targets))
+
+    def test_more_than_a_hundred_boxes_are_no_warning(self):
+        """The best hundred count, as COCO says."""
+        boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).repeat(150, 1)
+        found = {"boxes": boxes, "labels": torch.ones(150, dtype=torch.long), "scores": torch.linspace(1, 0.5, 150)}
+        metric = MAP()
+
+        metric.update([found], [{"boxes": boxes[:1], "labels": torch.ones(1, dtype=torch.long)}])
+
+        assert metric.compute()["map"] == 1.0
+
+    def test_other_settings_are_handed_on(self):
+        """Boxes in another form, and other overlaps, are torchmetrics' business."""
+        metric = MAP(box_format="xywh", iou_thresholds=[0.5])
+
+        metric.update([_image([[10, 10, 5, 5]], [1], [0.9])], [_image([[10, 10, 5, 4]], [1])])
+
+        assert metric.compute()["map"] == 1.0
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+    def test_copies_count_for_themselves(self, duplicate):
+        """A copy starts with what was seen and then goes its own way; a reset forgets."""
+        metric = MAP()
+        metric.update(PREDICTIONS[:1], TARGETS[:1])
+
+        other = duplicate(metric)
+        other.update(PREDICTIONS[2:], TARGETS[2:])
+        metric.reset()
+        metric.update(PREDICTIONS[2:], TARGETS[2:])
+
+        assert other.compute()["map_50"] == pytest.approx(2 / 3)
+        assert metric.compute()["map_50"] == 0.0
+
+    @pytest.mark.parametrize(
+        ("predictions", "targets", "sentence"),
+        [
+            ([{"boxes": torch.zeros(0, 4)}], TARGETS[:1], "`preds` to contain the `"),
+            (PREDICTIONS[:1], [{"boxes": torch.zeros(0, 4)}], "`target` to contain the `labels` key"),
+            (PREDICTIONS, TARGETS[:1], "same length"),
+            (torch.zeros(2, 3), TARGETS[:2], "`preds` to be of type Sequence"),
+        ],
+    )
+    def test_what_is_no_detection(self, predictions, targets, sentence):
+        """What is missing is said by torchmetrics."""
+        with pytest.raises(ValueError, match=sentence):
+            MAP().update(predictions, targets)
+
+
+def test_without_pycocotools(monkeypatch):
+    """The line to install it is named, and the way to do without."""
+
+    def missing(self, **kwargs):
+        raise ModuleNotFoundError("`MAP` metric requires that `pycocotools` is installed.")
+
+    monkeypatch.setattr(MeanAveragePrecision, "__init__", missing)
+
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-models\[detection\]".*val_metrics=\[\]'):
+        MAP()

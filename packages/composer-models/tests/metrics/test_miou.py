@@ -1,0 +1,171 @@
+"""Tests of composer.metrics.MIoU."""
+
+import copy
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import jaccard_score
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from composer.metrics import MIoU
+
+
+def _by_hand(guesses, truths, ignored=-1):
+    """Return the mean over the classes seen of |P and T| / |P or T|, from sets of pixels."""
+    pixels = [i for i, truth in enumerate(truths) if truth != ignored]
+    shares = []
+    for label in sorted({*guesses, *truths} - {ignored}):
+        predicted, actual = ({i for i in pixels if ids[i] == label} for ids in (guesses, truths))
+        if predicted | actual:
+            shares.append(len(predicted & actual) / len(predicted | actual))
+    return math.fsum(shares) / len(shares) if shares else math.nan
+
+
+def _masks(seed, shape=(3, 6, 5), classes=4):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(classes, shape, generator=generator) for _ in range(2))
+
+
+class TestMIoU:
+    def test_equals_scikit_learn(self):
+        """On masks that have every class it is the macro average of the Jaccard scores."""
+        guess, target = _masks(seed=0)
+        metric = MIoU(num_classes=4)
+
+        metric.update(guess, target)
+
+        expected = jaccard_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
+        assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
+
+    def test_of_scores_the_greatest_counts(self):
+        """Scores (N, C, H, W) give what the ids of their greatest give."""
+        scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
+        by_scores, by_ids = MIoU(4), MIoU(4)
+
+        by_scores.update(scores, target)
+        by_ids.update(scores.argmax(dim=1), target)
+
+        assert by_scores.compute() == by_ids.compute()
+
+    @given(
+        pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2)), min_size=1, max_size=30),
+        cuts=st.lists(st.integers(0, 30), max_size=4),
+    )
+    def test_any_batch_split_gives_the_same(self, pixels, cuts):
+        """Batches of any size, with ignored pixels and with classes that never appear, count pixel by pixel."""
+        guesses, truths = zip(*pixels, strict=True)
+        edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
+        metric = MIoU(num_classes=5)
+
+        for start, stop in itertools.pairwise(edges):
+            metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
+
+        expected = _by_hand(guesses, truths)
+        assert metric.compute().item() == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+    @pytest.mark.parametrize("ignore_index", [-1, 255, 0])
+    def test_equals_torchmetrics(self, ignore_index):
+        """With pixels to be ignored, and where the ignored id is a class's, it is torchmetrics' Jaccard index."""
+        guess, target = _masks(seed=1)
+        target[:, :2] = ignore_index
+        ours = MIoU(4, ignore_index)
+        theirs = MulticlassJaccardIndex(4, average="macro", ignore_index=ignore_index)
+
+        ours.update(guess, target)
+        theirs.update(guess, target)
+
+        assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-6)
+
+    def test_padding_counts_nothing(self):
+        """An image of a last batch whose pixels are all ignored changes nothing."""
+        scores, target = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+        target[1] = -1
+        alone, padded = MIoU(3), MIoU(3)
+
+        alone.update(scores[:1], target[:1])
+        padded.update(scores, target)
+
+        assert alone.compute() == padded.compute()
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+    def test_masks_as_they_are_stored(self, dtype):
+        """Masks of bytes with 255 for what does not count give the same, with more classes than bytes too."""
+        guess, target = _masks(seed=2)
+        target[0] = 255
+        stored, wide = MIoU(4, ignore_index=255), MIoU(300, ignore_index=255)
+
+        stored.update(guess, target.to(dtype))
+        wide.update(guess, target.to(dtype))
+
+        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist(), ignored=255)
+        assert stored.compute().item() == wide.compute().item() == pytest.approx(expected, rel=1e-6)
+
+    def test_nothing_counted_is_nan(self):
+        """Without a pixel that counts there is no mean."""
+        metric = MIoU(3)
+
+        metric.update(torch.zeros(1, 3, 2, 2), torch.full((1, 2, 2), -1))
+
+        assert math.isnan(metric.compute().item())
+
+    def test_shares_of_two_processes_add_up(self):
+        """What two processes counted, unequal in size, merges to the value over all of it."""
+        guess, target = _masks(seed=3)
+        mine, theirs = MIoU(4), MIoU(4)
+        mine.update(guess[:1], target[:1])
+        theirs.update(guess[1:], target[1:])
+
+        mine.merge_state(theirs)
+
+        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist())
+        assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+    def test_copies_count_for_themselves(self, duplicate):
+        """A copy starts with what was counted and then goes its own way; a reset forgets."""
+        metric = MIoU(2)
+        metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
+
+        other = duplicate(metric)
+        other.update(torch.tensor([[0, 0]]), torch.tensor([[1, 1]]))
+        metric.reset()
+        metric.update(torch.tensor([[0]]), torch.tensor([[1]]))
+
+        assert other.compute().item() == pytest.approx((1 / 3 + 1 / 3) / 2)
+        assert metric.compute() == 0
+
+    def test_waits_for_no_device(self):
+        """Updates look at no value: they run on tensors that have none."""
+        metric = MIoU(3).to("meta")
+
+        metric.update(torch.zeros(2, 3, 4, 4, device="meta"), torch.zeros(2, 4, 4, dtype=torch.long, device="meta"))
+
+        assert metric.intersection.device.type == "meta"
+
+
+class TestBadInput:
+    def test_another_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 are refused with both numbers."""
+        with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
+            MIoU(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
+
+    def test_masks_of_another_shape(self):
+        """Masks that do not fit the scores are refused with both shapes."""
+        with pytest.raises(ValueError, match=r"got shapes \(1, 3, 4, 4\) and \(1, 8, 8\)"):
+            MIoU(3).update(torch.zeros(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
+
+    @pytest.mark.parametrize(("wrong", "found"), [(4, "0 to 4"), (-2, "-2 to 0")])
+    def test_an_id_that_is_no_class(self, wrong, found):
+        """A pixel of a class that does not exist is found, with the range that is allowed."""
+        with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {found}"):
+            MIoU(3).update(torch.zeros(1, 3, 1, 3), torch.tensor([[[0, -1, wrong]]]))
+
+    def test_no_classes(self):
+        """There has to be a class."""
+        with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+            MIoU(0)

@@ -1,0 +1,308 @@
+"""Tests of composer.models.ComposerDetector and of the batches that it takes."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.detection import IntersectionOverUnion
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.ops import MultiScaleRoIAlign
+
+from composer.models import ComposerDetector, collate_detection, count_detection_samples, split_detection_batch
+
+SIZE = 48
+
+
+def tiny_faster_rcnn(num_classes=3):
+    """Return torchvision's Faster R-CNN on a backbone of three convolutions."""
+    widths = [3, 16, 32, 32]
+    layers = [
+        layer
+        for before, after in itertools.pairwise(widths)
+        for layer in (nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+    ]
+    backbone = nn.Sequential(*layers)
+    backbone.out_channels = widths[-1]
+    return FasterRCNN(
+        backbone,
+        min_size=SIZE,
+        max_size=SIZE,
+        rpn_anchor_generator=AnchorGenerator(((12, 20, 28),), ((1.0,),)),
+        box_roi_pool=MultiScaleRoIAlign(["0"], output_size=4, sampling_ratio=2),
+        box_head=TwoMLPHead(widths[-1] * 16, 64),
+        box_predictor=FastRCNNPredictor(64, num_classes),
+        rpn_pre_nms_top_n_train=50,
+        rpn_post_nms_top_n_train=20,
+        rpn_pre_nms_top_n_test=50,
+        rpn_post_nms_top_n_test=20,
+    )
+
+
+def draw(count, seed=0):
+    """Return dark images with a red or a green rectangle each, and where it is."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for _ in range(count):
+        label = int(torch.randint(1, 3, (), generator=generator))
+        width, height = torch.randint(12, 28, (2,), generator=generator).tolist()
+        x = int(torch.randint(0, SIZE - width, (), generator=generator))
+        y = int(torch.randint(0, SIZE - height, (), generator=generator))
+        image = 0.2 * torch.rand(3, SIZE, SIZE, generator=generator)
+        image[label - 1, y : y + height, x : x + width] = 1.0
+        box = torch.tensor([[x, y, x + width, y + height]], dtype=torch.float)
+        samples.append((image, {"boxes": box, "labels": torch.tensor([label])}))
+    return samples
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """Let every test begin with the same weights."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def model():
+    """Return a detector with one metric that needs nothing to be installed."""
+    return ComposerDetector(tiny_faster_rcnn(), val_metrics=[IntersectionOverUnion()])
+
+
+@pytest.fixture
+def batch():
+    """Return four images and where the shapes in them are."""
+    return collate_detection(draw(4))
+
+
+class TestForwardAndLoss:
+    def test_losses_come_with_the_forward_pass(self, model, batch):
+        """While training, outputs and loss are the four losses, as scalars with gradients."""
+        outputs = model(batch)
+
+        losses = model.loss(outputs, batch)
+
+        assert sorted(losses) == ["loss_box_reg", "loss_classifier", "loss_objectness", "loss_rpn_box_reg"]
+        assert all(loss.shape == () and loss.requires_grad for loss in losses.values())
+        assert all(losses[name] is outputs[name] for name in losses)
+
+    def test_predictions_in_evaluation(self, model, batch):
+        """In evaluation there is a prediction for each image, and targets make no difference."""
+        model.eval()
+        images, targets = batch
+
+        with torch.no_grad():
+            seen, hidden = model.eval_forward(batch), model((images, targets[::-1]))
+
+        assert [sorted(one) for one in seen] == [["boxes", "labels", "scores"]] * 4
+        assert all(torch.equal(one["boxes"], other["boxes"]) for one, other in zip(seen, hidden, strict=True))
+        assert model.eval_forward(batch, seen) is seen
+
+    def test_images_of_several_sizes(self, model):
+        """Images may differ in size, and have no object at all."""
+        empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+        batch = [torch.rand(3, 40, 48), torch.rand(3, 48, 32)], [empty, draw(1)[0][1]]
+
+        assert all(torch.isfinite(loss) for loss in model(batch).values())
+
+    def test_stacked_images(self, model, batch):
+        """Images of one size may be one tensor."""
+        images, targets = batch
+
+        with torch.no_grad():
+            listed, stacked = model.eval()(batch), model((torch.stack(images), targets))
+
+        assert torch.equal(listed[0]["boxes"], stacked[0]["boxes"])
+
+    def test_targets_are_left_as_they_were(self, model, batch):
+        """The batch can be used again after a step."""
+        before = copy.deepcopy(batch)
+
+        model(batch)
+
+        torch.testing.assert_close(batch, before, rtol=0, atol=0)
+
+    def test_batch_norm_learns_while_training_only(self, model, batch):
+        """Running averages move while training and stay in evaluation."""
+        norm = model.module.backbone[1]
+
+        means = [norm.running_mean.clone()]
+        for mode in (True, False):
+            model.train(mode)(batch)
+            means.append(norm.running_mean.clone())
+
+        assert not torch.equal(means[0], means[1])
+        assert torch.equal(means[1], means[2])
+
+    def test_learns_to_find_rectangles(self, model):
+        """After some steps on drawn rectangles the loss has fallen, and mAP on other drawings has risen."""
+        pytest.importorskip("pycocotools", reason="mAP is computed by it")
+        model = ComposerDetector(model.module)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        loader = DataLoader(draw(32), batch_size=8, collate_fn=collate_detection)
+        losses, precisions = [], [_precision(model)]
+
+        for _ in range(14):
+            for batch in loader:
+                loss = sum(model.loss(model(batch), batch).values())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        precisions.append(_precision(model))
+
+        assert sum(losses[-4:]) < 0.75 * sum(losses[:4])
+        assert precisions[1] > precisions[0] + 0.2
+
+
+def _precision(model):
+    """Return mAP at an overlap of 0.5, on drawings of its own."""
+    metric = model.get_metrics(is_train=False)["MAP"]
+    metric.reset()
+    model.eval()
+    with torch.no_grad():
+        batch = collate_detection(draw(8, seed=1))
+        model.update_metric(batch, model.eval_forward(batch), metric)
+    model.train()
+    return metric.compute()["map_50"].item()
+
+
+class TestMetrics:
+    def test_defaults(self):
+        """Validation measures mAP; while training there are no predictions, so nothing."""
+        pytest.importorskip("pycocotools", reason="mAP is computed by it")
+        model = ComposerDetector(tiny_faster_rcnn())
+
+        assert list(model.get_metrics(is_train=False)) == ["MAP"]
+        assert model.get_metrics(is_train=True) == {}
+
+    def test_own_metrics(self, model, batch):
+        """Another metric of boxes is updated with predictions and targets."""
+        metric = model.get_metrics(is_train=False)["IntersectionOverUnion"]
+        _, targets = batch
+        predictions = [target | {"scores": torch.ones(1)} for target in targets]
+
+        model.update_metric(batch, predictions, metric)
+
+        assert metric.compute()["iou"] == 1.0
+
+    def test_a_metric_of_another_task(self, model, batch):
+        """An accuracy cannot be computed of boxes, and the sentence says which metrics can."""
+        with pytest.raises(TypeError, match=r"MulticlassAccuracy cannot be updated with lists of boxes .*metrics\.MAP"):
+            model.update_metric(batch, model.eval()(batch), MulticlassAccuracy(3))
+
+    def test_losses_are_no_predictions(self, model, batch):
+        """Metrics of what training returned are refused with the remedy."""
+        with pytest.raises(TypeError, match=r"need predictions, got losses: call model\.eval\(\) before"):
+            model.update_metric(batch, model(batch), MeanMetric())
+
+
+class TestBadInput:
+    def test_no_module(self):
+        """A name is no module."""
+        with pytest.raises(TypeError, match=r"module must be an nn\.Module that detects objects, got str"):
+            ComposerDetector("fasterrcnn_resnet50_fpn")
+
+    @pytest.mark.parametrize(
+        ("batch", "got"), [(torch.zeros(2, 3, 8, 8), "Tensor"), (([], [], []), "tuple of 3"), ({"images": []}, "dict")]
+    )
+    def test_batches_that_are_no_pair(self, model, batch, got):
+        """Another form of batch is named, with the function that makes the right one."""
+        with pytest.raises(TypeError, match=rf"takes batches \(images, targets\), got {got}\. .*collate_detection"):
+            model(batch)
+
+    @pytest.mark.parametrize("images", [torch.zeros(3, 8, 8), "image.png"])
+    def test_images_that_are_no_list(self, model, images):
+        """One image, or a name, is no list of images."""
+        with pytest.raises(TypeError, match=rf"Images must be a list of tensors .* got {type(images).__name__}"):
+            model((images, [{}]))
+
+    @pytest.mark.parametrize(("targets", "got"), [([], "0"), ({"boxes": [], "labels": []}, "dict")])
+    def test_not_one_target_an_image(self, model, targets, got):
+        """There has to be a target for every image."""
+        with pytest.raises(ValueError, match=f"one for each of the 1 images, got {got}"):
+            model(([torch.zeros(3, 8, 8)], targets))
+
+    @pytest.mark.parametrize(
+        ("target", "got"),
+        [({"boxes": torch.zeros(0, 4)}, r"the keys \['boxes'\]"), (torch.zeros(1, 5), "Tensor")],
+    )
+    @pytest.mark.parametrize("training", [True, False])
+    def test_missing_labels(self, model, target, got, training):
+        """A target without labels is refused, in evaluation as while training."""
+        with pytest.raises(ValueError, match=f"must be a dictionary with 'boxes' .* and 'labels' .*, got {got}"):
+            model.train(training)(([torch.zeros(3, 8, 8)], [target]))
+
+    def test_a_label_that_is_no_class(self, batch):
+        """A detector with too few classes says so."""
+        model = ComposerDetector(tiny_faster_rcnn(num_classes=2), val_metrics=[])
+
+        with pytest.raises(ValueError, match="num_classes must be greater than every label"):
+            model(batch)
+
+    def test_boxes_without_area(self, model):
+        """A box must have height and width, says torchvision."""
+        target = {"boxes": torch.tensor([[4.0, 4.0, 4.0, 20.0]]), "labels": torch.tensor([1])}
+
+        with pytest.raises(AssertionError, match="All bounding boxes should have positive height and width"):
+            model(([torch.rand(3, SIZE, SIZE)], [target]))
+
+    def test_no_loss_of_predictions(self, model, batch):
+        """Asking for the loss in evaluation is answered with the remedy."""
+        with pytest.raises(TypeError, match=r"in evaluation only predictions\. Call model\.train\(\) before"):
+            model.loss(model.eval()(batch), batch)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            lambda images, targets: (images, targets),
+            lambda images, targets: [images, targets],
+            lambda images, targets: (torch.stack(images), tuple(targets)),
+            lambda images, targets: {"inputs": images, "data_samples": targets},
+        ],
+        ids=["tuple", "list", "tensor", "dict"],
+    )
+    def test_parts_are_the_whole(self, batch, form, size):
+        """Parts have at most so many images, keep the form, and together are the batch."""
+        whole = form(*batch)
+
+        parts = split_detection_batch(whole, size)
+
+        assert [count_detection_samples(part) for part in parts[:-1]] == [min(size, 4)] * (len(parts) - 1)
+        assert sum(map(count_detection_samples, parts)) == count_detection_samples(whole) == 4
+        assert {type(part) for part in parts} == {type(whole)}
+        of = [list(part.values()) if isinstance(part, dict) else part for part in parts]
+        images, targets = batch
+        assert all(torch.equal(a, b) for a, b in zip([one for part in of for one in part[0]], images, strict=True))
+        assert [one for part in of for one in part[1]] == targets
+
+    def test_collate(self):
+        """Samples become a list of images and a list of targets, in their order."""
+        samples = draw(3)
+
+        images, targets = collate_detection(samples)
+
+        assert all(image is sample[0] for image, sample in zip(images, samples, strict=True))
+        assert all(target is sample[1] for target, sample in zip(targets, samples, strict=True))
+
+    def test_parts_of_several_lengths(self):
+        """Images and targets that do not belong together are found."""
+        with pytest.raises(ValueError, match=r"one item an image, got lengths \[1, 2\]"):
+            count_detection_samples(([1, 2], [3]))
+
+    def test_no_parts(self):
+        """A tensor alone is no batch for detection."""
+        with pytest.raises(TypeError, match="must be a tuple, list or dictionary of parts, got Tensor"):
+            count_detection_samples(torch.zeros(2, 3))
+
+    def test_no_size(self):
+        """A part has at least one image."""
+        with pytest.raises(ValueError, match="microbatch_size must be at least 1, got 0"):
+            split_detection_batch(([1], [2]), 0)

@@ -1,0 +1,498 @@
+"""Tests of composer.models.HuggingFaceModel."""
+
+import copy
+import math
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics import Accuracy, MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.text import Perplexity
+
+from composer import functional as cf
+from composer.metrics import CrossEntropy, LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy
+from composer.models import HuggingFaceModel
+
+KINDS = ["classifier", "masked", "gpt2", "t5", "llama", "bart"]
+
+
+def _value(model, metric, *batches):
+    """Return what a metric comes to over batches."""
+    for batch in batches:
+        model.update_metric(batch, model.eval_forward(batch), metric)
+    return metric.compute().item()
+
+
+class TestTraining:
+    @pytest.mark.parametrize("kind", KINDS[:-1])
+    def test_learns_real_text(self, kind, make_model, make_batch, tokenizer):
+        """A few steps on lines of source code lower the loss by a fifth."""
+        model = HuggingFaceModel(make_model(kind), tokenizer, metrics=[LanguageCrossEntropy()])
+        batches = [make_batch(kind), make_batch(kind, skip=8)]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses = []
+
+        for step in range(20):
+            loss = model.loss(model(batches[step % 2]), batches[step % 2])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+        assert sum(losses[-2:]) < 0.8 * sum(losses[:2])
+
+
+class TestForward:
+    def test_what_the_model_does_not_take_is_left_out(self, make_model, make_batch):
+        """Texts and indices in the batch do not reach the model; the batch keeps them, and its type."""
+        model, batch = HuggingFaceModel(make_model("classifier")).eval(), make_batch("classifier")
+        plain = model(batch)
+
+        batch["text"], batch["idx"] = ["a"] * 8, torch.arange(8)
+        outputs = model(batch)
+
+        assert torch.equal(outputs["logits"], plain["logits"])
+        assert set(batch) == {"input_ids", "attention_mask", "labels", "text", "idx"}
+
+    def test_keeps_no_keys_and_values(self, make_model, make_batch):
+        """Training has no use for the cache of a generation; who asks for it gets it."""
+        model, batch = HuggingFaceModel(make_model("gpt2")), dict(make_batch("gpt2"))
+
+        assert "past_key_values" not in model(batch)
+        assert "past_key_values" in model({**batch, "use_cache": True})
+
+    def test_other_batches_are_refused(self, make_model):
+        """A pair is answered with what to do; so is a mapping of other names."""
+        model = HuggingFaceModel(make_model("classifier"))
+
+        with pytest.raises(TypeError, match=r"as a mapping of names to tensors, got tuple"):
+            model((torch.zeros(1), torch.zeros(1)))
+        with pytest.raises(ValueError, match=r"batch has \['image'\], none of which BertForSequenceClassification"):
+            model({"image": torch.zeros(1)})
+
+    @pytest.mark.parametrize("kind", ["gpt2", "classifier"])
+    def test_probabilities_do_not_reach_the_model(self, kind, make_model, make_batch):
+        """Labels that are probabilities, which the model would misread, give logits alone."""
+        model = HuggingFaceModel(make_model(kind, problem_type="single_label_classification"))
+        batch = make_batch(kind)
+        ids = batch["labels"].clamp(min=0)
+        batch["labels"] = F.one_hot(ids, model(batch)["logits"].shape[-1]).float()
+
+        outputs = model(batch)
+
+        assert "loss" not in outputs
+        assert model.loss(outputs, batch).isfinite()
+
+
+class TestLoss:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_is_the_models_own(self, kind, make_model, make_batch):
+        """The loss that the model computed in its forward pass is taken as it is."""
+        model, batch = HuggingFaceModel(make_model(kind)), make_batch(kind)
+        outputs = model(batch)
+
+        assert model.loss(outputs, batch) is outputs["loss"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_other_labels(self, kind, make_model, make_batch):
+        """For labels that were put in place of those, it is what the model computes when it is given them."""
+        model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind)
+        outputs = model(batch)
+        mirrored = {**batch, "labels": batch["labels"].flip(0)}
+
+        loss = model.loss(outputs, mirrored)
+
+        decoded = {"decoder_input_ids": model.model._shift_right(batch["labels"])} if kind == "t5" else {}
+        torch.testing.assert_close(loss, model(mirrored | decoded)["loss"])
+        assert loss != outputs["loss"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_probabilities(self, kind, make_model, make_batch):
+        """Smoothed labels weigh the classes, by the formula; labels that are ignored stay ignored."""
+        model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind)
+        outputs = model(batch)
+        rows, ids = outputs["logits"].flatten(0, -2), batch["labels"].flatten()
+        smoothed = cf.smooth_labels(rows, ids, smoothing=0.2).reshape(outputs["logits"].shape)
+
+        loss = model.loss(outputs, {**batch, "labels": smoothed})
+
+        logits, labels = outputs["logits"], batch["labels"]
+        if kind in {"gpt2", "llama"}:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        expected = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.2)
+        torch.testing.assert_close(loss, expected)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_of_each_sample(self, kind, make_model, make_batch):
+        """Without reduction it is each sample's own loss, over the labels that it has."""
+        model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind, count=3)
+
+        losses = model.loss(model(batch), batch, reduction="none")
+
+        alone = [model({name: value[n : n + 1] for name, value in batch.items()})["loss"] for n in range(3)]
+        torch.testing.assert_close(losses, torch.stack(alone))
+
+    @pytest.mark.parametrize(
+        ("problem", "num_labels", "shape"),
+        [("regression", 1, (8,)), ("regression", 3, (8, 3)), ("multi_label_classification", 3, (8, 3))],
+    )
+    def test_numbers_as_labels(self, problem, num_labels, shape, make_model, make_batch):
+        """Of regression and of labels that do not exclude each other, it is what the model computes."""
+        model = HuggingFaceModel(make_model("classifier", problem_type=problem, num_labels=num_labels)).eval()
+        batch = {**make_batch("classifier"), "labels": torch.rand(shape)}
+        outputs = model(batch)
+
+        again = model.loss(outputs, {**batch, "labels": batch["labels"].clone()})
+        of_each = model.loss(outputs, batch, reduction="none")
+
+        torch.testing.assert_close(again, outputs["loss"])
+        torch.testing.assert_close(of_each.mean(), outputs["loss"])
+
+    def test_missing_labels(self, make_model, make_batch):
+        """Without labels there is a sentence, and no KeyError."""
+        model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
+        del batch["labels"]
+
+        with pytest.raises(ValueError, match=r"no 'labels', without which a loss cannot be .*\['attention_mask', 'inp"):
+            model.loss(model(batch), batch)
+
+    def test_labels_that_do_not_fit(self, make_model, make_batch):
+        """Labels of another shape are named with the logits' shape."""
+        model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
+
+        with pytest.raises(ValueError, match=r"labels of shape \(8, 3\) do not fit the logits of shape \(8, 2\)"):
+            model.loss(model(batch), {"labels": torch.zeros(8, 3)})
+
+
+class TestMetrics:
+    @pytest.mark.parametrize("use_logits", [True, False])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_see_what_the_loss_sees(self, kind, use_logits, make_model, make_batch):
+        """The cross entropy, by three metrics that take the classes at different places, is the model's own loss."""
+        model, batch = HuggingFaceModel(make_model(kind), use_logits=use_logits).eval(), make_batch(kind)
+        own = model(batch)["loss"].item()
+        metrics = [LanguageCrossEntropy(), CrossEntropy()]
+
+        values = [_value(model, metric, batch) for metric in metrics]
+
+        assert values == pytest.approx([own, own], rel=1e-5)
+
+    def test_perplexity_of_a_corpus(self, make_model, make_batch):
+        """Over batches of different size and padding it is exp of the mean loss of all tokens."""
+        model = HuggingFaceModel(make_model("gpt2"), use_logits=True).eval()
+        batches = [make_batch("gpt2", count, skip) for count, skip in ((5, 0), (2, 5), (1, 7))]
+
+        value = _value(model, LanguagePerplexity(), *batches)
+
+        losses = [
+            loss
+            for batch in batches
+            for row, ids in zip(model(batch)["logits"].tolist(), batch["labels"].tolist(), strict=True)
+            for scores, target in zip(row[:-1], ids[1:], strict=True)
+            if target != -100
+            for loss in [math.log(sum(map(math.exp, scores))) - scores[target]]
+        ]
+        assert value == pytest.approx(math.exp(math.fsum(losses) / len(losses)), rel=1e-4)
+
+    def test_of_torchmetrics(self, make_model, make_batch):
+        """Metrics that count classes, and torchmetrics' own for text, see each token with its scores."""
+        model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
+        size = model.config.vocab_size
+        outputs = model.eval_forward(batch)
+        own = model.loss(outputs, batch).item()
+
+        accuracy = _value(model, MulticlassAccuracy(size, average="micro", ignore_index=-100), batch)
+
+        guesses, labels = outputs["logits"].argmax(-1)[:, :-1], batch["labels"][:, 1:]
+        counted = labels != -100
+        assert accuracy == pytest.approx((guesses[counted] == labels[counted]).float().mean().item())
+        assert _value(model, MaskedAccuracy(), batch) == pytest.approx(accuracy)
+        assert _value(model, Perplexity(ignore_index=-100), batch) == pytest.approx(math.exp(own), rel=1e-5)
+
+    def test_of_a_number(self, make_model, make_batch):
+        """The one score of a regression is compared with the one number of the label."""
+        model = HuggingFaceModel(make_model("classifier", problem_type="regression", num_labels=1)).eval()
+        batch = {**make_batch("classifier"), "labels": torch.rand(8)}
+
+        value = _value(model, MeanSquaredError(), batch)
+
+        assert value == pytest.approx(model(batch)["loss"].item(), rel=1e-5)
+
+    def test_padding_makes_no_difference(self, make_model, make_batch):
+        """A line padded among others counts as it does alone."""
+        model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2", count=4)
+        lengths = batch["attention_mask"].sum(1).tolist()
+        alone = [{n: v[k : k + 1, :length] for n, v in batch.items()} for k, length in enumerate(lengths)]
+
+        together, apart = (_value(model, LanguageCrossEntropy(), *some) for some in ([batch], alone))
+
+        assert min(lengths) < max(lengths)
+        assert together == pytest.approx(apart, rel=1e-5)
+
+    def test_use_logits_computes_no_loss(self, make_model, make_batch):
+        """The labels are withheld from the model, and stay in the batch."""
+        model, batch = HuggingFaceModel(make_model("t5"), use_logits=True).eval(), make_batch("t5")
+        whole = model(batch)
+        before = {name: value.clone() for name, value in batch.items()}
+
+        logits = model.eval_forward(batch)
+
+        torch.testing.assert_close(logits, whole["logits"])
+        assert model.eval_forward(batch, whole) is whole["logits"]
+        assert {name: value.tolist() for name, value in batch.items()} == {n: v.tolist() for n, v in before.items()}
+
+    def test_whole_output(self, make_model, make_batch):
+        """Without use_logits, evaluation returns the output with its loss, and that which is known already."""
+        model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
+
+        outputs = model.eval_forward(batch)
+
+        assert {"loss", "logits"} <= set(outputs)
+        assert model.eval_forward(batch, outputs) is outputs
+
+    def test_phases_count_for_themselves(self, make_model, make_batch):
+        """Evaluation has copies of the metrics, which are members of the model."""
+        metric = LanguageCrossEntropy()
+        model = HuggingFaceModel(make_model("classifier"), metrics=[metric])
+
+        _value(model, model.get_metrics(is_train=True)["LanguageCrossEntropy"], make_batch("classifier"))
+
+        assert metric.update_called
+        assert not model.get_metrics(is_train=False)["LanguageCrossEntropy"].update_called
+        assert {id(metric)} < set(map(id, model.modules()))
+
+    def test_others_for_evaluation(self, make_model):
+        """Evaluation may have metrics of its own; what is in both phases is copied; none need be given."""
+        shared = CrossEntropy()
+        model = HuggingFaceModel(make_model("classifier"), metrics=shared, eval_metrics=[shared, MaskedAccuracy()])
+
+        assert list(model.get_metrics(is_train=True)) == ["CrossEntropy"]
+        assert set(model.get_metrics(is_train=False)) == {"CrossEntropy", "MaskedAccuracy"}
+        assert model.get_metrics(is_train=False)["CrossEntropy"] is not shared
+        assert HuggingFaceModel(make_model("classifier")).get_metrics() == {}
+
+    def test_that_do_not_fit(self, make_model, make_batch):
+        """Another number of classes, missing labels, and what is no metric are each named."""
+        model, batch = HuggingFaceModel(make_model("gpt2")), make_batch("gpt2")
+
+        with pytest.raises(ValueError, match=r"counts 7 classes, but the logits of shape \(8, \d+, \d+\) do not"):
+            _value(model, MulticlassAccuracy(7), batch)
+        with pytest.raises(ValueError, match=r"no 'labels', without which a metric"):
+            model.update_metric({"input_ids": None}, model(batch), CrossEntropy())
+        with pytest.raises(TypeError, match=r"metrics must be a torchmetrics Metric.*got str"):
+            HuggingFaceModel(model.model, metrics="accuracy")
+
+
+class TestSpecification:
+    def test_bert_example(self, make_model, make_batch):
+        """The page's block: a BERT classifier with its two metrics trains and is evaluated."""
+        model = make_model("classifier", num_labels=2)
+
+        with pytest.warns(DeprecationWarning, match="vocab_size is ignored"):
+            metrics = [LanguageCrossEntropy(vocab_size=30522), Accuracy(task="multiclass", num_classes=2)]
+        composer_model = HuggingFaceModel(model, metrics=metrics)
+
+        batch = make_batch("classifier")
+        values = {
+            name: _value(composer_model.eval(), metric, batch)
+            for name, metric in composer_model.get_metrics(is_train=False).items()
+        }
+        outputs = composer_model(batch)
+        right = (outputs["logits"].argmax(-1) == batch["labels"]).float().mean().item()
+        assert values["MulticlassAccuracy"] == pytest.approx(right)
+        assert values["LanguageCrossEntropy"] == pytest.approx(outputs["loss"].item(), rel=1e-5)
+
+
+class TestGenerate:
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+    def test_is_that_of_the_model(self, kind, make_model, make_batch, tokenizer):
+        """Greedy generation gives what the most probable tokens of the forward pass give, one by one."""
+        model = HuggingFaceModel(make_model(kind), tokenizer).train()
+        prompt = make_batch(kind, count=1)["input_ids"][:, :5]
+
+        tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
+
+        assert model.training
+        assert model.model.training
+        model.eval()
+        decoded = torch.full((1, 1), tokenizer.pad_token_id) if kind == "t5" else prompt
+        for _ in range(4):
+            own = {"input_ids": prompt, "decoder_input_ids": decoded} if kind == "t5" else {"input_ids": decoded}
+            decoded = torch.cat([decoded, model(own)["logits"][:, -1:].argmax(-1)], dim=1)
+            if decoded[0, -1] == tokenizer.eos_token_id:
+                break
+        assert tokens.tolist() == decoded.tolist()
+
+    def test_padding_comes_from_the_tokenizer(self, make_model, make_batch, tokenizer):
+        """A prompt padded on the left is continued as alone; what ends early is filled up with padding."""
+        model = HuggingFaceModel(make_model("gpt2", pad_token_id=None), tokenizer)
+        prompt = make_batch("gpt2", count=1)["input_ids"][:, :4]
+        padded = F.pad(prompt, (3, 0), value=tokenizer.pad_token_id)
+        mask = padded != tokenizer.pad_token_id
+
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
+        amid = model.generate(
+            torch.cat([padded, torch.ones_like(padded)]),
+            attention_mask=torch.cat([mask, torch.ones_like(mask)]).long(),
+            max_new_tokens=3,
+            do_sample=False,
+            eos_token_id=alone[0, -1].item(),
+        )
+
+        first = alone[0, 4:].tolist().index(alone[0, -1].item())
+        expected = alone[0, 4 : 5 + first].tolist()
+        assert amid[0, 7 : 7 + len(expected)].tolist() == expected
+        assert set(amid[0, 7 + len(expected) :].tolist()) <= {tokenizer.pad_token_id}
+
+    def test_what_predicts_no_tokens(self, make_model):
+        """A classifier says that it cannot."""
+        with pytest.raises(TypeError, match=r"BertForSequenceClassification predicts no tokens"):
+            HuggingFaceModel(make_model("classifier")).generate(torch.zeros(1, 2, dtype=torch.long))
+
+
+class TestTokenizer:
+    def test_too_many_tokens(self, make_model, tokenizer):
+        """A tokenizer of another model is refused, with both sizes and the remedy."""
+        model = make_model("gpt2", vocab_size=300, bos_token_id=1, eos_token_id=1)
+
+        with pytest.raises(
+            ValueError, match=rf"has {len(tokenizer)} tokens, but .* 300 rows.*allow_embedding_resizing"
+        ):
+            HuggingFaceModel(model, tokenizer)
+
+    def test_resizing(self, make_model, make_batch, tokenizer):
+        """On demand the embedding grows, keeps its rows, and stays tied to the output layer."""
+        bare = make_model("gpt2", vocab_size=300)
+        before = bare.get_input_embeddings().weight.clone()
+
+        model = HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
+
+        after = bare.get_input_embeddings().weight
+        assert len(after) == len(tokenizer) == model.config.vocab_size
+        assert torch.equal(after[:300], before)
+        assert bare.get_output_embeddings().weight is after
+        assert model(make_batch("gpt2"))["logits"].shape[-1] == len(tokenizer)
+
+    def test_room_to_spare(self, make_model, tokenizer):
+        """An embedding with more rows than the tokenizer has tokens is left alone."""
+        bare = make_model("gpt2", vocab_size=400)
+
+        HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
+
+        assert len(bare.get_input_embeddings().weight) == 400
+
+
+class TestConstruction:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_who_predicts_the_next_token(self, kind, make_model):
+        """Decoders that shift labels themselves are told from those that do not, and from all others."""
+        assert HuggingFaceModel(make_model(kind)).shift_labels is (kind in {"gpt2", "llama"})
+
+    def test_a_class_of_ones_own(self, make_model):
+        """A subclass is as causal as what it derives from; what the user says is not doubted."""
+        from transformers import GPT2LMHeadModel
+
+        class Mine(GPT2LMHeadModel):
+            pass
+
+        assert HuggingFaceModel(make_model("gpt2", cls=Mine)).shift_labels is True
+        assert HuggingFaceModel(make_model("gpt2"), shift_labels=False).shift_labels is False
+
+    def test_bad_arguments(self, make_model):
+        """What is no model, no tokenizer, or returns tuples is refused with a sentence."""
+        with pytest.raises(TypeError, match=r"model must be a transformers.PreTrainedModel .* got Linear"):
+            HuggingFaceModel(nn.Linear(1, 1))
+        with pytest.raises(TypeError, match=r"tokenizer must be one of Transformers', got str"):
+            HuggingFaceModel(make_model("gpt2"), "gpt2")
+        with pytest.raises(ValueError, match=r"config.return_dict is False"):
+            HuggingFaceModel(make_model("gpt2", return_dict=False))
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+    def test_copies_are_their_own(self, duplicate, make_model, make_batch):
+        """A copy computes the same, with weights of its own."""
+        model, batch = HuggingFaceModel(make_model("gpt2"), metrics=[CrossEntropy()]).eval(), make_batch("gpt2")
+        expected = model(batch)["loss"]
+
+        other = duplicate(model)
+
+        assert torch.equal(other.loss(other(batch), batch), expected)
+        assert other.model.transformer.wte.weight is other.model.lm_head.weight
+        assert other.model.lm_head.weight is not model.model.lm_head.weight
+
+    def test_state_dict_has_the_models_names(self, make_model):
+        """Weights are those of the Transformers model, after a prefix; metrics leave nothing."""
+        bare = make_model("masked")
+        model = HuggingFaceModel(bare, metrics=[CrossEntropy()])
+
+        assert list(model.state_dict()) == [f"model.{name}" for name in bare.state_dict()]
+
+
+class TestSurgery:
+    @pytest.mark.parametrize("kind", ["gpt2", "masked"])
+    def test_alibi(self, kind, make_model, make_batch):
+        """ALiBi finds the attention of the wrapped model, which goes on with sequences longer than it was made for."""
+        model = HuggingFaceModel(make_model(kind)).eval()
+        ids = make_batch(kind)["input_ids"].repeat(1, 6)[:, :100].contiguous()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        report = cf.apply_alibi(model, max_sequence_length=128, optimizers=optimizer)
+
+        assert report
+        assert model({"input_ids": ids, "labels": ids})["loss"].isfinite()
+
+    def test_gated_linear_units(self, make_model, make_batch):
+        """The feed-forward layers are gated, and their new weights are trained."""
+        model, batch = HuggingFaceModel(make_model("masked")), make_batch("masked")
+        optimizer = torch.optim.AdamW(model.parameters())
+        before = set(model.parameters())
+
+        report = cf.apply_gated_linear_units(model, optimizer)
+        model.loss(model(batch), batch).backward()
+
+        assert report
+        assert set(model.parameters()) - before
+        assert {id(p) for p in model.parameters()} == {id(p) for g in optimizer.param_groups for p in g["params"]}
+        assert all(parameter.grad is not None for parameter in model.model.bert.encoder.parameters())
+
+    def test_shorter_sequences(self, make_model, make_batch):
+        """A batch whose sequences were cut or folded is taken as any other."""
+        model, batch = HuggingFaceModel(make_model("masked")), make_batch("masked")
+
+        losses = [
+            model.loss(model(part), part)
+            for truncate in (True, False)
+            for part in [cf.set_batch_sequence_length(batch, 8, truncate)]
+        ]
+
+        assert all(loss.isfinite() for loss in losses)
+        assert losses[0] != losses[1]
+
+
+class TestExtras:
+    def test_importing_is_light(self):
+        """Neither Transformers nor PEFT, nor what they stand on, is loaded with composer.models."""
+        heavy = {"transformers", "peft", "tokenizers", "safetensors", "torchmetrics", "torchvision"}
+        program = f"import sys, composer.models; print(sorted({heavy} & set(sys.modules)))"
+
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+        assert done.stdout.strip() == "[]"
+
+    def test_without_transformers(self, monkeypatch):
+        """The line to install it is named."""
+        monkeypatch.setitem(sys.modules, "transformers", None)
+
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-models\[huggingface\]"'):
+            HuggingFaceModel(nn.Linear(1, 1))
+
+    def test_without_peft(self, monkeypatch, make_model):
+        """With a configuration of adapters, that of PEFT is."""
+        monkeypatch.setitem(sys.modules, "peft", None)
+
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-models\[peft\]"'):
+            HuggingFaceModel(make_model("gpt2"), peft_config=object())

@@ -1,0 +1,279 @@
+"""Tests of what a checkpoint keeps of a HuggingFaceModel: tokenizer and configuration, and both again from a folder."""
+
+import inspect
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from composer.models import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
+
+KINDS = ["classifier", "masked", "gpt2", "t5", "llama"]
+TIED = "model.transformer.wte.weight", "model.lm_head.weight"
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Return a function that writes a model as a checkpoint folder, without some of its weights."""
+
+    def write(model, *, without=(), **changes):
+        folder = tmp_path / "ep1-ba10"
+        folder.mkdir(exist_ok=True)
+        weights = {name: value.clone() for name, value in model.state_dict().items() if name not in without}
+        save_file(weights, folder / "model.safetensors")
+        state = {"clock": {"batch": 10}, "integrations": model.get_metadata()}
+        (folder / "state.json").write_text(json.dumps(state | changes))
+        return folder
+
+    return write
+
+
+def _logits(model, batch):
+    with torch.no_grad():
+        taken = inspect.signature(model.forward).parameters
+        return model.eval()(**{name: value for name, value in batch.items() if name in taken})["logits"]
+
+
+class TestFromCheckpoint:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_same_logits(self, kind, make_model, make_batch, tokenizer, save):
+        """Class, configuration and weights come back: the same logits, to the bit, in evaluation mode."""
+        bare, batch = make_model(kind), make_batch(kind)
+        folder = save(HuggingFaceModel(bare, tokenizer))
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        assert not model.training
+        assert type(model) is type(bare)
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+
+    def test_same_tokens(self, make_model, tokenizer, lines, save):
+        """The tokenizer comes back: the same ids, padding and text."""
+        folder = save(HuggingFaceModel(make_model("gpt2"), tokenizer))
+
+        _, again = HuggingFaceModel.hf_from_composer_checkpoint(str(folder))
+
+        before, after = tokenizer(lines[:5], padding=True), again(lines[:5], padding=True)
+        assert after["input_ids"] == before["input_ids"]
+        assert again.pad_token == "[PAD]"
+        assert again.decode(after["input_ids"][0], skip_special_tokens=True) == tokenizer.decode(
+            before["input_ids"][0], skip_special_tokens=True
+        )
+
+    def test_without_a_tokenizer(self, make_model, save):
+        """A model that had none comes back without."""
+        _, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(save(HuggingFaceModel(make_model("gpt2"))))
+
+        assert tokenizer is None
+
+    @pytest.mark.parametrize("without", [(), TIED[:1], TIED[1:]])
+    def test_tied_weights(self, without, make_model, make_batch, save):
+        """Two names of one weight may be saved as two, or as either; they are one again."""
+        bare, batch = make_model("gpt2"), make_batch("gpt2")
+        folder = save(HuggingFaceModel(bare), without=without)
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+        assert model.transformer.wte.weight is model.lm_head.weight
+
+    def test_dtype(self, make_model, save):
+        """Weights keep the dtype in which they were saved."""
+        folder = save(HuggingFaceModel(make_model("llama").bfloat16()))
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+    def test_settings_of_generation(self, make_model, save):
+        """How the model generates is part of it."""
+        bare = make_model("gpt2")
+        bare.generation_config.max_new_tokens = 7
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(save(HuggingFaceModel(bare)))
+
+        assert model.generation_config.max_new_tokens == 7
+
+    def test_another_class_and_settings(self, make_model, save):
+        """The class may be an AutoModel, a name or one's own, and the configuration be changed."""
+        from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+        class Mine(GPT2LMHeadModel):
+            pass
+
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+        read = HuggingFaceModel.hf_from_composer_checkpoint
+
+        auto, _ = read(folder, AutoModelForCausalLM, model_config_kwargs={"attn_pdrop": 0.5})
+        named, _ = read(folder, "transformers.GPT2LMHeadModel")
+        own, _ = read(folder, Mine)
+
+        assert [type(auto), type(named), type(own)] == [GPT2LMHeadModel, GPT2LMHeadModel, Mine]
+        assert auto.config.attn_pdrop == 0.5
+
+    def test_a_configuration_of_ones_own(self, make_model, save):
+        """A class that Transformers does not know is asked for, and with it its configuration is read."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        class MyConfig(GPT2Config):
+            model_type = "mine"
+
+        class Mine(GPT2LMHeadModel):
+            config_class = MyConfig
+
+        tiny = {"vocab_size": 8, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+        bare = Mine(MyConfig(**tiny, bos_token_id=1, eos_token_id=1))
+        folder = save(HuggingFaceModel(bare))
+
+        with pytest.raises(ValueError, match=r"Mine is not a model of transformers.*model_instantiation_class"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder, Mine)
+
+        assert type(model.config) is MyConfig
+
+    def test_remote(self, make_model, make_batch, tokenizer, save, tmp_path):
+        """A folder elsewhere is fetched, to where the user says."""
+        bare, batch = make_model("gpt2"), make_batch("gpt2")
+        folder = save(HuggingFaceModel(bare, tokenizer))
+        fsspec.filesystem("memory").put(str(folder), "/bucket/ep1-ba10", recursive=True)
+
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(
+            "memory://bucket/ep1-ba10", local_checkpoint_save_location=tmp_path / "fetched"
+        )
+
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+        assert (tmp_path / "fetched" / "model.safetensors").exists()
+
+    def test_from_the_saved_state_itself(self, make_model, make_batch, tokenizer, tmp_path):
+        """Whoever has read state and weights gets model and tokenizer from these."""
+        bare, batch = make_model("masked"), make_batch("masked")
+        state = HuggingFaceModel(bare, tokenizer).get_metadata()["huggingface"]
+
+        model = HuggingFaceModel.load_huggingface_model_from_saved_state(state, bare.state_dict())
+        again = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(state, tokenizer_save_dir=tmp_path / "t")
+
+        assert torch.equal(_logits(model, batch), _logits(bare, batch))
+        assert len(again) == len(tokenizer)
+        assert (tmp_path / "t" / "tokenizer.json").exists()
+
+
+class TestRefusals:
+    def test_no_checkpoint(self, tmp_path):
+        """A folder without its files is named, with what it lacks."""
+        (tmp_path / "state.json").write_text("{}")
+
+        with pytest.raises(FileNotFoundError, match=r"must be a checkpoint: .* It has no model.safetensors\."):
+            HuggingFaceModel.hf_from_composer_checkpoint(tmp_path)
+
+    def test_of_another_model(self, make_model, save):
+        """A checkpoint of a model that is not of Transformers says so."""
+        folder = save(HuggingFaceModel(make_model("gpt2")), integrations={})
+
+        with pytest.raises(ValueError, match=r"says nothing of a Transformers model"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    def test_missing_weights(self, make_model, save):
+        """Weights that are missing, or have no place because the model was changed, are named."""
+        folder = save(HuggingFaceModel(make_model("llama")), without=["model.lm_head.weight"])
+        with pytest.raises(ValueError, match=r"do not fit LlamaForCausalLM: missing lm_head.weight, unknown .* none\."):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        model = HuggingFaceModel(make_model("llama"))
+        model.model.extra = torch.nn.Linear(1, 1, bias=False)
+        with pytest.raises(ValueError, match=r"missing none, .* shape extra.weight\. If an algorithm changed"):
+            HuggingFaceModel.hf_from_composer_checkpoint(save(model))
+
+    def test_other_shapes(self, make_model, save):
+        """A configuration that does not fit the weights is refused."""
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+
+        with pytest.raises(ValueError, match=r"of another shape transformer.wpe.weight"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder, model_config_kwargs={"n_positions": 32})
+
+    @pytest.mark.parametrize("name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", ""])
+    def test_files_outside_the_folder(self, name, make_model, tokenizer, save):
+        """A checkpoint cannot make files elsewhere."""
+        integrations = HuggingFaceModel(make_model("gpt2"), tokenizer).get_metadata()
+        integrations["huggingface"]["tokenizer"]["files"][name] = "evil"
+        folder = save(HuggingFaceModel(make_model("gpt2")), integrations=integrations)
+
+        with pytest.raises(ValueError, match=r"names a file outside its folder"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    @pytest.mark.parametrize("name", ["os.system", "pipeline", "GPT2Config", "transformers.utils"])
+    def test_classes_that_are_no_models(self, name, make_model, save):
+        """Only models of Transformers are built by name."""
+        integrations = HuggingFaceModel(make_model("gpt2")).get_metadata()
+        integrations["huggingface"]["model"]["class"] = name
+        folder = save(HuggingFaceModel(make_model("gpt2")), integrations=integrations)
+
+        with pytest.raises(ValueError, match=rf"{name} is not a model of transformers"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    def test_code_in_a_checkpoint(self, make_model, save, tmp_path):
+        """A configuration that refers to code of its own does not get it run."""
+        integrations = HuggingFaceModel(make_model("gpt2")).get_metadata()
+        files = integrations["huggingface"]["model"]["files"]
+        config = json.loads(files["config.json"]) | {"model_type": "x", "auto_map": {"AutoConfig": "evil.Evil"}}
+        files["config.json"] = json.dumps(config)
+        files["evil.py"] = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n"
+        folder = save(HuggingFaceModel(make_model("gpt2")), integrations=integrations)
+
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+        assert not (tmp_path / "ran").exists()
+
+
+class TestMetadata:
+    def test_is_plain_data(self, make_model, tokenizer):
+        """JSON holds it, and gives it back unchanged."""
+        metadata = HuggingFaceModel(make_model("t5"), tokenizer).get_metadata()
+
+        assert json.loads(json.dumps(metadata)) == metadata
+        assert metadata["huggingface"]["model"]["class"] == "T5ForConditionalGeneration"
+
+    def test_files_that_are_no_text(self, make_model, tokenizer, tmp_path):
+        """A tokenizer's binary files are kept byte for byte."""
+        binary = bytes(range(256))
+
+        class WithBinary(type(tokenizer)):
+            def save_pretrained(self, folder, **kwargs):
+                saved = tokenizer.save_pretrained(folder, **kwargs)
+                Path(folder, "spiece.model").write_bytes(binary)
+                return saved
+
+        own = WithBinary(tokenizer_object=tokenizer.backend_tokenizer)
+        state = json.loads(json.dumps(HuggingFaceModel(make_model("gpt2"), own).get_metadata()))["huggingface"]
+        HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(state, tokenizer_save_dir=tmp_path)
+
+        assert (tmp_path / "spiece.model").read_bytes() == binary
+
+
+class TestExport:
+    @pytest.mark.parametrize("kind", ["classifier", "gpt2", "t5"])
+    def test_from_pretrained_reads_it(self, kind, make_model, make_batch, tokenizer, lines, save, tmp_path):
+        """What is written gives, read by Transformers, equal logits and the same tokens."""
+        import transformers
+
+        bare, batch = make_model(kind), make_batch(kind)
+        folder = save(HuggingFaceModel(bare, tokenizer))
+
+        write_huggingface_pretrained_from_composer_checkpoint(folder, tmp_path / "exported")
+
+        again = type(bare).from_pretrained(tmp_path / "exported", local_files_only=True)
+        assert torch.equal(_logits(again, batch), _logits(bare, batch))
+        tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", local_files_only=True)
+        assert tokens(lines[:3])["input_ids"] == tokenizer(lines[:3])["input_ids"]
+
+    def test_holds_no_pickle(self, make_model, save, tmp_path):
+        """The weights are written as safetensors, and a missing tokenizer is not made up."""
+        write_huggingface_pretrained_from_composer_checkpoint(
+            save(HuggingFaceModel(make_model("gpt2"))), tmp_path / "exported"
+        )
+
+        written = {path.name for path in (tmp_path / "exported").iterdir()}
+        assert written == {"config.json", "generation_config.json", "model.safetensors"}

@@ -1,0 +1,247 @@
+"""Tests of HuggingFaceModel with adapters of PEFT."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from composer.models import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint
+
+peft = pytest.importorskip("peft", reason="PEFT is an extra")
+
+# PEFT asks Transformers by a former name whether activations are kept.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def _lora(**settings):
+    return peft.LoraConfig(r=2, lora_alpha=8, task_type="CAUSAL_LM", **{"target_modules": ["q_proj"]} | settings)
+
+
+def _train(model, batch, steps=5):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(steps):
+        losses.append(model.loss(model(batch), batch))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [loss.item() for loss in losses]
+
+
+@pytest.fixture
+def wrap(make_model, tokenizer):
+    """Return a function that wraps a fresh Llama of the same weights with adapters."""
+
+    def make(kind="llama", config=None, tokenizer=tokenizer, **settings):
+        config = _lora() if config is None else config
+        return HuggingFaceModel(make_model(kind), tokenizer, peft_config=config, **settings)
+
+    return make
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Return a function that writes a model as a checkpoint folder."""
+
+    def write(model):
+        folder = tmp_path / "ep1-ba10"
+        folder.mkdir(exist_ok=True)
+        save_file({name: value.clone() for name, value in model.state_dict().items()}, folder / "model.safetensors")
+        (folder / "state.json").write_text(json.dumps({"integrations": model.get_metadata()}))
+        return folder
+
+    return write
+
+
+class TestTraining:
+    def test_adapters_alone_learn(self, wrap, make_batch):
+        """The loss falls, and of all weights only those of the adapters have changed."""
+        model, batch = wrap(), make_batch("llama")
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+        losses = _train(model, batch, steps=10)
+
+        changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        assert losses[-1] < losses[0]
+        assert changed == {name for name in before if "lora_" in name} != set()
+
+    def test_a_model_that_has_adapters(self, make_model, make_batch):
+        """A PEFT model is taken as it is, its own arguments and class counting."""
+        inner = peft.get_peft_model(make_model("llama"), _lora())
+
+        model = HuggingFaceModel(inner)
+
+        assert model.model is inner
+        assert (model.using_peft, model.shift_labels) == (True, True)
+        assert model.loss(model(batch := make_batch("llama")), batch).isfinite()
+
+    def test_generates(self, wrap, make_batch):
+        """With adapters as without."""
+        prompt = make_batch("llama", count=1)["input_ids"][:, :4]
+
+        tokens = wrap().generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=2, do_sample=False)
+
+        assert tokens.shape == (1, 6)
+
+    def test_bad_arguments(self, wrap, make_model):
+        """Two sets of adapters, and what is no configuration, are refused."""
+        with pytest.raises(ValueError, match="has adapters of PEFT already"):
+            HuggingFaceModel(wrap().model, peft_config=_lora())
+        with pytest.raises(TypeError, match=r"peft_config must be .* got dict"):
+            HuggingFaceModel(make_model("llama"), peft_config={"r": 2})
+
+
+class TestStateDict:
+    def test_holds_adapters_alone(self, wrap):
+        """State is that of the adapters, by their names in the model."""
+        state = wrap().state_dict()
+
+        layer = "model.base_model.model.model.layers.0.self_attn.q_proj"
+        assert set(state) == {f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight"}
+
+    def test_can_hold_everything(self, wrap):
+        """On demand it has the base model, too, and is loaded strictly."""
+        model = wrap(should_save_peft_only=False)
+
+        assert set(model.state_dict()) == {f"model.{name}" for name in model.model.state_dict()}
+        with pytest.raises(RuntimeError, match="Missing key"):
+            model.load_state_dict(wrap().state_dict())
+
+    def test_loads_again(self, wrap, make_batch):
+        """Adapters alone are a whole state: they load strictly, onto the same base model, with the same outcome."""
+        model, batch = wrap(), make_batch("llama")
+        _train(model, batch)
+
+        other = wrap()
+        before = other.eval()(batch)["logits"]
+        result = other.load_state_dict(copy.deepcopy(model.state_dict()))
+
+        assert (result.missing_keys, result.unexpected_keys) == ([], [])
+        assert torch.equal(other(batch)["logits"], model.eval()(batch)["logits"])
+        assert not torch.equal(other(batch)["logits"], before)
+
+    def test_loads_everything(self, wrap, make_batch):
+        """A state with the base model is taken whole, and has to be whole."""
+        whole, batch = wrap(should_save_peft_only=False).eval(), make_batch("llama")
+        with torch.no_grad():
+            whole.model.get_base_model().lm_head.weight.mul_(2)
+        state, other = whole.state_dict(), wrap().eval()
+
+        other.load_state_dict(state)
+
+        assert torch.equal(other(batch)["logits"], whole(batch)["logits"])
+        del state["model.base_model.model.lm_head.weight"]
+        with pytest.raises(RuntimeError, match=r"Missing key.*lm_head"):
+            wrap().load_state_dict(state)
+
+    def test_is_strict(self, wrap):
+        """An adapter that is missing, and one that has no place, are errors."""
+        state = wrap().state_dict()
+        first, second = state
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \S*lora_A\S*\. $"):
+            wrap().load_state_dict({second: state[second]})
+        with pytest.raises(RuntimeError, match=r"Unexpected key"):
+            wrap().load_state_dict({**state, first + "x": state[first]})
+
+    def test_within_another_module(self, wrap):
+        """Inside a wrapper, as for data parallel training, names have a prefix, and all is as before."""
+        outer, other = torch.nn.Sequential(wrap()), torch.nn.Sequential(wrap())
+
+        state = outer.state_dict()
+        result = other.load_state_dict(state)
+
+        assert len(state) == 2
+        assert all(name.startswith("0.model.") for name in state)
+        assert result.missing_keys == []
+
+    def test_parts_that_are_trained_whole(self, wrap, make_batch):
+        """Modules beside the adapters that PEFT trains and saves are saved here, too."""
+        config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["classifier"], task_type="SEQ_CLS")
+        model, batch = wrap("classifier", config), make_batch("classifier")
+        _train(model, batch)
+
+        other = wrap("classifier", config)
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+
+        assert torch.equal(other.eval()(batch)["logits"], model.eval()(batch)["logits"])
+        assert len(model.state_dict()) == 4
+
+    def test_grown_embeddings(self, make_model, make_batch, tokenizer):
+        """Rows that an embedding was given for the tokenizer are in no base model, so they are saved."""
+
+        def make(seed, config):
+            bare = make_model("llama", vocab_size=300)
+            torch.manual_seed(seed)
+            return HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True, peft_config=config).eval()
+
+        for config in (_lora(), _lora(target_modules=["q_proj", "embed_tokens"])):
+            model, other, batch = make(1, config), make(2, config), make_batch("llama")
+            other.load_state_dict(model.state_dict())
+
+            assert torch.equal(other(batch)["logits"], model(batch)["logits"])
+
+    def test_learned_prompts(self, wrap, make_batch):
+        """Adapters that are no layers, but tokens before the text, are saved as well."""
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        model, other = wrap(config=config), wrap(config=config)
+
+        other.load_state_dict(model.state_dict())
+
+        assert len(model.state_dict()) == 1
+        ids = {"input_ids": make_batch("llama")["input_ids"]}
+        assert torch.equal(other.eval()(ids)["logits"], model.eval()(ids)["logits"])
+
+    def test_of_copies(self, wrap):
+        """A deep copy holds its own adapters."""
+        model = wrap()
+        other = copy.deepcopy(model)
+
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.fill_(1)
+
+        assert set(other.state_dict()) == set(model.state_dict())
+        assert all((value == 1).all() for value in other.state_dict().values())
+
+
+class TestCheckpoint:
+    def test_with_the_base_model(self, wrap, make_batch, save):
+        """A checkpoint of everything gives the model with its adapters."""
+        model, batch = wrap(should_save_peft_only=False), make_batch("llama")
+        _train(model, batch)
+
+        again, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(save(model))
+
+        assert isinstance(again, peft.PeftModel)
+        assert torch.equal(again(**batch)["logits"], model.eval()(batch)["logits"])
+        assert tokenizer is not None
+
+    def test_adapters_alone(self, wrap, make_model, make_batch, save, tmp_path):
+        """A checkpoint of adapters finds the base model where that was read from."""
+        from transformers import LlamaForCausalLM
+
+        make_model("llama").save_pretrained(tmp_path / "base")
+        bare = LlamaForCausalLM.from_pretrained(tmp_path / "base", local_files_only=True)
+        model, batch = HuggingFaceModel(bare, peft_config=_lora()), make_batch("llama")
+        _train(model, batch)
+
+        again, _ = HuggingFaceModel.hf_from_composer_checkpoint(save(model))
+
+        assert torch.equal(again(**batch)["logits"], model.eval()(batch)["logits"])
+
+    def test_base_model_of_unknown_origin(self, wrap, save):
+        """Where no base model is to be found, the way to go is named."""
+        with pytest.raises(ValueError, match=r"adapters alone, .* wrap it in HuggingFaceModel\(model, peft_config"):
+            HuggingFaceModel.hf_from_composer_checkpoint(save(wrap()))
+
+    def test_export(self, wrap, make_model, make_batch, save, tmp_path):
+        """What is written is a folder of adapters that PEFT reads."""
+        model, batch = wrap(should_save_peft_only=False), make_batch("llama")
+        _train(model, batch)
+
+        write_huggingface_pretrained_from_composer_checkpoint(save(model), tmp_path / "exported")
+
+        again = peft.PeftModel.from_pretrained(make_model("llama"), tmp_path / "exported")
+        assert torch.equal(again.eval()(**batch)["logits"], model.eval()(batch)["logits"])

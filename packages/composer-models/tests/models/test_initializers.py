@@ -1,0 +1,136 @@
+"""Tests of composer.models.Initializer."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from composer.models import Initializer
+
+SEED = 0
+
+
+@pytest.fixture
+def model():
+    """Layers of every kind, their weights and biases 7 so that a change is seen."""
+    model = nn.Sequential(
+        nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Linear(400, 300), nn.LayerNorm(300), nn.Embedding(9, 3)
+    )
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    torch.manual_seed(SEED)
+    return model
+
+
+def _changed(model):
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if not torch.equal(parameter, 7 * torch.ones_like(parameter))
+    }
+
+
+class TestInitializer:
+    def test_names(self):
+        """The names are those that files of settings have."""
+        assert list(Initializer) == [
+            "kaiming_normal",
+            "kaiming_uniform",
+            "bn_uniform",
+            "bn_ones",
+            "xavier_uniform",
+            "xavier_normal",
+            "linear_log_constant_bias",
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "deviation", "is_uniform"),
+        [
+            ("kaiming_normal", lambda fan_in, fan_out: math.sqrt(2 / fan_in), False),
+            ("kaiming_uniform", lambda fan_in, fan_out: math.sqrt(2 / fan_in), True),
+            ("xavier_normal", lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out)), False),
+            ("xavier_uniform", lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out)), True),
+        ],
+    )
+    def test_weights_of_linear_and_convolution_layers(self, model, name, deviation, is_uniform):
+        """Mean 0, the papers' standard deviation, and of a uniform one the range sqrt(3) times that; nothing else."""
+        model.apply(Initializer(name).get_initializer())
+
+        assert _changed(model) == {"0.weight", "3.weight"}
+        for weight, fans in [(model[0].weight, (8 * 9, 64 * 9)), (model[3].weight, (400, 300))]:
+            expected = deviation(*fans)
+            assert weight.mean().item() == pytest.approx(0, abs=4 * expected / math.sqrt(weight.numel()))
+            assert weight.std().item() == pytest.approx(expected, rel=0.05)
+            largest = weight.abs().max().item() / expected
+            assert (1.7 < largest < math.sqrt(3) + 1e-5) == is_uniform
+
+    def test_batch_norm_ones(self, model):
+        """Scales are 1 and shifts 0."""
+        model.apply(Initializer.BN_ONES.get_initializer())
+
+        assert _changed(model) == {"1.weight", "1.bias"}
+        assert torch.equal(model[1].weight, torch.ones(64))
+        assert torch.equal(model[1].bias, torch.zeros(64))
+
+    def test_batch_norm_uniform(self):
+        """Scales are spread evenly over [0, 1), shifts are 0."""
+        norm = nn.BatchNorm1d(10_000)
+
+        norm.apply(Initializer.BN_UNIFORM.get_initializer())
+
+        shares = torch.histc(norm.weight, bins=10, min=0, max=1) / 10_000
+        assert norm.weight.min() >= 0
+        assert norm.weight.max() < 1
+        torch.testing.assert_close(shares, torch.full((10,), 0.1), atol=0.015, rtol=0)
+        assert torch.equal(norm.bias, torch.zeros(10_000))
+
+    def test_linear_log_constant_bias(self, model):
+        """A classifier's sigmoids each begin near one in as many as there are classes."""
+        model.apply(Initializer.LINEAR_LOG_CONSTANT_BIAS.get_initializer())
+
+        assert _changed(model) == {"3.bias"}
+        torch.testing.assert_close(model[3].bias.exp(), torch.full((300,), 1 / 300))
+
+    def test_one_after_the_other(self, model):
+        """Several may be applied, as they set different parameters."""
+        for name in ["xavier_normal", "bn_ones", "linear_log_constant_bias"]:
+            model.apply(Initializer(name).get_initializer())
+
+        assert _changed(model) == {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
+
+    @pytest.mark.parametrize("name", list(Initializer))
+    def test_layers_without_what_it_sets_stay(self, name):
+        """A linear layer without bias, and a batch norm without parameters, are left as they are."""
+        model = nn.Sequential(
+            nn.Linear(2, 2, bias=False), nn.BatchNorm2d(2, affine=False), nn.Conv2d(1, 1, 1, bias=False)
+        )
+
+        model.apply(Initializer(name).get_initializer())
+
+        assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
+
+    @pytest.mark.parametrize("name", ["kaiming_normal", "bn_uniform", "xavier_uniform"])
+    def test_the_seed_decides(self, name):
+        """The same seed draws the same weights, another seed others."""
+        layers = []
+        for seed in [1, 1, 2]:
+            torch.manual_seed(seed)
+            layers.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).apply(Initializer(name).get_initializer()))
+
+        drawn = [torch.cat([layer[0].weight.flatten(), layer[1].weight]) for layer in layers]
+        assert torch.equal(drawn[0], drawn[1])
+        assert not torch.equal(drawn[0], drawn[2])
+
+    def test_dtype_and_device_stay(self):
+        """Weights in half precision are set in half precision."""
+        layer = nn.Linear(4, 4, dtype=torch.bfloat16)
+
+        layer.apply(Initializer.KAIMING_UNIFORM.get_initializer())
+
+        assert layer.weight.dtype == torch.bfloat16
+
+    def test_an_unknown_name(self):
+        """A name that does not exist is named."""
+        with pytest.raises(ValueError, match="'kaiming' is not a valid Initializer"):
+            Initializer("kaiming")

@@ -1,0 +1,261 @@
+"""Tests of composer.models.MMDetModel on small modules that follow MMDetection's documented interfaces.
+
+The real MMDetection needs operators that have to be compiled; the session ``mmdet`` of nox trains with it.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics.detection import IntersectionOverUnion
+
+from composer.models import MMDetModel, count_detection_samples, split_detection_batch
+
+
+def boxes_of(count, seed=0):
+    """Return boxes within an image of 32 by 32."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, generator=generator) * 16
+    return torch.cat([corners, corners + 4 + torch.rand(count, 2, generator=generator) * 10], dim=1)
+
+
+class Version2(nn.Module):
+    """Has the interface of version 2: results are an array (n, 5) for each class, for each image."""
+
+    num_classes = 3
+
+    def __init__(self, with_masks=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.with_masks = with_masks
+
+    def forward(self, img, img_metas, return_loss=True, **kwargs):
+        if return_loss:
+            return self.forward_train(img, img_metas, **kwargs)
+        assert isinstance(img, list)
+        assert isinstance(img_metas, list)
+        return self.simple_test(img[0], img_metas[0], **kwargs)
+
+    def forward_train(self, img, img_metas, gt_bboxes, gt_labels):
+        levels = [self.weight * boxes.sum() for boxes in gt_bboxes]
+        return {"loss_cls": levels, "loss_bbox": self.weight * torch.ones(4), "acc": torch.tensor([99.0])}
+
+    def simple_test(self, img, img_metas, rescale=False):
+        assert rescale
+        return [self._result(meta) for meta in img_metas]
+
+    def _result(self, meta):
+        found = [np.zeros((0, 5), dtype=np.float32) for _ in range(self.num_classes)]
+        for box, label in zip(meta["boxes"].numpy() / meta["scale_factor"], meta["labels"].tolist(), strict=True):
+            found[label] = np.vstack([found[label], [*box, 0.9 - label / 10]])
+        return (found, [[] for _ in found]) if self.with_masks else found
+
+
+class Preprocessor(nn.Module):
+    """Stacks and scales images as version 3 does before a model sees them."""
+
+    def __init__(self):
+        super().__init__()
+        self.device = torch.device("cpu")
+        self.calls = []
+
+    def to(self, device):
+        self.device = torch.device(device)
+        return super().to(device)
+
+    def forward(self, data, training=False):
+        self.calls.append(training)
+        return {"inputs": torch.stack(data["inputs"]).to(self.device) / 255, "data_samples": data["data_samples"]}
+
+
+class Version3(nn.Module):
+    """Has the interface of version 3: samples with instances, of which predictions are attributes."""
+
+    def __init__(self, preprocessor=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        if preprocessor is not None:
+            self.data_preprocessor = preprocessor
+
+    def loss(self, batch_inputs, batch_data_samples):
+        assert batch_inputs.shape[0] == len(batch_data_samples)
+        return {"loss_cls": self.weight * batch_inputs.mean(), "loss_bbox": [self.weight.expand(2)] * 3, "acc": 1}
+
+    def predict(self, batch_inputs, batch_data_samples, rescale=True):
+        for sample in batch_data_samples:
+            given = sample.gt_instances
+            boxes = given.bboxes if isinstance(given.bboxes, torch.Tensor) else given.bboxes.tensor
+            scores = torch.full((len(boxes),), 0.8)
+            sample.pred_instances = SimpleNamespace(bboxes=boxes, scores=scores, labels=given.labels)
+        return batch_data_samples
+
+
+@pytest.fixture
+def batch2():
+    """Return a batch of version 2: two images, with three boxes and with none."""
+    boxes, labels = [boxes_of(3), boxes_of(0)], [torch.tensor([0, 2, 2]), torch.zeros(0, dtype=torch.long)]
+    pairs = zip(boxes, labels, strict=True)
+    metas = [{"boxes": found * 2, "labels": ids, "scale_factor": 2.0} for found, ids in pairs]
+    return {"img": torch.rand(2, 3, 32, 32), "img_metas": metas, "gt_bboxes": boxes, "gt_labels": labels}
+
+
+@pytest.fixture
+def batch3():
+    """Return a batch of version 3: two images; the second's boxes are of MMDetection's own class."""
+    given = [
+        SimpleNamespace(bboxes=boxes_of(2), labels=torch.tensor([1, 0])),
+        SimpleNamespace(bboxes=SimpleNamespace(tensor=boxes_of(1, seed=1)), labels=torch.tensor([1])),
+    ]
+    samples = [SimpleNamespace(gt_instances=one) for one in given]
+    return {"inputs": [torch.full((3, 4, 4), 255.0), torch.zeros(3, 4, 4)], "data_samples": samples}
+
+
+def with_one_metric(model):
+    return MMDetModel(model, val_metrics=IntersectionOverUnion())
+
+
+class TestVersion2:
+    def test_losses(self, batch2):
+        """Of a list the sum is taken, of a tensor the mean; what is no loss is left out."""
+        model = with_one_metric(Version2())
+
+        losses = model.loss(model(batch2), batch2)
+
+        assert sorted(losses) == ["loss_bbox", "loss_cls"]
+        assert losses["loss_bbox"] == 1.0
+        torch.testing.assert_close(losses["loss_cls"], batch2["gt_bboxes"][0].sum())
+        sum(losses.values()).backward()
+        torch.testing.assert_close(model.model.weight.grad, 1.0 + batch2["gt_bboxes"][0].sum())
+
+    @pytest.mark.parametrize("with_masks", [False, True])
+    def test_predictions(self, batch2, with_masks):
+        """Arrays by class become boxes, scores and labels of each image, in the original image's coordinates."""
+        model = with_one_metric(Version2(with_masks)).eval()
+
+        first, second = model.eval_forward(batch2)
+
+        assert first["labels"].tolist() == [0, 2, 2]
+        torch.testing.assert_close(first["scores"], torch.tensor([0.9, 0.7, 0.7]))
+        torch.testing.assert_close(first["boxes"], batch2["gt_bboxes"][0])
+        assert [tuple(second[name].shape) for name in ("boxes", "scores", "labels")] == [(0, 4), (0,), (0,)]
+
+    def test_precision(self, batch2):
+        """Predictions that lie on the targets have a mean average precision of 1."""
+        pytest.importorskip("pycocotools", reason="mAP is computed by it")
+        model = MMDetModel(Version2()).eval()
+        metric = model.get_metrics(is_train=False)["MAP"]
+
+        model.update_metric(batch2, model.eval_forward(batch2), metric)
+
+        assert metric.compute()["map"] == pytest.approx(1.0)
+        assert model.get_metrics(is_train=True) == {}
+
+
+class TestVersion3:
+    def test_losses(self, batch3):
+        """The model's own preprocessor comes first, told that this is training."""
+        preprocessor = Preprocessor()
+        model = with_one_metric(Version3(preprocessor))
+
+        losses = model.loss(model(batch3), batch3)
+
+        assert losses == {"loss_cls": torch.tensor(0.5), "loss_bbox": torch.tensor(3.0)}
+        assert preprocessor.calls == [True]
+
+    def test_predictions(self, batch3):
+        """Instances become boxes, scores and labels of each image, of whatever class the boxes are."""
+        preprocessor = Preprocessor()
+        model = with_one_metric(Version3(preprocessor)).eval()
+
+        first, second = model.eval_forward(batch3)
+        model.update_metric(batch3, [first, second], model.val_metrics["IntersectionOverUnion"])
+
+        assert (first["labels"].tolist(), second["labels"].tolist()) == ([1, 0], [1])
+        assert torch.equal(second["boxes"], boxes_of(1, seed=1))
+        assert torch.equal(first["scores"], torch.tensor([0.8, 0.8]))
+        assert model.val_metrics["IntersectionOverUnion"].compute()["iou"] == 1.0
+        assert preprocessor.calls == [False]
+
+    def test_without_a_preprocessor(self, batch3):
+        """A model without one is given the batch as it is."""
+        batch = batch3 | {"inputs": torch.ones(2, 3, 4, 4)}
+        model = with_one_metric(Version3())
+
+        assert model.loss(model(batch), batch)["loss_cls"] == 1.0
+
+    def test_the_preprocessor_follows_the_model(self, batch3):
+        """The preprocessor remembers a device by itself, and is told where the model has gone."""
+        preprocessor = Preprocessor()
+        model = with_one_metric(Version3(preprocessor)).to("meta")
+
+        losses = model(batch3)
+
+        assert preprocessor.device.type == losses["loss_cls"].device.type == "meta"
+
+    def test_the_batch_stays_whole(self, batch3):
+        """The dictionary of the batch is as it was after a step."""
+        before = dict(batch3)
+
+        with_one_metric(Version3(Preprocessor()))(batch3)
+
+        assert batch3 == before
+
+
+class TestBatches:
+    def test_batches_can_be_split(self, batch2, batch3):
+        """Both forms of batch are counted and split image by image."""
+        for batch in (batch2, batch3):
+            parts = split_detection_batch(batch, 1)
+
+            assert count_detection_samples(batch) == len(parts) == 2
+            assert [parts[1][name][0] is batch[name][1] for name in batch if name != "img"] == [True] * (
+                len(batch) - ("img" in batch)
+            )
+
+    def test_part_losses_are_those_of_the_part(self, batch2):
+        """A part of a batch goes through the model as a batch of its own."""
+        model = with_one_metric(Version2())
+        first, second = split_detection_batch(batch2, 1)
+
+        total = model.loss(model(batch2), batch2)["loss_cls"]
+
+        parts = [model.loss(model(part), part)["loss_cls"] for part in (first, second)]
+        torch.testing.assert_close(sum(parts), total)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("model", [nn.Linear(1, 1), "yolox_s", None])
+    def test_no_detector(self, model):
+        """What has the methods of neither version is refused, with how to make one that has."""
+        with pytest.raises(TypeError, match=rf"loss and predict .* got {type(model).__name__}\. MODELS\.build"):
+            MMDetModel(model)
+
+    @pytest.mark.parametrize("make", [Version2, Version3])
+    def test_batches_that_are_no_dictionary(self, make):
+        """Another form of batch is named."""
+        with pytest.raises(TypeError, match=r"takes batches of MMDetection [23], dictionaries with .*, got tuple"):
+            with_one_metric(make())((torch.zeros(1), []))
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_missing_labels(self, batch2, training):
+        """A batch without labels is refused, in evaluation as while training."""
+        del batch2["gt_labels"]
+
+        with pytest.raises(ValueError, match="gt_labels is missing"):
+            with_one_metric(Version2()).train(training)(batch2)
+
+    def test_no_loss_of_predictions(self, batch3):
+        """Asking for the loss in evaluation is answered with the remedy."""
+        model = with_one_metric(Version3(Preprocessor())).eval()
+
+        with pytest.raises(TypeError, match=r"in evaluation only predictions\. Call model\.train\(\) before"):
+            model.loss(model(batch3), batch3)
+
+    def test_no_metric_of_losses(self, batch3):
+        """Metrics of what training returned are refused with the remedy."""
+        model = with_one_metric(Version3(Preprocessor()))
+
+        with pytest.raises(TypeError, match=r"need predictions, got losses: call model\.eval\(\) before"):
+            model.update_metric(batch3, model(batch3), IntersectionOverUnion())

@@ -1,0 +1,60 @@
+"""Tests of metrics given in any form."""
+
+import pytest
+from torchmetrics import MeanMetric, MetricCollection, SumMetric
+
+from composer.models.phase_metrics import as_collection, by_name
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (MeanMetric, ["MeanMetric"]),
+        (lambda: [MeanMetric(), SumMetric()], ["MeanMetric", "SumMetric"]),
+        (lambda: (SumMetric(),), ["SumMetric"]),
+        (lambda: {"average": MeanMetric()}, ["average"]),
+        (lambda: MetricCollection([MeanMetric()], prefix="my_"), ["my_MeanMetric"]),
+        (list, []),
+        (dict, []),
+    ],
+)
+def test_every_form_has_names(given, names):
+    """A metric, a list, a dict and a collection become one collection, the very metrics by name."""
+    metrics = given()
+
+    named = by_name(as_collection(metrics, "val_metrics"), "val_metrics")
+
+    assert list(named) == names
+    if isinstance(metrics, (list, dict)):
+        assert {id(one) for one in named.values()} == {
+            id(one) for one in (metrics.values() if isinstance(metrics, dict) else metrics)
+        }
+
+
+def test_metrics_share_no_counts():
+    """A trainer updates each metric by itself, so torchmetrics may not group them."""
+    named = by_name(as_collection([MeanMetric(), SumMetric()], "val_metrics"), "val_metrics")
+
+    named["MeanMetric"].update(3.0)
+
+    assert not named["SumMetric"].update_called
+
+
+def test_a_metric_set_later():
+    """An attribute may be set to a metric or a collection afterwards."""
+    assert list(by_name(SumMetric(), "val_metrics")) == ["SumMetric"]
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [("accuracy", "str"), ([MeanMetric(), "accuracy"], r"\['MeanMetric', 'str'\]"), (len, "builtin")]
+)
+def test_what_is_no_metric(given, got):
+    """What else came is named, with the argument."""
+    with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}"):
+        as_collection(given, "val_metrics")
+
+
+def test_a_list_set_later():
+    """A plain list as an attribute would not move to the device with the model."""
+    with pytest.raises(TypeError, match=r"val_metrics must be .* got list\. Set it to MetricCollection"):
+        by_name([MeanMetric()], "val_metrics")

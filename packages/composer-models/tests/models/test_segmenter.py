@@ -1,0 +1,276 @@
+"""Tests of composer.models.ComposerSegmenter."""
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from sklearn.metrics import jaccard_score
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.detection import MeanAveragePrecision
+
+from composer.loss import DiceLoss
+from composer.metrics import CrossEntropy, Dice, MIoU
+from composer.models import ComposerSegmenter
+
+IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+MASKS = torch.randint(3, (2, 6, 6), generator=torch.Generator().manual_seed(1))
+BATCH = (IMAGES, MASKS)
+
+
+class TwoHeads(nn.Module):
+    """Answers as torchvision's segmentation models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Conv2d(3, 3, 1)
+        self.aux_classifier = nn.Conv2d(3, 3, 1)
+
+    def forward(self, images):
+        return OrderedDict(out=self.classifier(images), aux=self.aux_classifier(images))
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """Let every test begin with the same weights."""
+    torch.manual_seed(0)
+
+
+def one_head(**settings):
+    return ComposerSegmenter(nn.Conv2d(3, 3, 1), **settings)
+
+
+class TestForwardAndLoss:
+    def test_loss_is_the_cross_entropy_of_the_pixels(self):
+        """Of scores the loss is torch's cross entropy, averaged over all pixels."""
+        model = one_head()
+
+        loss = model.loss(model(BATCH), BATCH)
+
+        torch.testing.assert_close(loss, F.cross_entropy(model.module(IMAGES), MASKS))
+
+    @pytest.mark.parametrize("ignored", [-1, 255])
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+    def test_ignored_pixels_have_no_loss(self, ignored, dtype):
+        """What a pixel that is ignored looks like makes no difference, to the loss and to the gradient."""
+        if ignored < 0 and dtype is torch.uint8:
+            dtype = torch.int8
+        masks = MASKS.clone()
+        masks[0, :3] = ignored
+        other = IMAGES.clone()
+        other[0, :, :3] = 9.0
+        model = one_head(ignore_index=ignored)
+
+        losses = [model.loss(model((images, masks.to(dtype))), (images, masks.to(dtype))) for images in (IMAGES, other)]
+
+        expected = F.cross_entropy(model.module(IMAGES), masks.where(masks != ignored, -100))
+        torch.testing.assert_close(losses, [expected, expected])
+
+    def test_second_head_adds_its_share_while_training(self):
+        """The loss is that of the first head and half that of the second."""
+        model = ComposerSegmenter(TwoHeads())
+
+        outputs = model(BATCH)
+
+        first, second = (F.cross_entropy(outputs[name], MASKS) for name in ("out", "aux"))
+        assert list(outputs) == ["out", "aux"]
+        torch.testing.assert_close(model.loss(outputs, BATCH), first + 0.5 * second)
+
+    def test_weight_of_the_second_head(self):
+        """With weight 0 it learns nothing."""
+        model = ComposerSegmenter(TwoHeads(), aux_weight=0.0)
+
+        model.loss(model(BATCH), BATCH).backward()
+
+        assert model.module.classifier.weight.grad.abs().sum() > 0
+        assert model.module.aux_classifier.weight.grad.abs().sum() == 0
+
+    def test_in_evaluation_there_is_one_head(self):
+        """In evaluation mode the outputs are the first head's scores."""
+        model = ComposerSegmenter(TwoHeads()).eval()
+
+        assert torch.equal(model(BATCH), model.module.classifier(IMAGES))
+        assert torch.equal(model.eval_forward(BATCH), model.module.classifier(IMAGES))
+
+    def test_outputs_of_training_serve_for_metrics(self):
+        """Of a training step's outputs the first head's scores are taken, without a second forward pass."""
+        model = ComposerSegmenter(TwoHeads())
+        outputs = model(BATCH)
+
+        assert model.eval_forward(BATCH, outputs) is outputs["out"]
+        assert one_head().eval_forward(BATCH, outputs["aux"]) is outputs["aux"]
+
+    def test_masks_as_probabilities(self):
+        """Mixed masks have a share of each class at every pixel."""
+        shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
+        model = one_head()
+
+        loss = model.loss(model((IMAGES, shares)), (IMAGES, shares))
+
+        expected = -(shares * model.module(IMAGES).log_softmax(dim=1)).sum(dim=1).mean()
+        torch.testing.assert_close(loss, expected)
+
+    def test_a_loss_of_ones_own(self):
+        """Any function of scores and masks will do, for both heads."""
+        dice = DiceLoss(softmax=True)
+        model = ComposerSegmenter(TwoHeads(), loss_fn=dice, aux_weight=0.25)
+        outputs = model(BATCH)
+
+        loss = model.loss(outputs, BATCH)
+
+        torch.testing.assert_close(loss, dice(outputs["out"], MASKS) + 0.25 * dice(outputs["aux"], MASKS))
+
+    def test_learns_a_picture(self):
+        """A few steps on images whose colour is their class lower the loss."""
+        images = F.one_hot(MASKS, 3).movedim(-1, 1).float()
+        model = one_head()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        losses = []
+
+        for _ in range(20):
+            loss = model.loss(model((images, MASKS)), (images, MASKS))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+        assert losses[-1] < 0.3 * losses[0]
+
+
+class TestMetrics:
+    def test_defaults(self):
+        """Training measures the overlap; validation also the cross entropy; both know what is ignored."""
+        model = one_head(ignore_index=255)
+
+        train, val = model.get_metrics(is_train=True), model.get_metrics(is_train=False)
+
+        assert [sorted(train), sorted(val)] == [["MIoU"], ["CrossEntropy", "MIoU"]]
+        assert train["MIoU"] is not val["MIoU"]
+        assert {metric.ignore_index for metric in [*train.values(), *val.values()]} == {255}
+
+    def test_values_are_those_of_scikit_learn(self):
+        """What validation computes is the Jaccard score and the cross entropy of the same outputs."""
+        masks = MASKS.clone()
+        masks[1, 0] = -1
+        model = one_head().eval()
+        outputs = model.eval_forward((IMAGES, masks))
+        metrics = model.get_metrics(is_train=False)
+
+        for metric in metrics.values():
+            model.update_metric((IMAGES, masks), outputs, metric)
+
+        counted = masks != -1
+        expected = jaccard_score(
+            masks[counted].numpy(), outputs.argmax(dim=1)[counted].numpy(), average="macro", zero_division=0
+        )
+        assert metrics["MIoU"].compute().item() == pytest.approx(expected, rel=1e-6)
+        torch.testing.assert_close(metrics["CrossEntropy"].compute(), F.cross_entropy(outputs, masks, ignore_index=-1))
+
+    def test_probabilities_count_as_the_most_probable(self):
+        """A metric that counts classes is given ids; one that does not, the shares."""
+        shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
+        model, outputs = one_head(), torch.randn(2, 3, 6, 6)
+        counting, by_ids, measuring = MIoU(3), MIoU(3), CrossEntropy()
+
+        model.update_metric((IMAGES, shares), outputs, counting)
+        model.update_metric((IMAGES, shares), outputs, measuring)
+        by_ids.update(outputs, shares.argmax(dim=1))
+
+        assert counting.compute() == by_ids.compute()
+        assert measuring.count == 2 * 6 * 6
+
+    def test_own_metrics(self):
+        """Metrics of one's own take the place of the defaults, each in its phase, and are copied if in both."""
+        dice, accuracy = Dice(3), MulticlassAccuracy(3, ignore_index=-1)
+        model = one_head(train_metrics=dice, val_metrics=[dice, accuracy])
+
+        train, val = model.get_metrics(is_train=True), model.get_metrics(is_train=False)
+
+        assert train == {"Dice": dice}
+        assert sorted(val) == ["Dice", "MulticlassAccuracy"]
+        assert val["Dice"] is not dice
+        assert one_head(val_metrics=[]).get_metrics(is_train=False) == {}
+
+    def test_metrics_set_later(self):
+        """A collection assigned to the attribute replaces the metrics of that phase."""
+        model = one_head()
+
+        model.val_metrics = MetricCollection([Dice(3)])
+
+        assert list(model.get_metrics(is_train=False)) == ["Dice"]
+
+    def test_state_dict_holds_the_module_alone(self):
+        """Metrics leave nothing in a checkpoint, and a deep copy counts for itself."""
+        model = one_head()
+        other = copy.deepcopy(model)
+
+        model.update_metric(BATCH, model(BATCH), model.get_metrics(is_train=True)["MIoU"])
+
+        assert list(model.state_dict()) == ["module.weight", "module.bias"]
+        assert not other.get_metrics(is_train=True)["MIoU"].update_called
+
+
+class TestBadInput:
+    def test_num_classes_is_found(self):
+        """The width of the last convolution is the number of classes."""
+        assert ComposerSegmenter(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 5, 1))).num_classes == 5
+
+    @pytest.mark.parametrize(
+        ("module", "num_classes", "sentence"),
+        [
+            (nn.Identity(), None, "cannot be found from the module"),
+            (nn.Conv2d(3, 1, 1), None, "num_classes must be at least 2, got 1. The background is a class too"),
+            (nn.Conv2d(3, 3, 1), 0, "num_classes must be at least 2, got 0"),
+        ],
+    )
+    def test_numbers_of_classes(self, module, num_classes, sentence):
+        """A number that cannot be is refused at construction."""
+        with pytest.raises(ValueError, match=sentence):
+            ComposerSegmenter(module, num_classes)
+
+    def test_no_module(self):
+        """A function is no module."""
+        with pytest.raises(TypeError, match=r"module must be an nn\.Module that maps images to scores, got function"):
+            ComposerSegmenter(lambda images: images)
+
+    @pytest.mark.parametrize(("batch", "got"), [({"image": 1}, "dict"), ((1, 2, 3), "tuple of 3"), (IMAGES, "Tensor")])
+    def test_batches_that_are_no_pair(self, batch, got):
+        """Another form of batch is named."""
+        model = one_head()
+
+        for call in (lambda: model(batch), lambda: model.loss(IMAGES, batch)):
+            with pytest.raises(TypeError, match=rf"takes batches \(images, masks\), got {got}"):
+                call()
+
+    @pytest.mark.parametrize("shape", [(2, 1, 6, 6), (2, 5, 6), (6, 6)])
+    def test_masks_of_another_shape(self, shape):
+        """Masks that do not fit the scores are refused with the shape that would."""
+        model = one_head()
+        batch = IMAGES, torch.zeros(shape, dtype=torch.long)
+
+        with pytest.raises(ValueError, match=r"class ids of shape \(2, 6, 6\) .* got torch.int64 of shape"):
+            model.loss(model(batch), batch)
+
+    @pytest.mark.parametrize("wrong", [3, 255])
+    def test_ids_that_are_no_class(self, wrong):
+        """A mask with more classes than scores is refused, with what would be ignored."""
+        model = one_head()
+        batch = IMAGES, MASKS.where(MASKS != 1, wrong)
+
+        with pytest.raises(ValueError, match=r"from 0 to 2, and -1 is ignored\. Set ignore_index= for another"):
+            model.loss(model(batch), batch)
+
+    def test_a_metric_for_another_number_of_classes(self):
+        """The metric, its number and the model's are named."""
+        with pytest.raises(ValueError, match="MIoU counts 5 classes, but the model has 3"):
+            one_head().update_metric(BATCH, torch.zeros(2, 3, 6, 6), MIoU(5))
+
+    def test_a_metric_of_another_task(self):
+        """A metric of boxes says that it is given no lists."""
+        pytest.importorskip("pycocotools", reason="the metric of boxes needs it")
+
+        with pytest.raises(ValueError, match="to be of type Sequence"):
+            one_head().update_metric(BATCH, torch.zeros(2, 3, 6, 6), MeanAveragePrecision())

@@ -1,0 +1,277 @@
+"""Tests of composer.models.composer_torchvision."""
+
+import pytest
+import torch
+import torchvision
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+from composer.metrics import Dice
+from composer.models import ComposerClassifier, ComposerDetector, ComposerSegmenter, composer_torchvision
+
+models = torchvision.models
+DIGITS = torch.tensor(load_digits().images[:64], dtype=torch.float) / 16
+LABELS = torch.tensor(load_digits().target[:64])
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """Let every test begin with the same weights."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Return a function that puts weights of a random model where torchvision would have downloaded them to."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def put(name, **settings):
+        chosen = models.get_model_weights(name).DEFAULT
+        module = models.get_model(name, num_classes=len(chosen.meta["categories"]), **settings)
+        folder = tmp_path / "hub" / "checkpoints"
+        folder.mkdir(parents=True)
+        torch.save(module.state_dict(), folder / chosen.url.rpartition("/")[2])
+        return module
+
+    return put
+
+
+class TestClassification:
+    def test_any_name_is_a_classifier(self):
+        """The number of classes is that asked for, in the layers and in the metrics."""
+        model = composer_torchvision("mobilenet_v3_small", num_classes=7)
+
+        assert isinstance(model, ComposerClassifier)
+        assert model(((torch.rand(2, 3, 32, 32)), None)).shape == (2, 7)
+        assert model.get_metrics(is_train=True)["MulticlassAccuracy"].num_classes == 7
+
+    @pytest.mark.parametrize(
+        ("name", "num_classes"),
+        [
+            *[(name, 1000) for name in ("alexnet", "densenet121", "efficientnet_b0", "googlenet", "inception_v3")],
+            *[(name, 1000) for name in ("maxvit_t", "mnasnet0_5", "shufflenet_v2_x0_5", "squeezenet1_0", "swin_t")],
+            *[(name, 1000) for name in ("vgg11", "vit_b_16", "convnext_tiny", "wide_resnet50_2")],
+            *[(name, 400) for name in ("r3d_18", "s3d", "mvit_v1_b", "swin3d_t")],
+        ],
+    )
+    def test_without_a_number_of_classes(self, name, num_classes):
+        """Every family has torchvision's own number, and the metrics know it."""
+        with torch.device("meta"):
+            model = composer_torchvision(name)
+
+        assert model.get_metrics(is_train=False)["MulticlassAccuracy"].num_classes == num_classes
+        assert model.num_classes == num_classes
+
+    @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+    def test_no_auxiliary_heads(self, name):
+        """The two with auxiliary classifiers are built without, and without a warning about their weights."""
+        with torch.device("meta"):
+            model = composer_torchvision(name, num_classes=3)
+
+        assert model(((torch.empty(2, 3, 299, 299, device="meta")), None)).shape == (2, 3)
+
+    def test_settings_of_the_model_and_of_the_classifier(self):
+        """Arguments of the builder go to the model, those of ComposerClassifier to the class around it."""
+        model = composer_torchvision(
+            "resnet18", num_classes=10, width_per_group=64, norm_layer=torch.nn.InstanceNorm2d, val_metrics=[]
+        )
+
+        assert isinstance(model.module.bn1, torch.nn.InstanceNorm2d)
+        assert model.get_metrics(is_train=False) == {}
+
+    def test_learns_digits(self):
+        """ResNet-18 learns 64 handwritten digits in a few steps; its batch norms see training only."""
+        model = composer_torchvision("resnet18", num_classes=10)
+        batch = F.interpolate(DIGITS[:, None].expand(-1, 3, -1, -1), size=32), LABELS
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+
+        for _ in range(6):
+            loss = model.loss(model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        model.eval()
+        before = model.module.bn1.running_mean.clone()
+        model.eval_forward(batch)
+
+        assert losses[-1] < 0.5 * losses[0]
+        assert torch.equal(model.module.bn1.running_mean, before)
+
+
+class TestSegmentation:
+    def test_learns_shapes(self):
+        """DeepLabv3 with its second head learns to cut out bright squares."""
+        model = composer_torchvision(
+            "deeplabv3_mobilenet_v3_large", num_classes=2, weights_backbone=None, aux_loss=True
+        )
+        masks = torch.zeros(2, 64, 64, dtype=torch.long)
+        masks[0, 8:40, 8:40], masks[1, 24:60, 16:56] = 1, 1
+        batch = masks[:, None].expand(-1, 3, -1, -1).float(), masks
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+
+        for _ in range(5):
+            loss = model.loss(model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+        assert isinstance(model, ComposerSegmenter)
+        assert sorted(model(batch)) == ["aux", "out"]
+        assert losses[-1] < 0.7 * losses[0]
+
+    @pytest.mark.parametrize("name", ["deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large"])
+    def test_each_family(self, name):
+        """The scores have the classes asked for and the images' size."""
+        with torch.device("meta"):
+            model = composer_torchvision(name, num_classes=4, weights_backbone=None).eval()
+            scores = model((torch.empty(1, 3, 64, 64), None))
+
+        assert scores.shape == (1, 4, 64, 64)
+        assert model.num_classes == 4
+        assert composer_torchvision(name, weights_backbone=None).num_classes == 21
+
+    def test_settings_of_the_segmenter(self):
+        """Ignored pixels, the second head's weight and metrics go to the class around the model."""
+        with torch.device("meta"):
+            model = composer_torchvision(
+                "fcn_resnet50", 3, weights_backbone=None, ignore_index=255, aux_weight=0.1, val_metrics=Dice(3)
+            )
+
+        assert (model.ignore_index, model.aux_weight) == (255, 0.1)
+        assert list(model.get_metrics(is_train=False)) == ["Dice"]
+
+    def test_arguments_that_nobody_takes(self):
+        """The builders of torchvision would take any argument and use none of them."""
+        with pytest.raises(TypeError, match="fcn_resnet50 has no argument 'ignored_index'"):
+            composer_torchvision("fcn_resnet50", 3, weights_backbone=None, ignored_index=255)
+
+
+class TestDetection:
+    def test_faster_rcnn(self):
+        """Losses while training, predictions in evaluation, with the builder's own settings."""
+        model = composer_torchvision(
+            "fasterrcnn_resnet50_fpn", num_classes=3, weights_backbone=None, min_size=64, max_size=64, val_metrics=[]
+        )
+        target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 48.0]]), "labels": torch.tensor([2])}
+        batch = [torch.rand(3, 64, 64)], [target]
+
+        losses = model.loss(model(batch), batch)
+
+        assert isinstance(model, ComposerDetector)
+        assert sorted(losses) == ["loss_box_reg", "loss_classifier", "loss_objectness", "loss_rpn_box_reg"]
+        assert sorted(model.eval()(batch)[0]) == ["boxes", "labels", "scores"]
+
+    def test_weights_of_another_number_of_classes(self):
+        """A pretrained detector has its own classes; a pretrained backbone fits any."""
+        with pytest.raises(ValueError, match=r"num_classes=3 does not fit .*91 classes.*weights_backbone='DEFAULT'"):
+            composer_torchvision("fasterrcnn_resnet50_fpn", num_classes=3, weights="DEFAULT")
+
+
+class TestWeights:
+    @pytest.mark.parametrize("num_classes", [None, 1000])
+    def test_all_weights(self, weights, num_classes):
+        """Without another number of classes, all weights are loaded."""
+        pretrained = weights("squeezenet1_1")
+
+        model = composer_torchvision("squeezenet1_1", num_classes, weights="DEFAULT")
+
+        assert model.num_classes == 1000
+        torch.testing.assert_close(model.module.state_dict(), pretrained.state_dict(), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("form", ["IMAGENET1K_V1", models.MobileNet_V3_Small_Weights.IMAGENET1K_V1])
+    def test_another_number_of_classes(self, weights, form):
+        """Only the layer of scores begins anew."""
+        pretrained = weights("mobilenet_v3_small").state_dict()
+
+        module = composer_torchvision("mobilenet_v3_small", 5, weights=form).module
+
+        changed = {name for name, value in module.state_dict().items() if not torch.equal(value, pretrained[name])}
+        assert changed == {"classifier.3.weight", "classifier.3.bias"}
+        assert module.classifier[3].weight.shape[0] == 5
+
+    def test_segmentation_with_another_number_of_classes(self, weights):
+        """Of a segmentation model the last layers of both heads begin anew, and the backbone is not loaded twice."""
+        pretrained = weights("fcn_resnet50", weights_backbone=None, aux_loss=True).state_dict()
+
+        module = composer_torchvision("fcn_resnet50", 2, weights="DEFAULT").module
+
+        changed = {name for name, value in module.state_dict().items() if not torch.equal(value, pretrained[name])}
+        assert changed == {
+            f"{head}.4.{part}" for head in ("classifier", "aux_classifier") for part in ("weight", "bias")
+        }
+
+    def test_inputs_of_googlenet(self, weights):
+        """What torchvision does to images for its weights is done with another number of classes too."""
+        weights("googlenet", init_weights=False)
+
+        model = composer_torchvision("googlenet", 5, weights="DEFAULT")
+
+        assert model.module.transform_input
+        assert model(((torch.rand(2, 3, 64, 64)), None)).shape == (2, 5)
+
+    def test_settings_that_change_the_layers(self, weights):
+        """Weights that fit nowhere are an error, not a model that knows nothing."""
+        weights("resnet50")
+
+        with pytest.raises(ValueError, match=r"does not fit the model, which was built with other settings: layer1"):
+            composer_torchvision("resnet50", 5, weights="DEFAULT", width_per_group=32)
+
+    def test_unknown_weights(self):
+        """The names that exist are listed."""
+        with pytest.raises(
+            ValueError, match="weights of resnet18 must be None or one of 'DEFAULT', 'IMAGENET1K_V1', g"
+        ):
+            composer_torchvision("resnet18", weights="IMAGENET21K")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("name", "suggested"),
+        [
+            ("resnet-18", "'resnet18'"),
+            ("DeepLabV3_resnet5", "'deeplabv3_resnet50'"),
+            ("faster_rcnn_resnet50_fpn", "'fast"),
+        ],
+    )
+    def test_unknown_names(self, name, suggested):
+        """The nearest names are suggested."""
+        with pytest.raises(ValueError, match=rf"torchvision has no model '{name}'\. Did you mean {suggested}"):
+            composer_torchvision(name)
+
+    def test_a_name_like_no_other(self):
+        """Nothing is suggested where nothing is near."""
+        with pytest.raises(ValueError, match=r"^torchvision has no model 'xyzzy'\.$"):
+            composer_torchvision("xyzzy")
+
+    @pytest.mark.parametrize("name", ["raft_small", "quantized_resnet18"])
+    def test_models_of_other_tasks(self, name):
+        """What has no class here is said to have none."""
+        with pytest.raises(ValueError, match=f"'{name}' is a model of torchvision.models.* For others derive"):
+            composer_torchvision(name)
+
+    @pytest.mark.parametrize(("old", "new"), [("pretrained", "weights"), ("pretrained_backbone", "weights_backbone")])
+    @pytest.mark.parametrize("value", [True, False])
+    def test_old_names(self, old, new, value):
+        """Old names of torchvision are answered with the new ones."""
+        with pytest.raises(TypeError, match=f"{old}= is torchvision's old name; use {new}='DEFAULT', or {new}=None"):
+            composer_torchvision("resnet18", **{old: value})
+
+    def test_auxiliary_heads(self):
+        """A loss for auxiliary classifiers does not exist here."""
+        with pytest.raises(ValueError, match="googlenet is built without auxiliary heads"):
+            composer_torchvision("googlenet", aux_logits=True)
+
+    def test_arguments_that_do_not_exist(self):
+        """An argument that the builder does not know is refused by torchvision."""
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            composer_torchvision("resnet18", colour="red")
+
+    @pytest.mark.parametrize("name", ["resnet18", "fcn_resnet50"])
+    def test_numbers_of_classes(self, name):
+        """A number of classes that cannot be is refused."""
+        with pytest.raises(ValueError, match="num_classes must be at least"):
+            composer_torchvision(name, num_classes=0, **({} if name == "resnet18" else {"weights_backbone": None}))
