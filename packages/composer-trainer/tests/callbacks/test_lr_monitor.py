@@ -6,9 +6,10 @@ import torch
 from composer import Trainer
 from composer.callbacks import LRMonitor
 from composer.core import Engine, Logger, State
+from composer.functional import SAMOptimizer
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
-from composer.optim import LinearScheduler
+from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
 
 
 def parameter():
@@ -38,6 +39,21 @@ class TestLRMonitor:
         optimizers += [torch.optim.SGD([parameter()], lr=0.3)]
 
         assert logged(*optimizers) == {"lr-SGD/group0": 0.1, "lr-Adam/group0": 0.2, "lr-SGD.1/group0": 0.3}
+
+    def test_decoupled_optimizers_by_their_names(self):
+        """Dashboards depend on these names."""
+        optimizers = [DecoupledSGDW([parameter()], lr=0.1), DecoupledAdamW([parameter()], lr=0.2)]
+
+        assert logged(*optimizers) == {"lr-DecoupledSGDW/group0": 0.1, "lr-DecoupledAdamW/group0": 0.2}
+
+    def test_a_wrapped_optimizer_keeps_its_name(self):
+        """An algorithm around an optimizer does not break the curve of its rate."""
+        wrapped = SAMOptimizer(DecoupledSGDW([parameter()], lr=0.1))
+
+        assert logged(wrapped, DecoupledSGDW([parameter()], lr=0.2)) == {
+            "lr-DecoupledSGDW/group0": 0.1,
+            "lr-DecoupledSGDW.1/group0": 0.2,
+        }
 
     def test_learning_rate_in_a_tensor(self):
         """A tensor that schedulers change in place is logged as it is at that batch."""

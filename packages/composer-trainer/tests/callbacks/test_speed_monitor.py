@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from composer import Trainer
+from composer.algorithms import SAM
 from composer.callbacks import SpeedMonitor, speed_monitor
-from composer.core import Engine, Logger, State
+from composer.callbacks._flops import peak_flops
+from composer.core import Engine, Logger, Precision, State
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -182,3 +186,190 @@ class TestSpeedMonitor:
         assert latest["throughput/samples_per_sec"] == pytest.approx(4 * latest["throughput/batches_per_sec"])
         assert latest["time/train"] > 0
         assert latest["time/val"] > 0
+
+
+class Known(nn.Module):
+    """A model that knows its operations: 100 for each sample of a batch."""
+
+    def flops_per_batch(self, batch):
+        return 100 * len(batch)
+
+
+def known(number):
+    """Return a model whose batches have a fixed number of operations."""
+    model = nn.Module()
+    model.flops_per_batch = number
+    return model
+
+
+class TestFlops:
+    @pytest.mark.parametrize("model", [Known(), known(800), known(800.0)])
+    def test_as_the_model_says(self, clock, monkeypatch, model):
+        """A number or a function of the batch, times the processes, over the window's time."""
+        monkeypatch.setattr(speed_monitor, "_world_size", lambda: 2)
+        loop = Loop(clock, SpeedMonitor(window_size=1, gpu_flops_available=1000.0))
+        loop.state.model, loop.state.batch = model, torch.zeros(8)
+        loop.event("fit_start")
+
+        loop.batches(2.0, 4.0)
+
+        assert loop.values("throughput/flops_per_sec") == [800.0, 400.0]
+        assert loop.values("throughput/device/flops_per_sec") == [400.0, 200.0]
+        assert loop.values("throughput/device/mfu") == [0.4, 0.2]
+
+    def test_of_a_device_that_is_not_known(self, clock):
+        """On the CPU there is no share of what is possible, unless it is said what is."""
+        loop = Loop(clock, SpeedMonitor())
+        loop.state.model = known(800)
+        loop.event("fit_start")
+
+        loop.batches(2.0)
+
+        assert loop.values("throughput/flops_per_sec") == [400.0]
+        assert loop.values("throughput/device/mfu") == []
+
+    def test_an_unknown_gpu_is_told_of_once(self, clock, monkeypatch):
+        """The warning names the device and says what to do."""
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Imaginary 9000")
+        loop = Loop(clock, SpeedMonitor())
+        loop.state.model, loop.state.device = known(800), torch.device("cuda", 0)
+
+        with pytest.warns(UserWarning, match=r"'NVIDIA Imaginary 9000' can do.*gpu_flops_available"):
+            loop.event("fit_start")
+        loop.event("fit_start")
+
+        loop.batches(1.0)
+        assert loop.values("throughput/flops_per_sec") == [800.0]
+
+    def test_a_known_gpu(self, clock, monkeypatch):
+        """What the maker says of the device is what the share is of."""
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+        loop = Loop(clock, SpeedMonitor())
+        loop.state.model, loop.state.device, loop.state.precision = known(6.5e12), torch.device("cuda", 0), "amp_fp16"
+        loop.event("fit_start")
+
+        loop.batches(1.0)
+
+        assert loop.values("throughput/device/mfu") == [pytest.approx(0.1)]
+
+    def test_nothing_where_nothing_is_known(self, clock):
+        """Without being asked, nothing is counted."""
+        loop = Loop(clock, SpeedMonitor(gpu_flops_available=1.0))
+        loop.event("fit_start")
+
+        loop.batches(1.0)
+
+        assert loop.values("throughput/flops_per_sec") == []
+
+    @pytest.mark.parametrize("algorithms", [[], [SAM()]])
+    @pytest.mark.parametrize("microbatch", [None, 2])
+    def test_counted_in_a_real_training(self, algorithms, microbatch):
+        """A layer of 3 into 2 costs 2 * 3 * 2 operations a sample forward and, its inputs fixed, as many backward."""
+        network, history, monitor = nn.Linear(3, 2), InMemoryLogger(), SpeedMonitor(count_flops=True)
+        trainer = Trainer(
+            model=ComposerClassifier(network, num_classes=2, train_metrics=[]),
+            train_dataloader=[(torch.rand(size, 3), torch.zeros(size, dtype=torch.long)) for size in (4, 8, 6)],
+            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+            algorithms=algorithms,
+            device_train_microbatch_size=microbatch,
+            max_duration="1ep",
+            callbacks=monitor,
+            loggers=history,
+            progress_bar=False,
+            device="cpu",
+            precision="fp32",
+        )
+        trainer.fit()
+        trainer.close()
+
+        per_sample = 24 * (2 if algorithms else 1)
+        steps = history.get_timeseries("throughput/flops_per_sec")
+        samples = history.get_timeseries("throughput/samples_per_sec")["throughput/samples_per_sec"]
+        assert steps["batch"] == [2, 3]
+        assert steps["throughput/flops_per_sec"] == pytest.approx([per_sample * rate for rate in samples])
+
+    def test_counting_changes_nothing_and_ends_with_its_batch(self):
+        """Weights have the same bits, and the mode that counts is gone, also after an error."""
+        found = []
+        for count in (False, True):
+            torch.manual_seed(0)
+            network = nn.Linear(3, 2)
+            trainer = Trainer(
+                model=ComposerClassifier(network, num_classes=2),
+                train_dataloader=[(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 2,
+                optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+                max_duration="1ep",
+                callbacks=SpeedMonitor(count_flops=count),
+                progress_bar=False,
+                device="cpu",
+                precision="fp32",
+            )
+            trainer.fit()
+            found.append(network.weight.detach().clone())
+        with pytest.raises(RuntimeError, match="shapes"):
+            Trainer(
+                model=ComposerClassifier(network, num_classes=2),
+                train_dataloader=[(torch.ones(4, 5), torch.zeros(4))],
+                optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+                max_duration="1ep",
+                callbacks=SpeedMonitor(count_flops=True),
+                progress_bar=False,
+                device="cpu",
+                precision="fp32",
+            ).fit()
+
+        assert torch.equal(*found)
+        assert _get_current_dispatch_mode() is None
+
+    def test_nothing_to_count(self, clock):
+        """A first batch without any operation that is known says so."""
+        loop = Loop(clock, SpeedMonitor(count_flops=True))
+        loop.event("fit_start")
+        loop.event("before_train_batch")
+        loop.event("after_train_batch")
+
+        with pytest.warns(UserWarning, match="saw no operation that it can count"):
+            loop.batches(1.0)
+
+    @pytest.mark.parametrize("peak", [0, -1.0])
+    def test_bad_peak(self, peak):
+        """A device can do something."""
+        with pytest.raises(ValueError, match="gpu_flops_available"):
+            SpeedMonitor(gpu_flops_available=peak)
+
+
+class TestPeak:
+    @pytest.mark.parametrize(
+        ("name", "precision", "peak"),
+        [
+            ("NVIDIA A100-SXM4-40GB", "amp_bf16", 312e12),
+            ("NVIDIA A100-SXM4-40GB", "amp_fp8", None),
+            ("NVIDIA H100 80GB HBM3", "amp_bf16", 989.5e12),
+            ("NVIDIA H100 80GB HBM3", "amp_fp8", 1979e12),
+            ("NVIDIA H100 PCIe", "amp_fp16", 756.5e12),
+            ("NVIDIA H200", "fp32", 67e12),
+            ("NVIDIA A10", "amp_fp16", 125e12),
+            ("NVIDIA A10G", "amp_fp16", None),
+            ("NVIDIA L4", "amp_bf16", 121e12),
+            ("NVIDIA L40S", "amp_bf16", 362e12),
+            ("Tesla V100-SXM2-16GB", "amp_fp16", 125e12),
+            ("Tesla V100-SXM2-16GB", "amp_bf16", None),
+            ("Tesla V100-PCIE-16GB", "fp32", 14e12),
+            ("NVIDIA GH200 480GB", "amp_bf16", None),
+            ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "amp_bf16", None),
+        ],
+    )
+    def test_as_the_maker_says(self, name, precision, peak):
+        """Each device by its own name, in each format; of what is not known, nothing."""
+        assert peak_flops(name, Precision(precision)) == peak
+
+    def test_fp32_with_tf32(self):
+        """Where torch may compute in TF32, that is what is possible."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            assert peak_flops("NVIDIA A100-SXM4-40GB", Precision.FP32) == 156e12
+            assert peak_flops("Tesla T4", Precision.FP32) == 8.1e12
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert peak_flops("NVIDIA A100-SXM4-40GB", Precision.FP32) == 19.5e12

@@ -54,8 +54,8 @@ class CheckpointSaver(Callback):
         background: Whether training goes on while a checkpoint is written.
 
     What a trainer adds to the run's state, such as the position in the data, comes from :attr:`extra`, if that is set:
-    a function that returns plain data and tensors by name. A run that has begun with the newest checkpoint of the folder
-    that is whole sets :attr:`goes_on`: later ones, which are damaged, are then replaced.
+    a function that returns plain data and tensors by name. A run that has begun with the newest whole checkpoint of the
+    folder sets :attr:`goes_on`: later ones, which are damaged, are then replaced.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -167,13 +167,13 @@ class CheckpointSaver(Callback):
 
     def _save_if_due(self, state: State, event: Event) -> None:
         self._saving.check()
-        interval, duration = self.save_interval, state.max_duration
+        interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
             if interval(state, event):
                 self.save(state)
         # What is due at the very end waits for FIT_END, where the last evaluation has run.
-        elif (duration is None or not state.reached(duration)) and interval.passed(
-            state.previous_timestamp, state.timestamp, duration, state.dataloader_len
+        elif (elapsed is None or elapsed.value < 1) and interval.passed(
+            state.previous_timestamp, state.timestamp, state.max_duration, state.dataloader_len
         ):
             self.save(state)
 

@@ -28,7 +28,7 @@ class Generate(Callback):
 
     It works with any model that has ``tokenizer``, as Transformers' are, and ``generate(input_ids, attention_mask=…)``,
     which returns token ids. The model is in evaluation mode meanwhile, with the weights that it is evaluated with, and
-    torch's random numbers go on afterwards as if nothing had been drawn. The table, ``generations``, has the columns
+    random numbers go on afterwards as if nothing had been drawn. The table, ``generations``, has the columns
     ``prompt`` and ``generation``.
 
     Args:
@@ -98,12 +98,13 @@ class Generate(Callback):
     def _generate(self, state: State, logger: Logger) -> None:
         # Here, as the trainer may itself want callbacks.
         from composer.trainer.evaluation_weights import evaluation_weights  # noqa: PLC0415
+        from composer.trainer.randomness import kept  # noqa: PLC0415
 
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
-        was_training, devices = state.model.training, [state.device] if state.device.type == "cuda" else []
+        was_training = state.model.training
         state.model.eval()
         try:
-            with torch.random.fork_rng(devices), torch.no_grad(), evaluation_weights(state, logger):
+            with kept(state.device), torch.no_grad(), evaluation_weights(state, logger):
                 generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
         finally:
             state.model.train(was_training)

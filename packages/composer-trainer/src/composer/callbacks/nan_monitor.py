@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -21,8 +21,7 @@ def _to_every(given: Time | str | int) -> Time:
     return every
 
 
-@attrs.frozen
-class _Loss:
+class _Loss(NamedTuple):
     batch: int
     name: str
     value: Tensor

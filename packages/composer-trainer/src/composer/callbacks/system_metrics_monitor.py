@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import threading
 import warnings
@@ -13,6 +12,7 @@ import torch
 from attrs.validators import gt
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.loggers.products import import_product, require_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,8 +71,7 @@ class SystemMetricsMonitor(Callback):
     _gathering: tuple[Any, list[Tensor]] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        if importlib.util.find_spec("psutil") is None:
-            raise ModuleNotFoundError('SystemMetricsMonitor needs psutil: pip install "composer-trainer[system]"')
+        require_product("psutil", "system")
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Log every ``every``."""
@@ -81,10 +80,8 @@ class SystemMetricsMonitor(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Begin to look."""
         del logger
-        if state.device.type == "cuda" and importlib.util.find_spec("pynvml") is None:
-            raise ModuleNotFoundError(
-                'SystemMetricsMonitor needs nvidia-ml-py to look at GPUs: pip install "composer-trainer[system]"'
-            )
+        if state.device.type == "cuda":
+            require_product("pynvml", "system")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # Over the CPU, so that no process waits for its device.
             self._group = torch.distributed.new_group(backend="gloo")
@@ -170,8 +167,7 @@ class _Sampler:
 
 
 def _read_machine() -> dict[str, float]:
-    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  (optional)
-
+    psutil = import_product("psutil", "system")
     memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("."), psutil.net_io_counters()
     sent = {} if network is None else {"bytes_sent": network.bytes_sent, "bytes_recv": network.bytes_recv}
     return {

@@ -1,0 +1,166 @@
+"""Statistics of activations, compared with scipy's definitions worked out by hand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import ActivationMonitor
+from composer.core import LoggerDestination
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+
+class WandBLogger(LoggerDestination):
+    """Stands for the one that is told by its name."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log_metrics(self, metrics, step=None):
+        self.logged += [(step, name) for name in metrics if name.startswith("activations/")]
+
+
+class FailingLogger(WandBLogger):
+    def log_metrics(self, metrics, step=None):
+        raise OSError("disk full")
+
+
+FailingLogger.__name__ = "WandBLogger"
+
+
+def make_model(dropout=0.0):
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)]
+    return ComposerClassifier(nn.Sequential(*layers), num_classes=3, train_metrics=[])
+
+
+def fit(model, monitor, loggers, **options):
+    generator = torch.Generator().manual_seed(2)
+    batches = [(torch.randn(6, 4, generator=generator), torch.arange(6) % 3) for _ in range(4)]
+    settings = {"train_dataloader": batches, "max_duration": "4ba", "device": "cpu", "precision": "fp32", "seed": 5}
+    with Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=monitor,
+        loggers=loggers,
+        progress_bar=False,
+        **settings | options,
+    ) as trainer:
+        trainer.fit()
+    return batches
+
+
+def activations(history):
+    return {name: values for name, values in history.data.items() if name.startswith("activations/")}
+
+
+class TestActivationMonitor:
+    def test_statistics(self):
+        """Each is computed along the last dimension and averaged over the samples."""
+        model, history = make_model(), InMemoryLogger()
+        first = copy.deepcopy(model.module[0])
+
+        batches = fit(model, ActivationMonitor("1ba", only_log_wandb=False), history)
+
+        values = first(batches[0][0]).detach().double()
+        centred = values - values.mean(dim=1, keepdim=True)
+        spread = centred.pow(2).mean(dim=1)
+        expected = {
+            "average": values.mean(dim=1).mean(),
+            "max": values.max(dim=1).values.mean(),
+            "l2_norm": values.pow(2).sum(dim=1).sqrt().mean(),
+            "skewness": (centred.pow(3).mean(dim=1) / spread**1.5).mean(),
+            "kurtosis": (centred.pow(4).mean(dim=1) / spread**2).mean(),
+        }
+        logged = {name: float(history.data[f"activations/{name}/module.0/output_0"][0][1]) for name in expected}
+        assert logged == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4)
+        assert float(history.data["activations/max/module.3/input_0"][0][1]) == pytest.approx(
+            float(history.data["activations/max/module.2/output_0"][0][1])
+        )
+
+    def test_only_due_batches(self):
+        """A batch is looked at every so many, and afterwards no module is hooked."""
+        model, history = make_model(), InMemoryLogger()
+
+        fit(model, ActivationMonitor("2ba", only_log_wandb=False), history)
+
+        assert history.get_timeseries("activations/average/module.0/output_0")["batch"] == [2]
+        assert all(not module._forward_hooks for module in model.modules())
+
+    def test_first_microbatch_alone(self):
+        """A batch in parts is logged once."""
+        model, history = make_model(), InMemoryLogger()
+
+        fit(model, ActivationMonitor("1ba", only_log_wandb=False), history, device_train_microbatch_size=2)
+
+        assert history.get_timeseries("activations/average/module.0/output_0")["batch"] == [0, 1, 2, 3]
+
+    def test_ignored_kinds(self):
+        """Modules whose class has one of the names are left out."""
+        model, history = make_model(), InMemoryLogger()
+
+        fit(model, ActivationMonitor("1ba", ["Linear", "Dropout"], only_log_wandb=False), history)
+
+        modules = {name.split("/")[2] for name in activations(history)}
+        assert modules == {"module", "module.1"}
+
+    def test_only_to_wandb(self):
+        """By default only a WandBLogger is given them."""
+        history, wandb = InMemoryLogger(), WandBLogger()
+
+        fit(make_model(), ActivationMonitor("1ba"), [history, wandb])
+
+        assert not activations(history)
+        assert {step for step, _ in wandb.logged} == {0, 1, 2, 3}
+
+    def test_warns_without_wandb(self):
+        """Nowhere to log to is said once, with the remedy, and no module is hooked."""
+        with pytest.warns(UserWarning, match="only_log_wandb=False") as caught:
+            fit(make_model(), ActivationMonitor("1ba"), InMemoryLogger())
+
+        assert len(caught) == 1
+
+    def test_destination_that_fails(self):
+        """It is reported once, and the run goes on."""
+        with pytest.warns(RuntimeWarning, match="disk full") as caught:
+            fit(make_model(), ActivationMonitor("1ba"), FailingLogger())
+
+        assert len(caught) == 1
+
+    def test_changes_no_bit_of_training(self):
+        """With dropout, too, the weights are the same with and without."""
+        trained = []
+        for monitor in ([], [ActivationMonitor("1ba", only_log_wandb=False)]):
+            model = make_model(dropout=0.5)
+            fit(model, monitor, InMemoryLogger())
+            trained.append(copy.deepcopy(model.state_dict()))
+
+        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+    def test_hooks_come_off_after_an_error(self):
+        """A forward pass that fails leaves no hook behind."""
+        model = make_model()
+        model.module[3].register_forward_pre_hook(lambda *_: 1 / 0)
+
+        with pytest.raises(ZeroDivisionError):
+            fit(model, ActivationMonitor("1ba", only_log_wandb=False), InMemoryLogger())
+
+        assert all(not module._forward_hooks for module in model.modules())
+
+    def test_constant_activations(self):
+        """Where nothing varies, skewness and kurtosis are 0 and not a number is nowhere."""
+        model, history = make_model(), InMemoryLogger()
+        nn.init.zeros_(model.module[0].weight)
+        nn.init.zeros_(model.module[0].bias)
+
+        fit(model, ActivationMonitor("1ba", only_log_wandb=False), history, max_duration="1ba")
+
+        statistics = ("skewness", "kurtosis", "l2_norm")
+        assert [float(history.data[f"activations/{one}/module.1/output_0"][0][1]) for one in statistics] == [
+            0.0,
+            0.0,
+            0.0,
+        ]

@@ -1,0 +1,403 @@
+"""Checkpoints that are saved as a run goes on."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer.algorithms import EMA
+from composer.callbacks import CheckpointSaver, SpeedMonitor
+from composer.checkpoint import (
+    CheckpointSaveError,
+    FolderInUseError,
+    KeepBest,
+    find_checkpoints,
+    load_checkpoint,
+    local,
+    lock,
+    newest_checkpoint,
+    verify_checkpoint,
+)
+from composer.core import Callback, Event
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+METRIC = "metrics/eval/MulticlassAccuracy"
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+@pytest.fixture
+def make_trainer():
+    """Return a function that builds a trainer of 5 batches an epoch; all are closed at the end."""
+    trainers = []
+
+    def make(saver, **options):
+        torch.manual_seed(options.pop("weights", 0))
+        model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(20, 4, generator=generator)
+        loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(dim=1)), batch_size=4)
+        callbacks = [saver] if saver else []
+        settings = {
+            "model": model,
+            "train_dataloader": loader,
+            "optimizers": torch.optim.Adam(model.parameters(), lr=0.05),
+            "max_duration": "3ep",
+            "progress_bar": False,
+            "device": "cpu",
+            "seed": 3,
+            "run_name": "blur",
+            "callbacks": [*callbacks, *options.pop("callbacks", [])],
+            **options,
+        }
+        if settings.pop("evaluates", False):
+            settings["eval_dataloader"] = loader
+        trainers.append(Trainer(**settings))
+        return trainers[-1]
+
+    yield make
+    for trainer in trainers:
+        trainer.close()
+
+
+class TestWhen:
+    @pytest.mark.parametrize(
+        ("interval", "max_duration", "expected"),
+        [
+            ("1ep", "3ep", ["ep1-ba5", "ep2-ba10", "ep3-ba15"]),
+            (2, "3ep", ["ep2-ba10", "ep3-ba15"]),
+            ("4ba", "3ep", ["ep0-ba4", "ep1-ba8", "ep2-ba12", "ep3-ba15"]),
+            ("5ba", "2ep", ["ep0-ba5", "ep2-ba10"]),
+            ("5ba", "7ba", ["ep0-ba5", "ep1-ba7"]),
+            ("24sp", "2ep", ["ep1-ba6", "ep2-ba10"]),
+            ("0.5dur", "3ep", ["ep1-ba8", "ep3-ba15"]),
+            ("2iter", "3ep", ["ep2-ba10", "ep3-ba15"]),
+            ("0ba", "3ep", []),
+        ],
+    )
+    def test_intervals(self, make_trainer, tmp_path, interval, max_duration, expected):
+        """It saves at multiples of the interval in any unit, and at the end of the training."""
+        saver = CheckpointSaver(tmp_path, save_interval=interval, latest_filename=None)
+
+        make_trainer(saver, max_duration=max_duration).fit()
+
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == sorted(expected)
+        assert saver.saved_checkpoints == [str(tmp_path / name) for name in expected]
+
+    def test_function(self, make_trainer, tmp_path):
+        """A function is asked after each batch, epoch and iteration, and at the end."""
+        asked = []
+
+        def ask(state, event):
+            asked.append((event, int(state.timestamp.batch)))
+            return int(state.timestamp.batch) == 3
+
+        saver = CheckpointSaver(tmp_path, save_interval=ask)
+        make_trainer(saver, max_duration="1ep").fit()
+
+        assert [Path(path).name for path in saver.saved_checkpoints] == ["ep0-ba3"]
+        assert asked[-4:] == [
+            (Event.BATCH_CHECKPOINT, 5),
+            (Event.EPOCH_CHECKPOINT, 5),
+            (Event.ITERATION_CHECKPOINT, 5),
+            (Event.FIT_END, 5),
+        ]
+
+    def test_more_training(self, make_trainer, tmp_path):
+        """Training on adds checkpoints; what has been saved at this moment is not saved again."""
+        saver = CheckpointSaver(tmp_path)
+        trainer = make_trainer(saver, max_duration="1ep")
+
+        trainer.fit()
+        before = (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns
+        trainer.fit()
+        trainer.fit(duration="1ep")
+
+        assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
+        assert (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns == before
+
+    def test_end_has_the_last_evaluation(self, make_trainer, tmp_path):
+        """The last checkpoint knows what the evaluation at the end came to."""
+        saver = CheckpointSaver(tmp_path, save_interval="1ep")
+        trainer = make_trainer(saver, max_duration="7ba", evaluates=True)
+
+        trainer.fit()
+
+        values = [verify_checkpoint(path).metrics[METRIC] for path in saver.saved_checkpoints]
+        assert values[-1] == float(trainer.state.eval_metric_values["MulticlassAccuracy"])
+        assert len(values) == 2
+
+
+class TestWhat:
+    def test_a_run_goes_on_from_it(self, make_trainer, tmp_path):
+        """A new program that loads a checkpoint ends with the bits of the one that was not interrupted."""
+        saver = CheckpointSaver(tmp_path, save_interval="1ep")
+        parts = {"algorithms": EMA(half_life="2ba"), "callbacks": [SpeedMonitor()]}
+        first = make_trainer(saver, **parts)
+        first.fit()
+
+        later = make_trainer(None, weights=9, algorithms=EMA(half_life="2ba"), callbacks=[SpeedMonitor()])
+        load_checkpoint(tmp_path / "ep2-ba10", later.state)
+        later.fit()
+
+        one, other = first.state, later.state
+        assert all(torch.equal(value, other.model.state_dict()[name]) for name, value in one.model.state_dict().items())
+        averages = [state.algorithms[0].state_dict()["averaged_weights"] for state in (one, other)]
+        assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
+        assert one.timestamp.batch == other.timestamp.batch
+
+    def test_what_the_trainer_adds(self, make_trainer, tmp_path):
+        """What ``extra`` returns at the moment of saving comes back."""
+        saver = CheckpointSaver(tmp_path, save_interval="2ba")
+        trainer = make_trainer(saver, max_duration="4ba")
+        saver.extra = lambda: {"data": {"batch": int(trainer.state.timestamp.batch)}}
+
+        trainer.fit()
+
+        loaded = load_checkpoint(tmp_path / "ep0-ba2", make_trainer(None).state)
+        assert loaded.extra == {"data": {"batch": 2}}
+
+    def test_weights_only(self, make_trainer, tmp_path):
+        """Weights alone are smaller, and nothing to go on with."""
+        make_trainer(CheckpointSaver(tmp_path, weights_only=True), max_duration="1ep").fit()
+
+        assert newest_checkpoint(tmp_path) is None
+        assert not (tmp_path / "latest" / "optimizers.safetensors").exists()
+
+    def test_ignored_keys(self, make_trainer, tmp_path):
+        """What is to be ignored is not saved."""
+        make_trainer(CheckpointSaver(tmp_path, ignore_keys="optimizers"), max_duration="1ep").fit()
+
+        assert not (tmp_path / "latest" / "optimizers.safetensors").exists()
+
+    def test_training_goes_on_meanwhile(self, make_trainer, tmp_path, monkeypatch):
+        """A checkpoint holds the weights of its moment, though it is written after later steps."""
+        go, written = threading.Event(), []
+        write = local._write_file
+
+        def slow(path, pieces):
+            assert go.wait(20)
+            write(path, pieces)
+
+        class Watch(Callback):
+            def batch_end(self, state, logger):
+                if int(state.timestamp.batch) == 1:
+                    written.append(state.model.state_dict()["module.weight"].clone())
+                if int(state.timestamp.batch) == 3:
+                    written.append(names_in(tmp_path))
+                    go.set()
+
+        monkeypatch.setattr(local, "_write_file", slow)
+        saver = CheckpointSaver(tmp_path, save_interval=lambda state, event: int(state.timestamp.batch) == 1)
+        make_trainer(saver, max_duration="4ba", callbacks=[Watch()]).fit()
+
+        weight, during = written
+        assert not any(name.startswith("ep") for name in during)
+        assert torch.equal(load_file(tmp_path / "ep0-ba1" / "model.safetensors")["module.weight"], weight)
+
+    def test_in_the_foreground(self, make_trainer, tmp_path):
+        """Without the background, the checkpoint is there before the next batch."""
+        seen = []
+
+        class Watch(Callback):
+            def batch_start(self, state, logger):
+                seen.append(len(saver.saved_checkpoints))
+
+        saver = CheckpointSaver(tmp_path, save_interval="1ba", background=False)
+        make_trainer(saver, max_duration="3ba", callbacks=[Watch()]).fit()
+
+        assert seen == [0, 1, 2]
+
+
+class TestKeeping:
+    def test_last_ones(self, make_trainer, tmp_path):
+        """Only the last are kept, and the link leads to the newest."""
+        saver = CheckpointSaver(tmp_path, save_interval="2ba", num_checkpoints_to_keep=2)
+
+        make_trainer(saver, max_duration="10ba").fit()
+
+        assert names_in(tmp_path) == [".lock", "ep1-ba8", "ep2-ba10", "latest"]
+        assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
+        assert [Path(path).name for path in saver.saved_checkpoints] == ["ep1-ba8", "ep2-ba10"]
+
+    def test_best_ones(self, make_trainer, tmp_path):
+        """The best by a metric is kept beside the last."""
+        values = iter([0.5, 0.9, 0.2, 0.3])
+
+        class Claim(Callback):
+            def eval_after_all(self, state, logger):
+                state.eval_metric_values["MulticlassAccuracy"] = torch.tensor(next(values))
+
+        saver = CheckpointSaver(tmp_path, num_checkpoints_to_keep=1, keep_best=KeepBest(METRIC, 1))
+        make_trainer(saver, max_duration="4ep", evaluates=True, callbacks=[Claim()]).fit()
+
+        assert [one.name for one in find_checkpoints(tmp_path)] == ["ep2-ba10", "ep4-ba20"]
+
+    @pytest.mark.parametrize("latest", [None, "{run_name}-newest"])
+    def test_link_by_another_name(self, make_trainer, tmp_path, latest):
+        """The link may have another name, or none."""
+        make_trainer(CheckpointSaver(tmp_path, latest_filename=latest), max_duration="1ep").fit()
+
+        assert names_in(tmp_path) == [".lock"] + (["blur-newest"] if latest else []) + ["ep1-ba5"]
+
+
+class TestFolders:
+    def test_names_are_filled_in(self, make_trainer, tmp_path, monkeypatch):
+        """By default checkpoints lie in a folder of the run's name."""
+        monkeypatch.chdir(tmp_path)
+
+        make_trainer(CheckpointSaver(), max_duration="1ep").fit()
+
+        assert names_in(tmp_path / "blur" / "checkpoints") == [".lock", "ep1-ba5", "latest"]
+
+    def test_folder_of_a_later_run(self, make_trainer, tmp_path):
+        """A new run refuses a folder with later checkpoints before it trains, unless it may replace them."""
+        first = make_trainer(CheckpointSaver(tmp_path), max_duration="2ep")
+        first.fit()
+        first.close()
+        second = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
+
+        with pytest.raises(CheckpointSaveError, match=r"it holds ep2-ba10 of run 'blur'.*overwrite=True"):
+            second.fit()
+        third = make_trainer(CheckpointSaver(tmp_path, overwrite=True), max_duration="1ep", run_name="other")
+        third.fit()
+
+        assert int(second.state.timestamp.batch) == 0
+        assert verify_checkpoint(tmp_path / "ep1-ba5").run_name == "other"
+
+    def test_going_on_needs_no_overwrite(self, make_trainer, tmp_path):
+        """A run that goes on from its newest checkpoint saves to the same folder."""
+        first = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
+        first.fit()
+        first.close()
+        later = make_trainer(CheckpointSaver(tmp_path), max_duration="2ep")
+
+        load_checkpoint(tmp_path / "latest", later.state)
+        later.fit()
+
+        assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
+
+    def test_folder_in_use(self, make_trainer, tmp_path, monkeypatch):
+        """A folder that another living process saves to is refused before training."""
+
+        def taken(folder):
+            raise FolderInUseError(folder, "process 17 on host")
+
+        monkeypatch.setattr(lock, "_locked", taken)
+        trainer = make_trainer(CheckpointSaver(tmp_path))
+
+        with pytest.raises(FolderInUseError, match="process 17 on host"):
+            trainer.fit()
+
+        assert int(trainer.state.timestamp.batch) == 0
+
+    def test_lock_is_given_back(self, make_trainer, tmp_path):
+        """A closed trainer does not hold its folder."""
+        trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
+        trainer.fit()
+        held = dict(lock._held)
+
+        trainer.close()
+
+        assert str(tmp_path.resolve()) in held
+        assert str(tmp_path.resolve()) not in lock._held
+
+    def test_remote(self, make_trainer):
+        """An address works as a folder does, with a file that says which is the latest."""
+        fsspec.filesystem("memory").store.clear()
+        saver = CheckpointSaver("memory://runs/{run_name}", num_checkpoints_to_keep=1)
+
+        make_trainer(saver, max_duration="2ep").fit()
+
+        assert saver.saved_checkpoints == ["memory://runs/blur/ep2-ba10"]
+        assert int(verify_checkpoint("memory://runs/blur/latest").timestamp.batch) == 10
+
+
+class TestFailures:
+    def test_told_at_the_next_batch(self, make_trainer, tmp_path, monkeypatch):
+        """A save that fails ends the run at the next batch, and leaves the checkpoints before it."""
+        saver = CheckpointSaver(tmp_path, save_interval="2ba")
+        synced = os.fsync
+
+        class FillDisk(Callback):
+            def batch_start(self, state, logger):
+                saver._saving.check()
+                if int(state.timestamp.batch) == 3:
+                    saver._saving.wait()
+                    monkeypatch.setattr(os, "fsync", full)
+
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        trainer = make_trainer(saver, callbacks=[FillDisk()])
+        with pytest.raises(CheckpointSaveError, match="ep0-ba4 was not saved: the disk is full"):
+            trainer.fit()
+        monkeypatch.setattr(os, "fsync", synced)
+
+        assert int(trainer.state.timestamp.batch) <= 6
+        assert [one.name for one in find_checkpoints(tmp_path)] == ["ep0-ba2"]
+        assert find_checkpoints(tmp_path)[0].is_whole
+
+    @pytest.mark.parametrize("when", ["fit", "close"])
+    def test_not_lost_at_the_end(self, make_trainer, tmp_path, monkeypatch, when):
+        """The last save's failure is raised by the end of the training, or by closing."""
+        saver = CheckpointSaver(tmp_path, save_interval="1ep")
+        trainer = make_trainer(saver, max_duration="1ep")
+        write = local.LocalFolder.write
+
+        def fail(*args):
+            raise CheckpointSaveError("ep1-ba5", "the disk is full.")
+
+        monkeypatch.setattr(local.LocalFolder, "write", fail)
+        if when == "fit":
+            with pytest.raises(CheckpointSaveError, match="the disk is full"):
+                trainer.fit()
+        else:
+            saver.save(trainer.state)
+            with pytest.raises(CheckpointSaveError, match="the disk is full"):
+                trainer.close()
+        monkeypatch.setattr(local.LocalFolder, "write", write)
+
+        assert not any(one.is_whole for one in find_checkpoints(tmp_path))
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "error", "named"),
+        [
+            ({"num_checkpoints_to_keep": 0}, ValueError, "num_checkpoints_to_keep"),
+            ({"num_checkpoints_to_keep": -2}, ValueError, "num_checkpoints_to_keep"),
+            ({"num_checkpoints_to_keep": True}, ValueError, "num_checkpoints_to_keep"),
+            ({"keep_best": KeepBest(METRIC)}, ValueError, "num_checkpoints_to_keep=1"),
+            ({"keep_best": METRIC, "num_checkpoints_to_keep": 1}, TypeError, "KeepBest"),
+            ({"save_interval": "often"}, ValueError, "often"),
+            ({"save_interval": "-1ep"}, ValueError, "0 .never. or more"),
+            ({"filename": "ep{epochs}"}, ValueError, "epochs"),
+            ({"filename": "a/b"}, ValueError, "without '/'"),
+            ({"latest_filename": "../latest"}, ValueError, "without '/'"),
+            ({"folder": "{nothing}"}, ValueError, "nothing"),
+        ],
+    )
+    def test_refused(self, settings, error, named):
+        """What makes no sense is refused at construction."""
+        with pytest.raises(error, match=named):
+            CheckpointSaver(**settings)
+
+    def test_folders_are_no_part_of_the_run(self, make_trainer, tmp_path, recwarn):
+        """A run that saves elsewhere, or not at all, goes on without a word about it."""
+        make_trainer(CheckpointSaver(tmp_path), max_duration="1ep").fit()
+
+        for saver in (CheckpointSaver(tmp_path / "other", save_interval="2ba"), None):
+            load_checkpoint(tmp_path / "ep1-ba5", make_trainer(saver).state)
+
+        assert not recwarn.list

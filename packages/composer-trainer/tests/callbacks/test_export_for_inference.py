@@ -1,0 +1,102 @@
+"""Models that are exported when their training ends."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.algorithms import EMA, ColOut
+from composer.callbacks import ExportForInferenceCallback
+from composer.models import ComposerClassifier
+
+
+def fit(callback, algorithms=(), **options):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 2))
+    model = ComposerClassifier(network, num_classes=2, train_metrics=[])
+    with Trainer(
+        model=model,
+        train_dataloader=[(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 0, 1]))] * 3,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
+        max_duration="3ba",
+        algorithms=algorithms,
+        callbacks=callback,
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+        seed=2,
+        run_name="run",
+        **options,
+    ) as trainer:
+        trainer.fit()
+    return model
+
+
+def load(path):
+    return torch.export.load(path).module()
+
+
+class TestExportForInferenceCallback:
+    def test_what_has_been_trained(self, tmp_path):
+        """Without anything else the last batch is the sample, and the file computes what the model does."""
+        model = fit(ExportForInferenceCallback("torchexport", f"{tmp_path}/{{run_name}}/model.pt2"))
+
+        images = torch.rand(7, 3, 16, 16)
+        with torch.no_grad():
+            expected = model.eval()((images, None))
+        torch.testing.assert_close(load(tmp_path / "run/model.pt2")(images), expected)
+
+    def test_averaged_weights(self, tmp_path):
+        """With EMA the averages are exported, and the model keeps its own weights."""
+        ema = EMA(half_life=None, smoothing=0.9)
+        callback = ExportForInferenceCallback("torchexport", tmp_path / "model.pt2", output_names=["logits"])
+
+        model = fit(callback, ema)
+
+        images = torch.rand(2, 3, 16, 16)
+        with torch.no_grad():
+            averaged = ema.get_ema_model(model).eval()((images, None))
+            own = model.eval()((images, None))
+        exported = load(tmp_path / "model.pt2")(images)["logits"]
+        torch.testing.assert_close(exported, averaged)
+        assert not torch.allclose(own, averaged, atol=1e-4)
+
+    def test_sample_of_an_evaluation(self, tmp_path):
+        """What was evaluated on says the size, where an algorithm has cut the images that are trained on."""
+        evaluated = [(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 0, 1]))]
+
+        fit(
+            ExportForInferenceCallback("torchexport", tmp_path / "model.pt2"),
+            ColOut(p_row=0.5, p_col=0.5, batch=True),
+            eval_dataloader=evaluated,
+            eval_interval="1ba",
+        )
+
+        assert load(tmp_path / "model.pt2")(torch.rand(2, 3, 16, 16)).shape == (2, 2)
+
+    def test_sample_that_is_given(self, tmp_path):
+        """It comes before everything else."""
+        callback = ExportForInferenceCallback(
+            "torchexport", tmp_path / "model.pt2", sample_input=(torch.rand(2, 3, 8, 8), None), input_names=["images"]
+        )
+
+        fit(callback)
+
+        assert load(tmp_path / "model.pt2")(torch.rand(3, 3, 8, 8)).shape == (3, 2)
+
+    def test_transforms(self, tmp_path):
+        """The copy that is exported is changed, the model is not."""
+
+        def forget(model):
+            nn.init.zeros_(model.module[-1].weight)
+            nn.init.ones_(model.module[-1].bias)
+
+        model = fit(ExportForInferenceCallback("torchexport", tmp_path / "model.pt2", transforms=[forget]))
+
+        assert load(tmp_path / "model.pt2")(torch.rand(1, 3, 16, 16)).tolist() == [[1.0, 1.0]]
+        assert model.module[-1].weight.abs().sum() > 0
+
+    def test_bad_format(self, tmp_path):
+        """There are two formats."""
+        with pytest.raises(ValueError, match="save_format"):
+            ExportForInferenceCallback("torchscript", tmp_path / "model.pt")

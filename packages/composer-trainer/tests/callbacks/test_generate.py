@@ -1,0 +1,177 @@
+"""What a small GPT-2 makes of prompts while it is trained."""
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+import torch
+
+from composer import Trainer
+from composer.callbacks import Generate
+from composer.core import LoggerDestination
+from composer.models import ComposerModel
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+# What torchao, which transformers imports, is told when it is compiled for the first time.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:invalid escape sequence:{category}")
+    for category in ("DeprecationWarning", "SyntaxWarning")
+]
+
+PROMPTS = ["def parse(", "import", "return the value of"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Return a tokenizer that has learnt its words from sources of the standard library."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    learner = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([inspect.getsource(module) for module in (ast, textwrap)], learner)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
+
+
+class Writer(ComposerModel):
+    """A tiny GPT-2 with dropout, which remembers how it was asked to generate."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        torch.manual_seed(1)
+        config = transformers.GPT2Config(
+            vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, pad_token_id=0, eos_token_id=0
+        )
+        self.network = transformers.GPT2LMHeadModel(config)
+        self.tokenizer = tokenizer
+        self.asked = []
+
+    def forward(self, batch):
+        return self.network(input_ids=batch["input_ids"]).logits
+
+    def loss(self, outputs, batch):
+        return torch.nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+    def generate(self, input_ids, **options):
+        self.asked.append((input_ids.shape, self.training))
+        return self.network.generate(input_ids, **options)
+
+
+class Tables(LoggerDestination):
+    def __init__(self):
+        self.tables = []
+
+    def log_table(self, columns, rows, name="Table", step=None):
+        self.tables.append((name, step, list(columns), [list(row) for row in rows]))
+
+
+def fit(model, callbacks, **options):
+    tables = Tables()
+    text = inspect.getsource(textwrap)
+    ids = torch.tensor(model.tokenizer(text)["input_ids"][:512]).reshape(4, 4, 32)
+    settings = {"max_duration": "1ep", "device": "cpu", "precision": "fp32", "seed": 3}
+    with Trainer(
+        model=model,
+        train_dataloader=[{"input_ids": one} for one in ids],
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=callbacks,
+        loggers=tables,
+        progress_bar=False,
+        **settings | options,
+    ) as trainer:
+        trainer.fit()
+    return tables.tables
+
+
+class TestGenerate:
+    def test_continues_the_prompts(self, tokenizer):
+        """Each prompt stands beside what greedy decoding of that prompt alone gives, whatever the padding."""
+        model = Writer(tokenizer)
+
+        (table,) = fit(model, Generate(PROMPTS, "1ep", max_new_tokens=6, do_sample=False))
+
+        model.eval()
+        expected = []
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            for _ in range(6):
+                with torch.no_grad():
+                    ids = torch.cat([ids, model.network(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
+                if ids[0, -1] == 0:
+                    break
+            told = tokenizer.decode(ids[0], skip_special_tokens=True)
+            expected.append([prompt, told.removeprefix(prompt)])
+        assert table == ("generations", 4, ["prompt", "generation"], expected)
+        assert all(generation for _, generation in expected)
+
+    def test_batches_of_prompts(self, tokenizer):
+        """As many prompts as one says are put through at once, in evaluation mode, with the same outcome."""
+        alone, together = Writer(tokenizer), Writer(tokenizer)
+
+        one = fit(alone, Generate(PROMPTS, "1ep", batch_size=2, max_new_tokens=6, do_sample=False))
+        other = fit(together, Generate(PROMPTS, "1ep", max_new_tokens=6, do_sample=False))
+
+        assert one == other
+        assert [shape[0] for shape, _ in alone.asked] == [2, 1]
+        assert not any(training for _, training in alone.asked)
+
+    @pytest.mark.parametrize(
+        ("interval", "steps"),
+        [("2ba", [2, 4, 6, 8]), ("3ba", [3, 6, 8]), ("1ep", [4, 8]), (2, [8]), ("0.5dur", [4, 8])],
+    )
+    def test_when(self, tokenizer, interval, steps):
+        """Every so often, and at the end of the fit once."""
+        tables = fit(Writer(tokenizer), Generate("def", interval, max_new_tokens=1), max_duration="2ep")
+
+        assert [step for _, step, _, _ in tables] == steps
+
+    def test_changes_no_bit_of_training(self, tokenizer):
+        """With sampling, and with dropout in the model, the weights are the same with and without."""
+        trained = []
+        for callbacks in ([], [Generate(PROMPTS, "1ba", max_new_tokens=3, do_sample=True)]):
+            model = Writer(tokenizer)
+            fit(model, callbacks)
+            trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+    def test_mode_comes_back_after_an_error(self, tokenizer):
+        """A model that fails to generate is in training mode again."""
+        model = Writer(tokenizer)
+        model.generate = lambda *_, **__: 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            fit(model, Generate("def", "1ba"))
+
+        assert model.training
+
+    def test_model_that_cannot(self, make_classifier):
+        """A model without tokenizer and generate is refused when the trainer is made."""
+        model = make_classifier()
+        with pytest.raises(TypeError, match="tokenizer and the method generate"):
+            Trainer(
+                model=model,
+                optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+                callbacks=Generate("a", 1),
+                progress_bar=False,
+            )
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [(([], 1), "prompts"), ((["a"], 1, 0), "batch_size"), ((["a"], "-1ba"), r"[Ii]nterval|negative|must be")],
+    )
+    def test_bad_arguments(self, arguments, message):
+        """What cannot be is refused at once."""
+        with pytest.raises(ValueError, match=message):
+            Generate(*arguments)
+
+
+@pytest.fixture
+def make_classifier():
+    """Return a maker of a model that generates nothing."""
+    from composer.models import ComposerClassifier
+
+    return lambda: ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3, train_metrics=[])

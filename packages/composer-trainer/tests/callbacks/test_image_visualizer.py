@@ -1,0 +1,220 @@
+"""The images that a model sees, as a logger is given them."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.algorithms import MixUp
+from composer.callbacks import ImageVisualizer
+from composer.core import LoggerDestination
+from composer.models import ComposerClassifier, ComposerModel
+
+
+class Album(LoggerDestination):
+    """Keeps the images that are logged."""
+
+    def __init__(self):
+        self.pages = []
+
+    def log_images(self, images, name="Images", channels_last=False, step=None, *, masks=None, **details):
+        self.pages.append(
+            {"images": images, "name": name, "channels_last": channels_last, "step": step, "masks": masks}
+        )
+
+
+class Recorded(ComposerModel):
+    """Takes down the images that it sees, and gives a score for each of 3 classes to each pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Conv2d(3, 3, 1)
+        self.seen = []
+
+    def forward(self, batch):
+        self.seen.append(batch[0].detach().clone())
+        return self.scores(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1], ignore_index=-100)
+
+
+def segmentation_batches(count=3, size=6):
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.randint(3, (size, 4, 4), generator=generator)
+    masks[0, 0, 0] = -100
+    return [(torch.rand(size, 3, 4, 4, generator=generator), masks) for _ in range(count)]
+
+
+def fit(model, callbacks, batches, **options):
+    album = Album()
+    settings = {"max_duration": f"{len(batches)}ba", "device": "cpu", "precision": "fp32", "seed": 3}
+    with Trainer(
+        model=model,
+        train_dataloader=batches,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=callbacks,
+        loggers=album,
+        progress_bar=False,
+        **settings | options,
+    ) as trainer:
+        trainer.fit()
+    return album.pages
+
+
+class TestInputs:
+    def test_images_after_algorithms(self):
+        """What MixUp has made of the batch is shown, as the model was given it."""
+        model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3, train_metrics=[])
+        seen = []
+        model.module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        batches = [(images, torch.arange(6) % 3) for images, _ in segmentation_batches()]
+
+        pages = fit(model, ImageVisualizer("1ba"), batches, algorithms=MixUp(alpha=1.0))
+
+        assert [page["step"] for page in pages] == [0, 1, 2]
+        assert all(torch.equal(page["images"], images) for page, images in zip(pages, seen, strict=True))
+        assert not torch.equal(pages[0]["images"], batches[0][0])
+
+    def test_interval_and_number(self):
+        """The first few images of every so many batches."""
+        batches = segmentation_batches(5)
+
+        pages = fit(Recorded(), ImageVisualizer("2ba", num_images=2), batches)
+
+        assert [(page["step"], page["name"], len(page["images"])) for page in pages] == [
+            (2, "Images/Train", 2),
+            (4, "Images/Train", 2),
+        ]
+        assert torch.equal(pages[0]["images"], batches[2][0][:2])
+        assert pages[0]["masks"] is None
+
+    def test_first_microbatch(self):
+        """Of a batch in parts the first is shown, once."""
+        batches = segmentation_batches(2)
+
+        pages = fit(Recorded(), ImageVisualizer("1ba"), batches, device_train_microbatch_size=2)
+
+        assert [len(page["images"]) for page in pages] == [2, 2]
+
+    def test_numbers_are_made_visible(self):
+        """An image that leaves [0, 1] is stretched between its own extremes; one within stays, bytes are divided."""
+        images = torch.stack([torch.full((3, 2, 2), 0.25), torch.linspace(-2, 6, 12).reshape(3, 2, 2)])
+        targets = torch.zeros(2, 2, 2, dtype=torch.long)
+
+        floats = fit(Recorded(), ImageVisualizer("1ba"), [(images, targets)])[0]["images"]
+
+        assert torch.equal(floats[0], images[0])
+        torch.testing.assert_close(floats[1], torch.linspace(0, 1, 12).reshape(3, 2, 2))
+
+    def test_bytes(self):
+        """Images of 8 bits are shown as fractions."""
+
+        class OfBytes(Recorded):
+            def forward(self, batch):
+                return self.scores(batch[0].float())
+
+        images = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
+
+        pages = fit(OfBytes(), ImageVisualizer("1ba"), [(images, torch.zeros(1, 1, 1, dtype=torch.long))])
+
+        assert pages[0]["images"].flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
+
+    def test_layer_that_works_in_place(self):
+        """The images are those before the forward pass."""
+
+        class InPlace(Recorded):
+            def forward(self, batch):
+                return self.scores(batch[0].mul_(0))
+
+        batches = segmentation_batches(1)
+        before = batches[0][0].clone()
+
+        pages = fit(InPlace(), ImageVisualizer("1ba"), batches)
+
+        assert torch.equal(pages[0]["images"], before)
+
+    def test_wrong_key(self):
+        """What is no image is refused, with what it is."""
+        with pytest.raises(ValueError, match=r"input_key=1 holds a tensor of shape \(6, 4, 4\)"):
+            fit(Recorded(), ImageVisualizer("1ba", input_key=1), segmentation_batches(1))
+
+    @pytest.mark.parametrize(("options", "message"), [({"mode": "both"}, "mode"), ({"num_images": 0}, "num_images")])
+    def test_bad_arguments(self, options, message):
+        """What is out of range is refused at once, by name."""
+        with pytest.raises(ValueError, match=message):
+            ImageVisualizer(**options)
+
+
+class TestSegmentation:
+    def test_masks(self):
+        """The prediction is the class of the greatest score, the truth the target; what is ignored is a class more."""
+        model, batches = Recorded(), segmentation_batches(1)
+        with torch.no_grad():
+            expected = model.scores(batches[0][0]).argmax(dim=1)
+
+        (page,) = fit(model, ImageVisualizer("1ba", mode="segmentation", num_images=4), batches)
+
+        truth = batches[0][1][:4].clone()
+        truth[0, 0, 0] = 3
+        assert torch.equal(page["masks"]["prediction"], expected[:4])
+        assert torch.equal(page["masks"]["ground truth"], truth)
+
+    def test_evaluation(self):
+        """The first batch of each evaluation is shown."""
+        batches = segmentation_batches(2)
+
+        pages = fit(
+            Recorded(),
+            ImageVisualizer("0ba", mode="segmentation"),
+            batches,
+            eval_dataloader=segmentation_batches(3),
+            eval_interval="1ba",
+        )
+
+        assert [(page["name"], page["step"]) for page in pages] == [("Images/Eval", 1), ("Images/Eval", 2)]
+        assert torch.equal(pages[0]["images"], segmentation_batches(3)[0][0])
+        assert set(pages[0]["masks"]) == {"prediction", "ground truth"}
+
+    def test_channels_last(self):
+        """Images with channels at the end are handed on so."""
+
+        class ChannelsAtTheEnd(Recorded):
+            def forward(self, batch):
+                return self.scores(batch[0].permute(0, 3, 1, 2))
+
+        batches = [(images.permute(0, 2, 3, 1).contiguous(), masks) for images, masks in segmentation_batches(1)]
+
+        (page,) = fit(ChannelsAtTheEnd(), ImageVisualizer("1ba", "segmentation", channels_last=True), batches)
+
+        assert page["channels_last"]
+        assert page["images"].shape == (6, 4, 4, 3)
+
+
+def test_in_tensorboard(tmp_path):
+    """The pictures arrive in TensorBoard's files."""
+    loggers = pytest.importorskip("composer.loggers")
+    if not hasattr(loggers, "TensorboardLogger"):
+        pytest.skip("there is no TensorboardLogger")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model = Recorded()
+    with Trainer(
+        model=model,
+        train_dataloader=segmentation_batches(1),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=ImageVisualizer("1ba", num_images=2),
+        loggers=loggers.TensorboardLogger(log_dir=str(tmp_path)),
+        max_duration="1ba",
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+    ) as trainer:
+        trainer.fit()
+
+    written = {path.parent for path in tmp_path.rglob("events.*")}
+    tags = [
+        tag
+        for folder in written
+        for tag in accumulator.EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
+    ]
+    assert any(tag.startswith("Images/Train") for tag in tags)

@@ -1,0 +1,112 @@
+"""What a GPU's allocator says; without a GPU, what becomes of its numbers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import MemoryMonitor
+from composer.callbacks.memory_monitor import in_gigabytes, over_processes
+from composer.core import Event, Time
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+NAMES = {
+    *(
+        f"memory/{when}_{what}_mem"
+        for when in ("current", "peak")
+        for what in ("allocated", "active", "inactive", "reserved")
+    ),
+    "memory/alloc_retries",
+}
+PROCESS = """
+import sys
+import torch
+import torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+from composer.callbacks.memory_monitor import over_processes
+print({name: value.item() for name, value in over_processes({"a": 1.0 + rank, "b": 4.0}, torch.device("cpu")).items()})
+dist.destroy_process_group()
+"""
+
+
+def fit(device, monitor):
+    network = nn.Linear(4, 3)
+    history = InMemoryLogger()
+    model = ComposerClassifier(network, num_classes=3, train_metrics=[])
+    with Trainer(
+        model=model,
+        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 4,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="4ba",
+        callbacks=monitor,
+        loggers=history,
+        progress_bar=False,
+        device=device,
+        precision="fp32",
+    ) as trainer:
+        trainer.fit()
+    return history
+
+
+class TestMemoryMonitor:
+    def test_says_that_there_is_no_gpu(self):
+        """On a CPU it warns once and logs nothing."""
+        with pytest.warns(UserWarning, match="CUDA devices, and the run is on cpu") as caught:
+            history = fit("cpu", MemoryMonitor(dist_aggregate_batch_interval=1))
+
+        assert len(caught) == 1
+        assert not [name for name in history.data if name.startswith("memory/")]
+
+    def test_names_and_units(self):
+        """Bytes are given in gigabytes of 1e9, other numbers as they are; what is not known is left out."""
+        stats = {"allocated_bytes.all.peak": 3_000_000_000, "num_alloc_retries": 2, "other": 5}
+
+        usage = in_gigabytes(stats, MemoryMonitor().memory_keys)
+
+        assert usage == {"peak_allocated_mem": 3.0, "alloc_retries": 2}
+        assert {f"memory/{name}" for name in MemoryMonitor().memory_keys.values()} == NAMES
+
+    def test_over_two_processes(self, tmp_path):
+        """Every process learns the mean, the least and the greatest."""
+        command = [sys.executable, "-c", PROCESS]
+        running = [
+            subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+
+        told = [process.communicate(timeout=300)[0].strip().splitlines()[-1] for process in running]
+
+        expected = {"a_avg": 1.5, "a_min": 1.0, "a_max": 2.0, "b_avg": 4.0, "b_min": 4.0, "b_max": 4.0}
+        assert told == [str(expected)] * 2
+
+    def test_alone(self):
+        """A single process is the mean of itself."""
+        found = over_processes({"a": 2.5}, torch.device("cpu"))
+
+        assert {name: value.item() for name, value in found.items()} == {"a_avg": 2.5, "a_min": 2.5, "a_max": 2.5}
+
+    @pytest.mark.parametrize(("every", "expected"), [(None, Time(0, "ba")), (20, Time(20, "ba"))])
+    def test_processes_are_asked_every_so_often(self, every, expected):
+        """Never, unless it is said how often."""
+        assert MemoryMonitor(dist_aggregate_batch_interval=every).intervals() == {Event.BATCH_END: expected}
+
+    def test_bad_interval(self):
+        """Less than a batch is refused."""
+        with pytest.raises(ValueError, match="dist_aggregate_batch_interval"):
+            MemoryMonitor(dist_aggregate_batch_interval=0)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the allocator of a CUDA device")
+    def test_on_a_gpu(self):
+        """Every batch has all numbers, and the peak is no less than what is used now."""
+        history = fit("gpu", MemoryMonitor(dist_aggregate_batch_interval=2))
+
+        latest = history.most_recent_values
+        assert set(latest) >= NAMES
+        assert history.get_timeseries("memory/current_allocated_mem")["batch"] == [0, 1, 2, 3]
+        assert history.get_timeseries("memory/current_allocated_mem_avg")["batch"] == [1, 3]
+        assert 0 < latest["memory/current_allocated_mem"] <= latest["memory/peak_allocated_mem"]

@@ -1,0 +1,248 @@
+"""Records of a GPU's memory: when they begin and end, and where the files go."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import MemorySnapshot, OOMObserver, _memory_history, memory_snapshot, oom_observer
+from composer.callbacks._memory_history import write_snapshot
+from composer.callbacks.memory_snapshot import has_lasted
+from composer.callbacks.oom_observer import is_out_of_memory
+from composer.core import Engine, Logger, LoggerDestination, State, Time, Timestamp
+from composer.models import ComposerClassifier
+
+
+class Uploads(LoggerDestination):
+    def __init__(self):
+        self.files = []
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
+        self.files.append((remote_file_name, file_path.name, overwrite))
+
+
+class Full(nn.Module):
+    """A layer that finds no memory in its third forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 3), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls == 3:
+            raise torch.OutOfMemoryError("no room")
+        return self.layer(inputs)
+
+
+def make_trainer(callbacks, network, device="cpu"):
+    model = ComposerClassifier(network, num_classes=3, train_metrics=[])
+    return Trainer(
+        model=model,
+        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 8,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="8ba",
+        callbacks=callbacks,
+        progress_bar=False,
+        device=device,
+        precision="fp32",
+        run_name="run",
+    )
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Put a list of calls in the place of a GPU's allocator, and let the callbacks think that there is one."""
+    calls = []
+
+    def write(folder, filename, remote_file_name, state, logger, *, overwrite):
+        calls.append(("write", int(state.timestamp.batch)))
+
+    for module in (memory_snapshot, oom_observer):
+        monkeypatch.setattr(module, "is_recordable", lambda state, who: True)
+        monkeypatch.setattr(module, "start_history", lambda entries: calls.append(("start", entries)))
+        monkeypatch.setattr(module, "stop_history", lambda: calls.append("stop"))
+        monkeypatch.setattr(module, "write_snapshot", write)
+    return calls
+
+
+class TestMemorySnapshot:
+    def test_says_that_there_is_no_gpu(self):
+        """On a CPU it warns and records nothing."""
+        with make_trainer(MemorySnapshot(), nn.Linear(4, 3)) as trainer:
+            with pytest.warns(UserWarning, match="nothing to record") as caught:
+                trainer.fit()
+
+            assert len(caught) == 1
+
+    @pytest.mark.parametrize(
+        ("skip", "interval", "written"), [(1, "3ba", 4), (0, "1ba", 1), (2, "8sp", 4), (6, "5ba", 8)]
+    )
+    def test_begins_and_ends(self, recorder, skip, interval, written):
+        """It skips batches, records for as long as it is told, or to the end of the fit, and writes once."""
+        with make_trainer(MemorySnapshot(skip, interval, max_entries=7), nn.Linear(4, 3)) as trainer:
+            trainer.fit()
+
+        assert recorder == [("start", 7), ("write", written), "stop"]
+
+    def test_stops_after_an_error(self, recorder):
+        """A run that fails while it is recorded is recorded no more."""
+        trainer = make_trainer(MemorySnapshot(skip_batches=1, interval="5ba"), Full())
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.fit()
+
+        assert recorder == [("start", 100000), "stop"]
+
+    def test_once_in_each_fit(self, recorder):
+        """The next fit is recorded, too."""
+        with make_trainer(MemorySnapshot(skip_batches=1, interval="1ba"), nn.Linear(4, 3)) as trainer:
+            trainer.fit(duration="3ba")
+            trainer.fit(duration="3ba")
+
+        assert [call for call in recorder if call != "stop"] == [
+            ("start", 100000),
+            ("write", 2),
+            ("start", 100000),
+            ("write", 5),
+        ]
+
+    def test_has_lasted(self):
+        """An interval is over when as much has been counted."""
+        since = Timestamp(batch=5, sample=50)
+
+        assert not has_lasted(Time(20, "sp"), since, Timestamp(batch=6, sample=69))
+        assert has_lasted(Time(20, "sp"), since, Timestamp(batch=6, sample=70))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"skip_batches": -1}, "skip_batches"),
+            ({"interval": "0ba"}, "interval must be"),
+            ({"interval": "0.1dur"}, "interval must be"),
+            ({"max_entries": 0}, "max_entries"),
+            ({"filename": "{epoch}"}, "nothing else in braces"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        """What is out of range is refused at once, by name."""
+        with pytest.raises(ValueError, match=message):
+            MemorySnapshot(**options)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="records the memory of a CUDA device")
+    def test_on_a_gpu(self, tmp_path):
+        """The file holds what has been allocated while it was recorded."""
+        monitor = MemorySnapshot(folder=str(tmp_path), remote_file_name=None)
+        with make_trainer(monitor, nn.Linear(4, 3), device="gpu") as trainer:
+            trainer.fit()
+
+        (path,) = tmp_path.iterdir()
+        assert path.name == "rank0.4.memory_snapshot.pickle"
+        assert pickle.loads(path.read_bytes())["device_traces"][0]
+
+
+class TestOOMObserver:
+    def test_says_that_there_is_no_gpu(self):
+        """On a CPU it warns and records nothing."""
+        with (
+            pytest.warns(UserWarning, match="nothing to record"),
+            make_trainer(OOMObserver(), nn.Linear(4, 3)) as trainer,
+        ):
+            trainer.fit()
+
+    def test_writes_when_memory_runs_out(self, recorder):
+        """A run that ends for want of memory leaves the file, and is recorded no more."""
+        trainer = make_trainer(OOMObserver(max_entries=9), Full())
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.fit()
+
+        assert recorder == [("start", 9), ("write", 2), "stop"]
+
+    @pytest.mark.parametrize("error", [None, ZeroDivisionError])
+    def test_writes_nothing_else(self, recorder, error):
+        """A run that ends well, or by another error, leaves none."""
+        network = nn.Linear(4, 3)
+        trainer = make_trainer(OOMObserver(), network)
+        if error is not None:
+            network.register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(error):
+                trainer.fit()
+        else:
+            trainer.fit()
+            trainer.close()
+
+        assert recorder == [("start", 100000), "stop"]
+
+    def test_causes_count(self):
+        """An error that a want of memory has led to is one, too."""
+        wrapped = RuntimeError("step failed")
+        wrapped.__cause__ = torch.OutOfMemoryError("no room")
+
+        assert is_out_of_memory(wrapped)
+        assert not is_out_of_memory(RuntimeError("other"))
+        assert not is_out_of_memory(None)
+
+    def test_bad_name(self):
+        """Another name in braces is refused at once."""
+        with pytest.raises(ValueError, match="nothing else in braces"):
+            OOMObserver(folder="{place}")
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs out of the memory of a CUDA device")
+    def test_on_a_gpu(self, tmp_path):
+        """Asking for more than there is leaves a file with what had been allocated."""
+        network = nn.Linear(4, 3)
+        network.register_forward_pre_hook(lambda *_: torch.empty(1 << 50, device="cuda"))
+        trainer = make_trainer(OOMObserver(folder=str(tmp_path), remote_file_name=None), network, device="gpu")
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.fit()
+
+        assert pickle.loads((tmp_path / "rank0_oom.pickle").read_bytes())["device_traces"][0]
+
+
+class TestWriteSnapshot:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        """Return a state and a logger, and let torch write a text in the place of what a GPU holds."""
+
+        def dump(path):
+            with open(path, "w") as file:  # noqa: PTH123  (as torch does)
+                file.write("snapshot")
+
+        monkeypatch.setattr(_memory_history.torch.cuda.memory, "_dump_snapshot", dump)
+        state, uploads = State(model=None, run_name="run"), Uploads()
+        state.timestamp = Timestamp(batch=12)
+        return state, Engine(state, Logger(state, uploads)).logger, uploads
+
+    def test_names_are_filled_in(self, run, tmp_path):
+        """Folder, file and the name for loggers say which run, process and batch it is."""
+        state, logger, uploads = run
+
+        path = write_snapshot(
+            f"{tmp_path}/{{run_name}}", "rank{rank}.{batch}", "{run_name}/x", state, logger, overwrite=True
+        )
+
+        assert path == tmp_path / "run/rank0.12.pickle"
+        assert path.read_text() == "snapshot"
+        assert [one.name for one in path.parent.iterdir()] == ["rank0.12.pickle"]
+        assert uploads.files == [("run/x.pickle", "rank0.12.pickle", True)]
+
+    def test_no_remote_name(self, run, tmp_path):
+        """Without one, no logger is given the file."""
+        state, logger, uploads = run
+
+        write_snapshot(str(tmp_path), "file", None, state, logger, overwrite=False)
+
+        assert uploads.files == []
+
+    def test_existing_file(self, run, tmp_path):
+        """It is written over only if that is said."""
+        state, logger, _ = run
+        (tmp_path / "file.pickle").write_text("former")
+
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            write_snapshot(str(tmp_path), "file", None, state, logger, overwrite=False)
+        former = (tmp_path / "file.pickle").read_text()
+        write_snapshot(str(tmp_path), "file", None, state, logger, overwrite=True)
+
+        assert (former, (tmp_path / "file.pickle").read_text()) == ("former", "snapshot")

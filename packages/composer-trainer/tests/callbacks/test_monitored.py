@@ -1,0 +1,115 @@
+"""The rules that end a training, by themselves."""
+
+import datetime as dt
+import math
+import operator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.callbacks._monitored import Patience, comparison
+from composer.core import Time, Timestamp
+
+
+class TestComparison:
+    @pytest.mark.parametrize(
+        ("monitor", "less"),
+        [
+            ("MulticlassAccuracy", False),
+            ("CrossEntropyLoss", True),
+            ("LanguageCrossEntropy", True),
+            ("LanguagePerplexity", True),
+            ("MeanSquaredError", True),
+            ("MIoU", False),
+        ],
+    )
+    def test_by_the_name(self, monitor, less):
+        """Of losses, errors and perplexities less is better, of all else more."""
+        better = comparison(None, monitor)
+
+        assert (better(0.1, 0.2), better(0.2, 0.1), better(0.1, 0.1)) == (less, not less, False)
+
+    @pytest.mark.parametrize("comp", ["less", "lt", torch.less, operator.lt, lambda new, old: new < old])
+    def test_as_it_is_said(self, comp):
+        """A word, one of torch's functions, or one's own: whatever the name."""
+        better = comparison(comp, "Accuracy")
+
+        assert (better(0.1, 0.2), better(0.2, 0.1)) == (True, False)
+
+    @pytest.mark.parametrize("comp", ["greater", "gt"])
+    def test_words_for_more(self, comp):
+        """Both words are known."""
+        assert comparison(comp, "Loss")(0.2, 0.1)
+
+
+def run(rule, values, max_duration=None):
+    """Return after which epoch a rule ends a training with these values, one an epoch; None if it does not."""
+    best = None
+    for epoch, value in enumerate(values, start=1):
+        now = Timestamp(epoch=epoch, batch=10 * epoch, sample=80 * epoch, total_wct=dt.timedelta(seconds=2 * epoch))
+        best = rule.best_of(best, value, now)
+        if rule.is_over(best[1], now, max_duration):
+            return epoch
+    return None
+
+
+def by_hand(values, patience, min_delta):
+    """Return the same for a metric of which more is better, as one would say it."""
+    best, at = None, 1
+    for epoch, value in enumerate(values, start=1):
+        if not math.isnan(value) and (best is None or value > best + min_delta):
+            best, at = value, epoch
+        if epoch - at > patience:
+            return epoch
+    return None
+
+
+class TestPatience:
+    @pytest.mark.parametrize(
+        ("patience", "ends"),
+        [
+            (Time(0, "ep"), 3),
+            (Time(1, "ep"), 4),
+            (Time(2, "ep"), 5),
+            (Time(10, "ba"), 4),
+            (Time(159, "sp"), 4),
+            (Time(160, "sp"), 5),
+            (Time(3.9, "sec"), 4),
+            (Time(4.0, "sec"), 5),
+            (Time(0.1, "dur"), 5),
+        ],
+    )
+    def test_in_any_unit(self, patience, ends):
+        """With the best value after the second epoch, it is over once more than the patience has passed."""
+        rule = Patience(operator.gt, 0.0, patience)
+
+        assert run(rule, [0.1, 0.5, 0.4, 0.3, 0.2, 0.1], max_duration=Time(20, "ep")) == ends
+
+    def test_a_fraction_of_no_length(self):
+        """A training without a length has no fractions."""
+        with pytest.raises(ValueError, match=r"patience=0\.1dur is a fraction of the training, which has no length"):
+            Patience(operator.gt, 0.0, Time(0.1, "dur")).is_over(Timestamp(), Timestamp())
+
+    @given(
+        st.lists(st.one_of(st.integers(0, 8).map(float), st.just(math.nan)), max_size=12),
+        st.integers(0, 4),
+        st.integers(0, 3).map(float),
+    )
+    def test_as_one_would_say_it(self, values, patience, min_delta):
+        """Whatever the values, it ends where counting by hand does."""
+        rule = Patience(operator.gt, min_delta, Time(patience, "ep"))
+
+        assert run(rule, values) == by_hand(values, patience, min_delta)
+
+    def test_infinite_values_compare(self):
+        """An infinite loss is worse than any other, and no better than itself."""
+        rule = Patience(operator.lt, 0.0, Time(1, "ep"))
+
+        assert run(rule, [math.inf, math.inf, 1.0, 0.9, 0.8]) is None
+        assert run(rule, [math.inf, math.inf, math.inf]) == 3
+
+    def test_nothing_but_nan(self):
+        """What never was a number has not got better since the first look."""
+        assert run(Patience(operator.lt, 0.0, Time(1, "ep")), [math.nan] * 5) == 3

@@ -1,0 +1,184 @@
+"""A loss that is not a number ends a training, by the number of its batch."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import NaNMonitor
+from composer.core import Engine, State, Timestamp
+from composer.models import ComposerModel
+
+
+class Model(ComposerModel):
+    """Its loss is what the batch says, times a weight; or several of these."""
+
+    def __init__(self, several=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.several = several
+
+    def forward(self, batch):
+        return self.weight * batch.mean()
+
+    def loss(self, outputs, batch):
+        return outputs if self.several is None else self.several(outputs)
+
+
+def make(monitor, values, max_duration="3ep", several=None, **options):
+    """Return a trainer on batches of 4 samples, whose loss is the value times the weight."""
+    model = Model(several)
+    return Trainer(
+        model=model,
+        train_dataloader=[torch.full((4, 1), float(value)) for value in values],
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
+        max_duration=max_duration,
+        callbacks=monitor,
+        progress_bar=False,
+        device="cpu",
+        precision="fp32",
+        **options,
+    )
+
+
+def end(trainer):
+    """Return the error that ends the training, and after how many batches it came."""
+    with pytest.raises(RuntimeError) as caught:
+        trainer.fit()
+    return str(caught.value), int(trainer.state.timestamp.batch)
+
+
+class TestNaNMonitor:
+    @pytest.mark.parametrize(
+        ("every", "bad", "seen"),
+        [("1ba", 4, 5), ("3ba", 4, 6), ("100ba", 4, 8), (2, 0, 2), ("10sp", 1, 3)],
+    )
+    def test_names_the_first_bad_batch(self, every, bad, seen):
+        """Whenever it looks, at the latest at the end of the epoch, the first bad batch is named."""
+        values = [math.nan if place >= bad else 1.0 for place in range(8)]
+
+        message, batches = end(make(NaNMonitor(every=every), values))
+
+        assert f"The training loss is not a number (NaN) since batch {bad}, counted from 0" in message
+        assert f"seen after {seen} batches" in message
+        assert batches == seen
+
+    def test_says_what_to_look_at(self):
+        """The data, the learning rate as it is, and what finds the operation."""
+        message, _ = end(make(NaNMonitor(), [1.0, math.nan]))
+
+        assert "Look at that batch's data" in message
+        assert "the learning rate (SGD 0)" in message
+        assert "set_detect_anomaly" in message
+
+    def test_a_training_without(self):
+        """A sound training is not disturbed."""
+        trainer = make(NaNMonitor(every="1ba"), [1.0, 2.0])
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 6
+
+    def test_in_a_batch_of_the_second_fit(self):
+        """What an earlier training has left is forgotten, and its batches are counted on."""
+        trainer = make(NaNMonitor(every="100ba"), [1.0, 2.0, 3.0], max_duration="4ba")
+        trainer.fit()
+
+        with pytest.raises(RuntimeError, match="since batch 4, "):
+            trainer.fit(train_dataloader=[torch.full((4, 1), math.nan)] * 3, duration="2ba")
+
+    def test_what_a_broken_off_training_has_left(self):
+        """A loop that begins anew is not told of losses from before."""
+        engine = Engine(State(model=None, callbacks=NaNMonitor()))
+        engine.state.loss = torch.tensor(math.nan)
+        engine.run_event("after_loss")
+
+        engine.run_event("fit_start")
+        engine.run_event("fit_end")
+
+        assert not engine.state.callbacks[0]._collected
+
+    def test_a_training_that_ends_within_an_epoch(self):
+        """The last batches are looked at, too."""
+        message, batches = end(make(NaNMonitor(every="100ba"), [1.0, 2.0, math.nan, 3.0, 4.0], max_duration="4ba"))
+
+        assert "since batch 2," in message
+        assert batches == 4
+
+    @pytest.mark.parametrize("bad", [0, 3])
+    def test_in_one_microbatch(self, bad):
+        """One bad part of a batch is enough."""
+        trainer = make(NaNMonitor(every="1ba"), [1.0], device_train_microbatch_size=1)
+        batch = trainer.state.train_dataloader[0]
+        batch[bad] = math.nan
+
+        assert "since batch 0," in end(trainer)[0]
+
+    @pytest.mark.parametrize(
+        ("several", "name"),
+        [
+            (lambda outputs: {"box": outputs * 0.0, "class": outputs / 0.0 * 0.0}, "class"),
+            (lambda outputs: (outputs, outputs / 0.0 * 0.0), "loss1"),
+            (lambda outputs: {"total": outputs, "told": (outputs / 0.0 * 0.0).detach()}, "told"),
+        ],
+    )
+    def test_of_several_losses_each_by_its_name(self, several, name):
+        """Of several losses the bad one is named, also where it is not trained by."""
+        message, _ = end(make(NaNMonitor(), [1.0], several=several))
+
+        assert f"The training loss {name!r} is not a number (NaN) since batch 0" in message
+
+    def test_an_infinite_loss(self):
+        """Infinite is something else: it goes through, unless it is to be told of."""
+
+        def infinite_from_2(outputs):
+            return outputs + torch.where(outputs.detach() < 2, 0.0, -math.inf)
+
+        trainer = make(NaNMonitor(every="1ba"), [1.0, 2.0], several=infinite_from_2)
+        trainer.fit()
+
+        message, _ = end(make(NaNMonitor(every="1ba", infinite=True), [1.0, 2.0], several=infinite_from_2))
+
+        assert trainer.state.timestamp.batch == 6
+        assert "The training loss is infinite since batch 1," in message
+
+    def test_advice_for_half_precision(self):
+        """In amp_fp16, another format is the first thing to try."""
+        state = State(model=None, precision="amp_fp16", callbacks=NaNMonitor())
+        engine = Engine(state)
+        state.loss = torch.tensor(math.nan)
+        engine.run_event("after_loss")
+
+        with pytest.raises(RuntimeError, match="The precision is amp_fp16: try 'amp_bf16'"):
+            engine.run_event("fit_end")
+
+    def test_of_losses_of_several_dtypes(self):
+        """A large number in 64 bits stays finite beside one in 16."""
+        state = State(model=None, callbacks=NaNMonitor(infinite=True))
+        engine = Engine(state)
+        state.loss = (torch.tensor(1e300, dtype=torch.float64), torch.tensor([1.0], dtype=torch.bfloat16))
+        engine.run_event("after_loss")
+        engine.run_event("fit_end")
+
+        assert not state.callbacks[0]._collected
+
+    def test_no_step_reads_the_loss(self):
+        """Between two looks nothing asks for a value: on the meta device that would be an error."""
+        state = State(model=None, callbacks=NaNMonitor(every="10ba"))
+        engine = Engine(state)
+        state.loss = torch.zeros((), device="meta", requires_grad=True)
+        for batch in range(9):
+            state.timestamp = Timestamp(batch=batch)
+            engine.run_event("after_loss")
+            state.previous_timestamp, state.timestamp = state.timestamp, Timestamp(batch=batch + 1)
+            engine.run_event("batch_end")
+
+        assert [loss.batch for loss in state.callbacks[0]._collected] == list(range(9))
+        assert not any(loss.value.requires_grad for loss in state.callbacks[0]._collected)
+
+    @pytest.mark.parametrize("every", ["0ba", "-1ep"])
+    def test_bad_interval(self, every):
+        """It has to look at some time."""
+        with pytest.raises(ValueError, match="every must be a length of time above 0"):
+            NaNMonitor(every=every)

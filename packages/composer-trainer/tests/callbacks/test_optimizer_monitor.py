@@ -1,0 +1,340 @@
+"""Norms of gradients, moments, weights and steps, compared with ones worked out by hand in 64 bits."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.algorithms import SAM, GradientClipping
+from composer.callbacks import OptimizerMonitor
+from composer.core import Callback
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True),
+}
+
+
+def make_model():
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return ComposerClassifier(network, num_classes=3, train_metrics=[])
+
+
+def make_batches(count=4):
+    generator = torch.Generator().manual_seed(2)
+    return [(torch.randn(6, 4, generator=generator), torch.arange(6) % 3) for _ in range(count)]
+
+
+def fit(model, optimizer, callbacks, **options):
+    """Train, and return what was logged."""
+    history = InMemoryLogger()
+    settings = {"train_dataloader": make_batches(), "max_duration": "4ba", "device": "cpu", "precision": "fp32"}
+    with Trainer(
+        model=model,
+        optimizers=optimizer,
+        callbacks=callbacks,
+        loggers=history,
+        progress_bar=False,
+        **settings | options,
+    ) as trainer:
+        trainer.fit()
+    return history
+
+
+class Witness(Callback):
+    """Takes down gradients, weights and moments around each step, in 64 bits."""
+
+    def __init__(self):
+        self.steps = []
+
+    def batch_start(self, state, logger):
+        self.steps.append({"before": self.copies(state, lambda one: one)})
+
+    def after_train_batch(self, state, logger):
+        self.steps[-1]["grad"] = self.copies(state, lambda one: one.grad)
+
+    def batch_end(self, state, logger):
+        held = state.optimizers[0].state
+        self.steps[-1]["after"] = self.copies(state, lambda one: one)
+        self.steps[-1]["held"] = {
+            name: {key: value.double().clone() for key, value in held.get(one, {}).items() if torch.is_tensor(value)}
+            for name, one in state.model.named_parameters()
+        }
+
+    @staticmethod
+    def copies(state, of):
+        return {name: of(one).detach().double().clone() for name, one in state.model.named_parameters()}
+
+
+def expected_of(step):
+    """Return the metrics of a step, by formula."""
+    metrics = {"l2_norm/grad/global": sum(one.pow(2).sum() for one in step["grad"].values()).sqrt()}
+    for name, grad in step["grad"].items():
+        update = step["before"][name] - step["after"][name]
+        held = step["held"][name]
+        metrics |= {
+            f"l2_norm/grad/{name}": grad.pow(2).sum().sqrt(),
+            f"l2_norm/param/{name}": step["after"][name].pow(2).sum().sqrt(),
+            f"l2_norm/update/{name}": update.pow(2).sum().sqrt(),
+            f"cosine/update_grad/{name}": (update * grad).sum() / update.norm() / grad.norm(),
+        }
+        moment = held.get("exp_avg", held.get("momentum_buffer"))
+        if moment is not None:
+            metrics[f"l2_norm/moment/{name}"] = moment.pow(2).sum().sqrt()
+            metrics[f"cosine/moment_grad/{name}"] = (moment * grad).sum() / moment.norm() / grad.norm()
+        if "exp_avg_sq" in held:
+            metrics[f"l2_norm/second_moment_sqrt/{name}"] = held["exp_avg_sq"].sqrt().pow(2).sum().sqrt()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def monitored(history):
+    return {name: values for name, values in history.data.items() if name.startswith(("l2_norm/", "cosine/"))}
+
+
+class TestOptimizerMonitor:
+    @pytest.mark.parametrize("kind", OPTIMIZERS)
+    def test_every_number(self, kind):
+        """Norms and cosines are those of the definitions, for the batch that they are logged for."""
+        model, witness = make_model(), Witness()
+
+        history = fit(model, OPTIMIZERS[kind](model.parameters()), [OptimizerMonitor(batch_log_interval=1), witness])
+
+        expected = expected_of(witness.steps[2])
+        logged = {name: values[2] for name, values in monitored(history).items()}
+        assert set(logged) == set(expected)
+        assert {name: float(value) for name, (_, value) in logged.items()} == pytest.approx(expected, rel=1e-4)
+        assert {history.get_timeseries(name)["batch"][2] for name in logged} == {2}
+
+    def test_interval(self):
+        """A batch is measured every so many."""
+        model = make_model()
+
+        history = fit(model, OPTIMIZERS["adam"](model.parameters()), OptimizerMonitor(batch_log_interval=2))
+
+        assert history.get_timeseries("l2_norm/grad/global")["batch"] == [2]
+
+    def test_gradients_alone(self):
+        """Without optimizer metrics only gradients are logged, and no copy of the weights is made."""
+        model = make_model()
+        monitor = OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=1)
+
+        history = fit(model, OPTIMIZERS["adam"](model.parameters()), monitor)
+
+        names = {name for name, _ in model.named_parameters()}
+        assert set(monitored(history)) == {"l2_norm/grad/global", *(f"l2_norm/grad/{name}" for name in names)}
+
+    def test_gradients_are_those_after_clipping(self):
+        """What algorithms make of the gradients is what the optimizers step with, and what is logged."""
+        model = make_model()
+        clipping = GradientClipping(clipping_type="norm", clipping_threshold=1e-3)
+
+        history = fit(
+            model, OPTIMIZERS["sgd"](model.parameters()), OptimizerMonitor(batch_log_interval=1), algorithms=clipping
+        )
+
+        norms = history.get_timeseries("l2_norm/grad/global")["l2_norm/grad/global"]
+        assert [float(norm) for norm in norms] == pytest.approx([1e-3] * 4, rel=1e-3)
+
+    def test_microbatches_are_added_up(self):
+        """The gradient is that of the whole batch, however it is split."""
+        histories = []
+        for size in (None, 2):
+            model = make_model()
+            histories.append(
+                fit(
+                    model,
+                    OPTIMIZERS["sgd"](model.parameters()),
+                    OptimizerMonitor(batch_log_interval=1),
+                    device_train_microbatch_size=size,
+                )
+            )
+
+        whole, split = ([float(value) for _, value in one.data["l2_norm/grad/global"]] for one in histories)
+        assert split == pytest.approx(whole, rel=1e-5)
+
+    def test_optimizer_that_computes_twice(self):
+        """With SAM the update is told from the weights before the step, not from those it looks at on the way."""
+        model, witness = make_model(), Witness()
+
+        history = fit(
+            model,
+            OPTIMIZERS["momentum"](model.parameters()),
+            [OptimizerMonitor(batch_log_interval=1), witness],
+            algorithms=SAM(rho=0.5),
+        )
+
+        name = "l2_norm/update/module.0.weight"
+        expected = [expected_of(step)[name] for step in witness.steps]
+        assert [float(value) for _, value in history.data[name]] == pytest.approx(expected, rel=1e-4)
+
+    def test_changes_no_bit_of_training(self):
+        """The weights are the same with and without."""
+        trained = []
+        for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):
+            model = make_model()
+            fit(model, OPTIMIZERS["adamw"](model.parameters()), callbacks)
+            trained.append(copy.deepcopy(model.state_dict()))
+
+        assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+    def test_frozen_and_sparse_parameters_are_left_out(self):
+        """What has no gradient, or a sparse one, is not measured."""
+
+        class Words(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = nn.Embedding(5, 4, sparse=True)
+                self.frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+                self.head = nn.Linear(4, 3)
+
+            def forward(self, batch):
+                return self.head(self.frozen(self.embedding(batch)))
+
+        model = ComposerClassifier(Words(), num_classes=3, train_metrics=[])
+        batches = [(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2]))]
+
+        history = fit(
+            model,
+            OPTIMIZERS["sgd"](model.parameters()),
+            OptimizerMonitor(batch_log_interval=1),
+            train_dataloader=batches,
+            max_duration="1ba",
+        )
+
+        measured = {name.removeprefix("l2_norm/grad/") for name in history.data if name.startswith("l2_norm/grad/")}
+        assert measured == {"global", "module.head.weight", "module.head.bias"}
+
+    def test_low_precision_weights(self):
+        """Weights of 16 bits are summed in 32."""
+        model = make_model().to(torch.bfloat16)
+        batches = [(inputs.bfloat16(), targets) for inputs, targets in make_batches()]
+        witness = Witness()
+
+        history = fit(
+            model,
+            OPTIMIZERS["sgd"](model.parameters()),
+            [OptimizerMonitor(batch_log_interval=1), witness],
+            train_dataloader=batches,
+        )
+
+        name = "l2_norm/param/module.0.weight"
+        assert float(history.data[name][0][1]) == pytest.approx(expected_of(witness.steps[0])[name], rel=1e-5)
+
+    def test_bad_interval(self):
+        """Less than a batch is refused."""
+        with pytest.raises(ValueError, match="batch_log_interval"):
+            OptimizerMonitor(batch_log_interval=0)
+
+
+PROCESS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+from composer.callbacks import OptimizerMonitor
+from composer.core import Engine, Logger, State
+from composer.loggers import InMemoryLogger
+
+
+def full(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().double().clone()
+
+
+def check(model, compute_gradients):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state = State(model, optimizers=optimizer, callbacks=OptimizerMonitor(batch_log_interval=1))
+    history = InMemoryLogger()
+    engine = Engine(state, Logger(state, history))
+    for event in ("init", "fit_start", "batch_start"):
+        engine.run_event(event)
+    before = {name: full(one) for name, one in model.named_parameters()}
+    compute_gradients()
+    reductions = []
+    original = dist.all_reduce
+    dist.all_reduce = lambda *arguments, **options: (reductions.append(1), original(*arguments, **options))
+    engine.run_event("after_train_batch")
+    optimizer.step()
+    state.previous_timestamp = state.timestamp
+    state.timestamp = state.timestamp.to_next_batch(samples=4)
+    engine.run_event("batch_end")
+    dist.all_reduce = original
+    assert len(reductions) == 1, reductions
+
+    expected, squares = {}, 0.0
+    for name, one in model.named_parameters():
+        grad, moment = full(one.grad), full(optimizer.state[one]["exp_avg"])
+        update, square = before[name] - full(one), full(optimizer.state[one]["exp_avg_sq"])
+        squares += grad.pow(2).sum()
+        expected |= {
+            f"l2_norm/grad/{name}": grad.norm(),
+            f"l2_norm/param/{name}": full(one).norm(),
+            f"l2_norm/update/{name}": update.norm(),
+            f"l2_norm/moment/{name}": moment.norm(),
+            f"l2_norm/second_moment_sqrt/{name}": square.sqrt().norm(),
+            f"cosine/update_grad/{name}": (update * grad).sum() / update.norm() / grad.norm(),
+            f"cosine/moment_grad/{name}": (moment * grad).sum() / moment.norm() / grad.norm(),
+        }
+    expected["l2_norm/grad/global"] = squares.sqrt()
+    found = {name: float(values[-1][1]) for name, values in history.data.items()}
+    assert found.keys() == expected.keys(), (found, expected)
+    for name, value in expected.items():
+        assert abs(found[name] - value) <= 1e-4 * abs(value), (name, found[name], value)
+
+
+def make():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(4))
+sharded = make()
+fully_shard(sharded[0])
+fully_shard(sharded)
+check(sharded, lambda: sharded(rows).square().mean().backward())
+
+# Beside whole parameters such that are in one place a replica, and in the other a shard.
+mixed, mesh = make(), init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+mixed(rows).square().mean().backward()
+gradient, placements = mixed[0].weight.grad, [Replicate(), Shard(0)]
+mixed[0].weight = nn.Parameter(distribute_tensor(mixed[0].weight.detach(), mesh, placements))
+
+
+def spread():
+    mixed[0].weight.grad = distribute_tensor(gradient, mesh, placements)
+
+
+check(mixed, spread)
+dist.destroy_process_group()
+print("equal")
+"""
+
+
+def test_sharded_over_two_processes(tmp_path):
+    """Norms of parameters that are spread, in uneven parts or as replicas, are those of whole ones."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    results = [process.communicate(timeout=300) for process in processes]
+
+    assert [out.strip().endswith("equal") for out, _ in results] == [True, True], results

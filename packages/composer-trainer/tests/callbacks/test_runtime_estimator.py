@@ -1,0 +1,224 @@
+"""How long a training will still take, by a clock that the tests hold in their hands."""
+
+import datetime as dt
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer import Trainer
+from composer.callbacks import RuntimeEstimator, runtime_estimator
+from composer.core import Engine, Logger, State
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that goes on when it is told to: ``clock.now += 2.0``."""
+    held = Clock()
+    monkeypatch.setattr(runtime_estimator, "time", held)
+    return held
+
+
+class Clock:
+    now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+class Loop:
+    """A run of batches of 8 samples and 16 tokens, 5 an epoch, each of which takes as long as one says."""
+
+    def __init__(self, clock, estimator, max_duration="4ep", length=5):
+        self.clock = clock
+        self.state = State(model=None, callbacks=estimator, max_duration=max_duration)
+        self.state.set_dataloader(None, "train", length)
+        self.history = InMemoryLogger()
+        self.engine = Engine(self.state, Logger(self.state, self.history))
+        self.engine.run_event("init")
+        self.engine.run_event("fit_start")
+
+    def batch(self, seconds):
+        self.clock.now += seconds
+        state = self.state
+        state.timestamp = state.timestamp.to_next_batch(8, 16, dt.timedelta(seconds=seconds))
+        self.engine.run_event("batch_end")
+        if int(state.timestamp.batch) % 5 == 0:
+            state.timestamp = state.timestamp.to_next_epoch()
+            self.engine.run_event("epoch_end")
+            state.timestamp = state.timestamp.to_next_iteration()
+            self.engine.run_event("iteration_end")
+
+    def evaluation(self, seconds, label="eval"):
+        before = self.state.dataloader_label
+        self.state.dataloader_label = label
+        self.engine.run_event("eval_start")
+        self.clock.now += seconds
+        self.engine.run_event("eval_end")
+        self.state.dataloader_label = before
+
+    @property
+    def values(self):
+        return [value for _, value in self.history.data.get("time/remaining_estimate", [])]
+
+
+SECONDS = {"time_unit": "seconds", "skip_batches": 0}
+
+
+class TestRuntimeEstimator:
+    @pytest.mark.parametrize("max_duration", ["4ep", "20ba", "160sp", "320tok", "40sec"])
+    def test_in_any_unit(self, clock, max_duration):
+        """However the length is said, what remains is the number of batches to come times their time."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), max_duration)
+
+        for _ in range(20):
+            loop.batch(2.0)
+
+        assert loop.values == pytest.approx([2.0 * (19 - place) for place in range(20)])
+
+    def test_the_average_counts(self, clock):
+        """A slow batch makes all those to come a little slower."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
+
+        loop.batch(1.0)
+        loop.batch(3.0)
+
+        assert loop.values == [9.0, 2.0 * 8]
+
+    @pytest.mark.parametrize("skip", [1, 3])
+    def test_first_batches_are_skipped(self, clock, skip):
+        """Slow first batches are not measured, and before there is a measurement nothing is logged."""
+        loop = Loop(clock, RuntimeEstimator(skip, "seconds"), "20ba")
+
+        for seconds in [*[100.0] * skip, 1.0, 1.0]:
+            loop.batch(seconds)
+
+        assert loop.values == [20.0 - skip - 1, 20.0 - skip - 2]
+
+    @pytest.mark.parametrize(("length", "evaluations"), [("4ep", [3, 2, 1, 0]), ("19ba", [3, 2, 1])])
+    def test_evaluations_to_come_are_included(self, clock, length, evaluations):
+        """After the first evaluation of each epoch, those to come count, one at the very end among them."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), length)
+        total = 20 if length == "4ep" else 19
+
+        for number in range(1, total + 1):
+            loop.batch(2.0)
+            if number % 5 == 0:
+                loop.evaluation(7.0)
+
+        expected = [2.0 * (total - number) + (7.0 * evaluations[(number - 1) // 5 - 1] if number > 5 else 0.0)
+                    for number in range(1, total + 1)]  # fmt: skip
+        assert loop.values == pytest.approx(expected)
+
+    def test_several_evaluators(self, clock):
+        """Each has its own time and its own distance."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), "12ba")
+        for number in range(1, 7):
+            loop.batch(1.0)
+            if number % 2 == 0:
+                loop.evaluation(10.0, "often")
+            if number % 6 == 0:
+                loop.evaluation(100.0, "seldom")
+        loop.batch(1.0)
+
+        assert loop.values[-1] == pytest.approx(5 * 1.0 + 3 * 10.0 + 1 * 100.0)
+
+    @given(st.integers(1, 30), st.integers(1, 30))
+    @settings(deadline=None)
+    def test_it_is_exact_once_it_has_seen_an_evaluation(self, batches, every):
+        """With equal batches and evaluations, evaluated at the end too, each later estimate is the whole truth."""
+        with pytest.MonkeyPatch.context() as patch:
+            clock = Clock()
+            patch.setattr(runtime_estimator, "time", clock)
+            loop = Loop(clock, RuntimeEstimator(**SECONDS), f"{batches}ba")
+            told = []
+            for number in range(1, batches + 1):
+                loop.batch(3.0)
+                told.append((number, clock.now, loop.values[-1]))
+                if number % every == 0 or number == batches:
+                    loop.evaluation(11.0)
+
+            for number, when, remaining in told:
+                if number > every:
+                    assert when + remaining == pytest.approx(clock.now)
+
+    @pytest.mark.parametrize("max_duration", ["4ep", "4iter"])
+    def test_epochs_of_unknown_length(self, clock, max_duration):
+        """A loader that does not know its length tells at the end of the first epoch."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), max_duration, length=None)
+
+        for _ in range(12):
+            loop.batch(1.0)
+
+        assert loop.values == pytest.approx([20.0 - number for number in range(6, 13)])
+
+    def test_evaluations_outside_of_training_do_not_count(self, clock):
+        """One by hand says nothing of those to come."""
+        loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
+        loop.batch(1.0)
+        loop.engine.run_event("fit_end")
+        loop.evaluation(50.0)
+        loop.engine.run_event("fit_start")
+        loop.batch(1.0)
+
+        assert loop.values[-1] == 8.0
+
+    @pytest.mark.parametrize(("unit", "expected"), [("minutes", 60.0), ("hours", 1.0), ("days", 1 / 24)])
+    def test_time_units(self, clock, unit, expected):
+        """Times are in the unit that was asked for; in hours by default."""
+        loop = Loop(clock, RuntimeEstimator(0, unit), "2ba")
+
+        loop.batch(3600.0)
+
+        assert loop.values == pytest.approx([expected])
+        assert RuntimeEstimator().time_unit == "hours"
+
+    def test_goes_on_after_a_resume(self, clock):
+        """What was measured is saved, of evaluations too; the pause is none of it."""
+        first = Loop(clock, RuntimeEstimator(**SECONDS))
+        for _ in range(5):
+            first.batch(2.0)
+        first.evaluation(7.0)
+        saved = first.state.state_dict()
+
+        clock.now += 1000.0
+        second = Loop(clock, RuntimeEstimator(**SECONDS))
+        second.state.load_state_dict(saved)
+        second.engine.run_event("fit_start")
+        second.batch(2.0)
+
+        assert second.values == pytest.approx([14 * 2.0 + 3 * 7.0])
+
+    @pytest.mark.parametrize(
+        ("options", "message"), [({"skip_batches": -1}, "skip_batches"), ({"time_unit": "h"}, "hours")]
+    )
+    def test_bad_arguments(self, options, message):
+        """What is out of range is refused at once, by name."""
+        with pytest.raises(ValueError, match=message):
+            RuntimeEstimator(**options)
+
+    def test_in_a_real_training(self):
+        """A trainer's run has an estimate at each batch but the skipped one, 0 at the end."""
+        network, history = torch.nn.Linear(3, 2), InMemoryLogger()
+        data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
+        trainer = Trainer(
+            model=ComposerClassifier(network, num_classes=2),
+            train_dataloader=data,
+            eval_dataloader=data,
+            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+            max_duration="2ep",
+            callbacks=RuntimeEstimator(time_unit="seconds"),
+            loggers=history,
+            progress_bar=False,
+            device="cpu",
+            precision="fp32",
+        )
+        trainer.fit()
+        trainer.close()
+
+        values = [value for _, value in history.data["time/remaining_estimate"]]
+        assert len(values) == 5
+        assert all(value > 0 for value in values[:-1])

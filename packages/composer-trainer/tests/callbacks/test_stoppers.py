@@ -1,0 +1,312 @@
+"""EarlyStopper and ThresholdStopper in real trainings, with a metric that says what the test wants."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import Metric
+
+from composer import Trainer
+from composer.callbacks import EarlyStopper, ThresholdStopper
+from composer.core import Evaluator, State, Time, Timestamp
+from composer.core.registry import settings_to_data
+from composer.models import ComposerModel
+
+
+class Score(Metric):
+    """Gives the values of a list, one after the other; they stand for what a model would reach."""
+
+    full_state_update = False
+
+    def __init__(self, script, parts=None):
+        super().__init__()
+        self.script, self.parts, self.reads = script, parts, 0
+        self.add_state("updates", default=torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, *_):
+        self.updates += 1
+
+    def compute(self):
+        value = torch.tensor(float(self.script[self.reads % len(self.script)]))
+        self.reads += 1
+        return value if self.parts is None else dict.fromkeys(self.parts, value)
+
+
+class Model(ComposerModel):
+    def __init__(self, train=None, evaluation=None, parts=None):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.metrics = {True: train, False: evaluation}
+        self.parts = parts
+
+    def forward(self, batch):
+        return self.layer(batch)
+
+    def loss(self, outputs, batch):
+        return outputs.square().mean()
+
+    def get_metrics(self, is_train):
+        script = self.metrics[is_train]
+        return {} if script is None else {"Score": Score(script, self.parts)}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update()
+
+
+def make(callback, train=None, evaluation=None, max_duration="10ep", parts=None, **options):
+    """Return a trainer with 5 batches an epoch."""
+    torch.manual_seed(0)
+    model = Model(train, evaluation, parts)
+    data = [torch.ones(4, 2)] * 5
+    if evaluation is not None:
+        options = {"eval_dataloader": data} | options
+    return Trainer(
+        model=model,
+        train_dataloader=data,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration=max_duration,
+        callbacks=callback,
+        progress_bar=False,
+        device="cpu",
+        **options,
+    )
+
+
+def batches(trainer):
+    trainer.fit()
+    return int(trainer.state.timestamp.batch)
+
+
+class TestEarlyStopper:
+    @pytest.mark.parametrize(
+        ("options", "values", "epochs"),
+        [
+            ({}, [1, 2, 3, 3, 3, 9], 5),
+            ({"patience": 2}, [1, 2, 3, 3, 3, 3, 9], 6),
+            ({"patience": "14ba"}, [1, 2, 3, 3, 3, 3, 9], 6),
+            ({"patience": "0.1dur"}, [1, 2, 3, 3, 3, 9], 5),
+            ({"min_delta": 0.5}, [1, 1.4, 1.5, 2.1], 3),
+            ({"comp": "less"}, [1, 2, 3, 4], 3),
+            ({"comp": torch.less}, [3, 2, 1, 0, 0, 0, 0], 6),
+            ({}, [1, math.nan, math.nan, 5], 3),
+            ({}, range(100), 10),
+        ],
+    )
+    def test_ends_when_nothing_gets_better(self, options, values, epochs):
+        """The training ends with the evaluation that comes later than the patience after the best one."""
+        stopper = EarlyStopper("Score", "eval", **options)
+
+        assert batches(make(stopper, evaluation=list(values))) == 5 * epochs
+
+    def test_by_a_metric_of_training(self):
+        """With the label of the training data, its metric is looked at after each epoch."""
+        stopper = EarlyStopper("Score", "train")
+
+        assert batches(make(stopper, train=[1, 2, 2, 2, 9])) == 5 * 4
+        assert (stopper.best, stopper.best_occurred.epoch) == (2.0, Time(2, "ep"))
+
+    def test_by_one_of_several_evaluators(self):
+        """Only the evaluator of that label counts."""
+        data = [torch.ones(4, 2)]
+        evaluators = [Evaluator(label=label, dataloader=data) for label in ("first", "second")]
+        trainer = make(EarlyStopper("Score", "second"), evaluation=[1, 1, 1, 5], eval_dataloader=evaluators)
+        trainer.state.eval_metrics["first"]["Score"].script = list(range(100))
+
+        assert batches(trainer) == 5 * 3
+
+    def test_between_epochs(self):
+        """An evaluation within an epoch ends the training there."""
+        stopper = EarlyStopper("Score", "eval", patience="3ba")
+
+        assert batches(make(stopper, evaluation=[5, 4, 3, 2, 1], eval_interval="2ba")) == 6
+
+    def test_a_part_of_a_metric(self):
+        """Of a metric that gives several numbers, one is named by its part."""
+        stopper = EarlyStopper("Score/right", "eval")
+
+        assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
+
+    def test_evaluations_outside_of_training_do_not_count(self):
+        """What is evaluated by hand neither is the best nor ends anything."""
+        stopper = EarlyStopper("Score", "eval")
+        trainer = make(stopper, evaluation=[100, 1, 2, 3, 4], max_duration="3ep")
+        trainer.eval()
+
+        assert stopper.best is None
+        assert batches(trainer) == 5 * 3
+        assert stopper.best == 3.0
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"monitor": "score"}, r"monitor must be a metric of 'eval', which has \['Score'\].*did you mean 'Score'"),
+            ({"dataloader_label": "evaal"}, r"dataloader_label must be one of \['train', 'eval'\].*mean 'eval'"),
+            ({"dataloader_label": "train"}, r"monitor must be a metric of 'train', which has \[\], got 'Score'"),
+        ],
+    )
+    def test_no_such_metric(self, options, message):
+        """Said before the first batch, with what there is."""
+        trainer = make(EarlyStopper(**({"monitor": "Score", "dataloader_label": "eval"} | options)), evaluation=[1])
+
+        with pytest.raises(ValueError, match=message):
+            trainer.fit()
+
+        assert trainer.state.timestamp.batch == 0
+
+    def test_no_such_part(self):
+        """Which parts a metric has is known once it was computed."""
+        trainer = make(EarlyStopper("Score/wrong", "eval"), evaluation=[1], parts=("left", "right"))
+
+        with pytest.raises(ValueError, match=r"which has \['Score/left', 'Score/right'\], got 'Score/wrong'"):
+            trainer.fit()
+
+    def test_several_numbers(self):
+        """What is not one number cannot be better."""
+        stopper = EarlyStopper("Score", "eval")
+
+        with pytest.raises(ValueError, match=r"'Score' must be one number, got a tensor of shape \(2,\)"):
+            stopper.look(State(model=None), {"Score": torch.ones(2)})
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"patience": "-1ep"}, "patience must not be negative, got -1ep"),
+            ({"patience": "soon"}, "patience: .*'soon'"),
+            ({"min_delta": -1.0}, "min_delta"),
+            ({"comp": "best"}, "comp must be 'less', 'greater', a function .*got 'best'"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        """What cannot work is refused at once, by name."""
+        with pytest.raises(ValueError, match=message):
+            EarlyStopper("Score", "eval", **options)
+
+    def test_bad_patience_of_another_kind(self):
+        """Half an epoch is no length of time."""
+        with pytest.raises(TypeError, match=r"patience: .*got 0\.5"):
+            EarlyStopper("Score", "eval", patience=0.5)
+
+    def test_settings_are_data(self):
+        """They are saved with a run, except a function, which is described."""
+        settings = settings_to_data(EarlyStopper("Score", "eval", comp=torch.less, patience="3ep"))
+
+        assert settings["patience"] == "3ep"
+        assert settings["comp"].keys() == {"unsaved"}
+
+
+def resumed(stopper, saved, **options):
+    """Return a trainer that has loaded what another saved, as the trainer does between its two events."""
+    trainer = make(stopper, **options)
+    trainer.state.load_state_dict(saved)
+    trainer.engine.run_event("after_load")
+    return trainer
+
+
+class TestResume:
+    @pytest.mark.parametrize("half", [1, 2, 3, 4])
+    def test_ends_where_the_first_would_have(self, half):
+        """Best value and its time are saved, so that the patience goes on."""
+        values = [1, 3, 2, 2, 2, 2]
+        first = make(EarlyStopper("Score", "eval", patience=2), evaluation=values, max_duration=f"{half}ep")
+        first.fit()
+
+        second = resumed(EarlyStopper("Score", "eval", patience=2), first.state.state_dict(), evaluation=values[half:])
+
+        assert batches(second) == 5 * 5
+
+    @pytest.mark.parametrize(
+        "make_stopper",
+        [lambda: EarlyStopper("Score", "eval"), lambda: ThresholdStopper("Score", "eval", 0.5)],
+        ids=["early", "threshold"],
+    )
+    def test_what_was_ended_stays_ended(self, make_stopper):
+        """The same program started again finds nothing to do; told to go on, it does."""
+        first = make(make_stopper(), evaluation=[1, 1, 1])
+        ended = batches(first)
+
+        second = resumed(make_stopper(), first.state.state_dict(), evaluation=[2, 3, 4])
+        again = batches(second)
+        second.state.callbacks = []
+        second.fit(duration="1ep")
+
+        assert ended == again
+        assert second.state.timestamp.batch == ended + 5
+
+    @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
+    def test_more_patience_goes_on(self):
+        """A patience that is longer than before lets an ended training go on."""
+        first = make(EarlyStopper("Score", "eval"), evaluation=[1])
+        first.fit()
+
+        second = resumed(EarlyStopper("Score", "eval", patience="4ep"), first.state.state_dict(), evaluation=[1])
+
+        assert batches(second) == 5 * 6
+
+    @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
+    def test_a_higher_threshold_goes_on(self):
+        """A threshold that is not reached yet lets an ended training go on."""
+        first = make(ThresholdStopper("Score", "eval", 0.5), evaluation=[1])
+        first.fit()
+
+        second = resumed(ThresholdStopper("Score", "eval", 1.5), first.state.state_dict(), evaluation=[1, 2])
+
+        assert batches(second) == 5 * 3
+
+    def test_between_two_looks_nothing_is_decided(self):
+        """Saved in the middle of an epoch, with the patience run out, it waits for the next evaluation."""
+        first = make(EarlyStopper("Score", "eval", patience="2ba"), evaluation=[1])
+        first.state.callbacks[0].judge(1.0, first.state)
+        first.state.timestamp = Timestamp(batch=4, batch_in_epoch=4)
+
+        second = resumed(EarlyStopper("Score", "eval", patience="2ba"), first.state.state_dict(), evaluation=[2])
+
+        assert second.state.max_duration == "10ep"
+
+
+class TestThresholdStopper:
+    @pytest.mark.parametrize(
+        ("options", "values", "epochs"),
+        [
+            ({"threshold": 2.5}, [1, 2, 3, 4], 3),
+            ({"threshold": 3}, [1, 2, 3, 4, 5], 4),
+            ({"threshold": 2.5, "comp": "less"}, [4, 3, 2, 1], 3),
+            ({"threshold": 0.0}, [math.nan, -1, math.nan, 1], 4),
+            ({"threshold": 50.0}, range(10), 10),
+        ],
+    )
+    def test_ends_when_it_is_good_enough(self, options, values, epochs):
+        """The training ends with the evaluation whose metric is better than the threshold."""
+        assert batches(make(ThresholdStopper("Score", "eval", **options), evaluation=list(values))) == 5 * epochs
+
+    def test_by_a_metric_of_training(self):
+        """With the label of the training data, its metric is looked at after each epoch."""
+        assert batches(make(ThresholdStopper("Score", "train", 1.5), train=[1, 2, 3])) == 10
+
+    @pytest.mark.parametrize(("monitor", "parts"), [("Score", None), ("Score/right", ("left", "right"))])
+    def test_at_a_batch(self, monitor, parts):
+        """A training metric may end the training in the middle of an epoch."""
+        stopper = ThresholdStopper(monitor, "train", 2.5, stop_on_batch=True)
+
+        assert batches(make(stopper, train=[1, 2, 3, 4], parts=parts)) == 3
+
+    def test_not_at_a_batch_unless_asked(self):
+        """Batches are looked at only if it was said so."""
+        trainer = make(ThresholdStopper("Score", "train", 0.5), train=[1])
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 5
+        assert trainer.state.train_metrics["Score"].reads == 1
+
+    def test_evaluations_have_no_batches(self):
+        """An evaluator cannot be looked at after each batch of training."""
+        trainer = make(ThresholdStopper("Score", "eval", 1, stop_on_batch=True), evaluation=[1])
+
+        with pytest.raises(ValueError, match=r"stop_on_batch=True looks at metrics of training, and 'eval' is an eval"):
+            trainer.fit()
+
+    @pytest.mark.parametrize("threshold", [math.nan, math.inf, "high", True])
+    def test_bad_threshold(self, threshold):
+        """Only a number can be reached."""
+        with pytest.raises(ValueError, match="threshold must be a finite number"):
+            ThresholdStopper("Score", "eval", threshold)

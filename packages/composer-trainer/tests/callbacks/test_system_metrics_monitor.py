@@ -1,0 +1,160 @@
+"""How busy the machine is, by psutil; and what is logged of several processes' GPUs."""
+
+import importlib.util
+import math
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from composer import Trainer
+from composer.callbacks import SystemMetricsMonitor, system_metrics_monitor
+from composer.callbacks.system_metrics_monitor import _of_gpus, _Sampler
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+psutil = pytest.importorskip("psutil")
+
+
+def fit(callbacks, network=None, device="cpu"):
+    history = InMemoryLogger()
+    model = ComposerClassifier(network or nn.Linear(4, 3), num_classes=3, train_metrics=[])
+    with Trainer(
+        model=model,
+        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 6,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="6ba",
+        callbacks=callbacks,
+        loggers=history,
+        progress_bar=False,
+        device=device,
+        precision="fp32",
+    ) as trainer:
+        sampler = next((one._sampler for one in trainer.state.callbacks), None)
+        if sampler is not None:
+            while not sampler._latest:  # the first look takes a tenth of a second
+                threading.Event().wait(0.01)
+        trainer.fit()
+    return history
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+
+
+class TestSystemMetricsMonitor:
+    def test_what_psutil_says(self):
+        """Memory and disk are those of this machine, and the thread has ended with the run."""
+        history = fit(SystemMetricsMonitor(every="2ba"))
+
+        latest = history.most_recent_values
+        assert latest["cpu_memory_total"] == psutil.virtual_memory().total
+        assert latest["disk_memory_total"] == psutil.disk_usage(".").total
+        assert 0 < latest["process_memory_rss"] < latest["cpu_memory_total"]
+        assert 0 <= latest["cpu_percentage"] <= 100
+        assert latest["network_bytes_sent"] <= psutil.net_io_counters().bytes_sent
+        assert history.get_timeseries("cpu_percentage")["batch"] == [1, 3, 5]
+        assert threads() == []
+
+    def test_thread_ends_after_an_error(self):
+        """A run that fails leaves no thread behind."""
+        network = nn.Linear(4, 3)
+        network.register_forward_pre_hook(lambda *_: 1 / 0)
+
+        with pytest.raises(ZeroDivisionError):
+            fit(SystemMetricsMonitor(), network)
+
+        assert threads() == []
+
+    def test_looks_again(self):
+        """The machine is looked at every so many seconds."""
+        looks, enough = [], threading.Event()
+
+        def read():
+            looks.append(1)
+            if len(looks) == 3:
+                enough.set()
+            return {"looks": float(len(looks))}
+
+        sampler = _Sampler(read, seconds=0.001)
+        assert enough.wait(60)
+        sampler.stop()
+
+        assert sampler.latest()["looks"] >= 3
+
+    def test_driver_that_fails(self):
+        """What goes wrong in the thread is told once in the training's, and nothing stale is logged."""
+
+        def read():
+            raise OSError("driver is gone")
+
+        sampler = _Sampler(read, seconds=60)
+        sampler.stop()
+
+        with pytest.warns(RuntimeWarning, match="driver is gone") as caught:
+            assert sampler.latest() == {}
+        assert sampler.latest() == {}
+        assert len(caught) == 1
+
+    def test_least_and_greatest(self):
+        """Of several processes' GPUs the extremes are logged with their ranks."""
+        rows = [[10.0, 1.0, 60.0, 200.0], [30.0, 1.0, math.nan, 300.0], [20.0, 1.0, 70.0, 100.0]]
+
+        metrics = _of_gpus(rows, log_all_data=False)
+
+        assert metrics["min_gpu_percentage_rank_0"] == 10.0
+        assert metrics["max_gpu_percentage_rank_1"] == 30.0
+        assert metrics["min_gpu_temperature_C_rank_0"] == 60.0
+        assert metrics["max_gpu_temperature_C_rank_2"] == 70.0
+        assert metrics["min_gpu_power_usage_W_rank_2"] == 100.0
+        assert len(metrics) == 8
+
+    def test_all_gpus(self):
+        """With log_all_data each process's is logged that knows it."""
+        rows = [[10.0, 1.0, 60.0, 200.0], [30.0, 1.0, math.nan, 300.0]]
+
+        metrics = _of_gpus(rows, log_all_data=True)
+
+        assert metrics["gpu_percentage_rank_1"] == 30.0
+        assert "gpu_temperature_C_rank_1" not in metrics
+        assert len(metrics) == 7
+
+    def test_processes_tell_each_other(self, monkeypatch):
+        """In a process group every process learns the others' numbers, those of the time before."""
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            monkeypatch.setattr(
+                system_metrics_monitor,
+                "_read_gpu",
+                lambda device: dict.fromkeys(system_metrics_monitor._GPU_METRICS, 7.0),
+            )
+            history = fit(SystemMetricsMonitor(every="1ba", log_all_data=True))
+        finally:
+            torch.distributed.destroy_process_group()
+
+        assert history.get_timeseries("gpu_percentage_rank_0")["batch"] == [1, 2, 3, 4, 5]
+        assert history.most_recent_values["gpu_percentage_rank_0"] == 7.0
+
+    def test_needs_psutil(self, monkeypatch):
+        """Where it is missing, the error names the line that installs it."""
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-trainer\[system\]"'):
+            SystemMetricsMonitor()
+
+    @pytest.mark.parametrize("options", [{"sample_seconds": 0}, {"every": "-1ba"}])
+    def test_bad_arguments(self, options):
+        """What is out of range is refused at once."""
+        with pytest.raises(ValueError, match=r"sample_seconds|[Ii]nterval|negative"):
+            SystemMetricsMonitor(**options)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the driver of an NVIDIA GPU")
+    def test_on_a_gpu(self):
+        """Percentages, degrees and watts are plausible."""
+        latest = fit(SystemMetricsMonitor(every="1ba", log_all_data=True), device="gpu").most_recent_values
+
+        assert 0 <= latest["gpu_percentage_rank_0"] <= 100
+        assert 10 < latest["gpu_temperature_C_rank_0"] < 120
+        assert 5 < latest["gpu_power_usage_W_rank_0"] < 2000

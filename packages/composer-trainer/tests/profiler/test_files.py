@@ -1,0 +1,129 @@
+"""Files of traces: names, wholeness and how many are kept."""
+
+import pytest
+
+from composer.core import Logger, LoggerDestination, State, Timestamp
+from composer.profiler.files import TraceFiles, write_whole
+
+
+class Keeping(LoggerDestination):
+    """Keeps the names and contents of what is uploaded."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
+        self.kept[remote_file_name] = (file_path.read_text(), overwrite)
+
+    def can_upload_files(self):
+        return True
+
+
+def files_in(folder, filename="ep{epoch}-ba{batch}-rank{rank}.json", remote=None, overwrite=False, keep=-1):
+    return TraceFiles(str(folder), filename, remote, overwrite=overwrite, num_traces_to_keep=keep)
+
+
+def written(files, state, logger=None, batches=(1, 2, 3)):
+    for batch in batches:
+        state.timestamp = Timestamp(batch=batch)
+        files.write(lambda path, text=str(batch): path.write_text(text), state, logger or Logger(state))
+    return sorted(path.name for path in files.folder_of(state).iterdir())
+
+
+def test_names_are_filled_in(tmp_path):
+    """Run, epoch, batch and rank are what they are when the file is written."""
+    state = State(model=None, run_name="mine", rank=3)
+    state.timestamp = Timestamp(epoch=2, batch=7)
+    files = TraceFiles(
+        str(tmp_path / "{run_name}"),
+        "ep{epoch}-ba{batch:03d}-{rank}.json",
+        None,
+        overwrite=False,
+        num_traces_to_keep=-1,
+    )
+
+    path = files.write(lambda path: path.write_text("x"), state, Logger(state))
+
+    assert path == tmp_path / "mine" / "ep2-ba007-3.json"
+    assert files.existing(state) == [path]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(-1, ["1", "2", "3"]), (2, ["2", "3"]), (1, ["3"]), (0, []), (7, ["1", "2", "3"])]
+)
+def test_the_newest_are_kept(tmp_path, keep, left):
+    """Older ones are removed as newer ones come."""
+    files = files_in(tmp_path, "{batch}", keep=keep)
+
+    assert written(files, State(model=None)) == left
+    assert [path.name for path in files.paths] == left
+
+
+def test_a_file_that_cannot_be_finished_does_not_appear(tmp_path):
+    """Neither under its name nor as a part, and what was there stays."""
+    path = tmp_path / "trace.json"
+    path.write_text("former")
+
+    def fail(unfinished):
+        unfinished.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(fail, path)
+
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("trace.json", "former")]
+
+
+def test_loggers_that_keep_files_get_them(tmp_path):
+    """Under the remote name, also if the file is not kept here; without a remote name they do not."""
+    state, keeping = State(model=None, run_name="mine"), Keeping()
+    logger = Logger(state, keeping)
+    written(files_in(tmp_path, remote="{run_name}/{batch}", keep=0, overwrite=True), state, logger, [4])
+    written(files_in(tmp_path, keep=0), state, logger, [5])
+
+    assert keeping.kept == {"mine/4": ("4", True)}
+
+
+class TestExistingTraces:
+    def test_of_another_training_are_not_written_over(self, tmp_path):
+        """A training that begins where there are traces is refused, with the remedy."""
+        state = State(model=None)
+        written(files_in(tmp_path), state)
+        state.timestamp = Timestamp()
+
+        with pytest.raises(FileExistsError, match=r"There are traces in '.*' already, such as 'ep0-ba1-rank0.json'"):
+            files_in(tmp_path).check_folder(state)
+        files_in(tmp_path, overwrite=True).check_folder(state)
+
+    def test_of_this_training_are(self, tmp_path):
+        """One that goes on, and another fit of it, are not refused; nor are other ranks' files."""
+        state, files = State(model=None), files_in(tmp_path)
+        written(files, state)
+        files_in(tmp_path).check_folder(state)
+        state.timestamp = Timestamp()
+        files.check_folder(state)
+        other = State(model=None, rank=1)
+        files_in(tmp_path).check_folder(other)
+
+        assert files_in(tmp_path).existing(other) == []
+        assert len(files_in(tmp_path).existing(other, of_all_ranks=True)) == 3
+
+    def test_unfinished_ones_do_not_count(self, tmp_path):
+        """What another process is writing at the moment is no trace yet."""
+        (tmp_path / ".unfinished-1").write_text("half")
+
+        assert files_in(tmp_path, "{batch}").existing(State(model=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filename": "{step}.json"}, r"filename may have \{run_name\}, .* in it, nothing else in braces"),
+        ({"remote": "{}"}, "remote_file_name may have"),
+        ({"keep": -2}, "num_traces_to_keep must be a number of traces, or -1 for all, got -2"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """Each is refused by name."""
+    with pytest.raises(ValueError, match=message):
+        files_in("folder", **arguments)
