@@ -31,6 +31,12 @@ TOOLS = {
     "types": ["mypy", "types-tqdm"],
     "imports": ["import-linter"],
 }
+# The versions of which MMDetection's operators are known to compile; newer ones of torch and setuptools do not do.
+MMDET = {
+    "builders": ["torch==2.7.0", "torchvision==0.22.0", "setuptools<75", "wheel", "ninja"],
+    "operators": ["mmcv==2.1.0"],
+    "detectors": ["mmdet==3.3.0", "mmengine==0.10.7", "pytest>=8.3"],
+}
 # Small tensors gain nothing from more threads, and two cores may run two things.
 TEST_ENV = {"OMP_NUM_THREADS": "1"}
 
@@ -63,6 +69,14 @@ def integration(session: nox.Session) -> None:
     session.run("pytest", "tests", "--ignore=tests/test_documents.py", *session.posargs, env=TEST_ENV)
 
 
+@nox.session
+def resume_matrix(session: nox.Session) -> None:
+    """Stop and resume with every pair of algorithms, and kill trainings some hundred times; takes an hour."""
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
+    env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
+    session.run("pytest", "tests/test_resume.py", "tests/test_faults.py", *session.posargs, env=env)
+
+
 @nox.session(python=PYTHONS[0])
 @each_package
 def minimums(session: nox.Session, package: str) -> None:
@@ -73,6 +87,17 @@ def minimums(session: nox.Session, package: str) -> None:
     session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
     install(session, *wheels(session, *closure(package)), *test_group(package), pins=str(floors))
     session.run("pytest", f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
+
+
+@nox.session(python=PYTHONS[0])
+def mmdet(session: nox.Session) -> None:
+    """Build MMDetection (a quarter of an hour or more, once) and train a detector of it; not among the default ones."""
+    session.install(*MMDET["builders"])
+    # Its operators are compiled against the torch that is installed; uv keeps the wheel for the next time.
+    session.install("--no-build-isolation", *MMDET["operators"], env={"MMCV_WITH_OPS": "1", "FORCE_CUDA": "0"})
+    session.install(*wheels(session, *PACKAGES), *MMDET["builders"], *MMDET["detectors"])
+    # What MMDetection itself warns of is not ours to mend.
+    session.run("pytest", "-W", "default", "tests/mmdet", *session.posargs, env=TEST_ENV)
 
 
 @nox.session

@@ -7,9 +7,12 @@ import inspect
 import pytest
 
 MODULES = [
+    "composer.distributed",
     "composer.loggers",
     "composer.callbacks",
+    "composer.checkpoint",
     "composer.optim",
+    "composer.profiler",
     "composer.trainer",
     "composer.trainer.reproducibility",
 ]
@@ -46,11 +49,28 @@ def test_examples_run(module, name):
 @pytest.mark.parametrize(
     "name",
     [
-        "composer.loggers.values",
+        "composer.checkpoint.background",
+        "composer.checkpoint.folder",
+        "composer.checkpoint.lock",
+        "composer.checkpoint.opening",
+        "composer.checkpoint.plain_json",
+        "composer.checkpoint.remote",
+        "composer.checkpoint.saving",
+        "composer.checkpoint.snapshot",
+        "composer.checkpoint.tensor_file",
+        "composer.loggers.capture",
+        "composer.loggers.images",
+        "composer.loggers.products",
         "composer.loggers.terminal",
+        "composer.loggers.values",
         "composer.optim.clock",
+        "composer.profiler.files",
+        "composer.profiler.json_trace_handler",
+        "composer.profiler.recording",
+        "composer.profiler.system_metrics",
         "composer.trainer.batches",
         "composer.trainer.device",
+        "composer.trainer.hyperparameters",
         "composer.trainer.microbatching",
         "composer.trainer.optimization",
     ],

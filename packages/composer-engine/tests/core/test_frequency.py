@@ -208,6 +208,15 @@ class TestRefusals:
             run.batch()
 
 
+def test_never_is_possible_anywhere():
+    """0 of any unit calls nothing, at any event."""
+    called, state = [], State(model=None)
+    for event in Event:
+        only_when_due(lambda: called.append("it"), checked_interval("0ep", event, "it"), event, state)()
+
+    assert called == []
+
+
 def test_every_event_of_a_step_has_intervals():
     """A step's events can all be had every so many batches."""
     for event in STEP_EVENTS:

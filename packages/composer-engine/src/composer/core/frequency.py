@@ -44,7 +44,7 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
     """Return an interval as a time, if it can be due at an event.
 
     Args:
-        every: How often; a whole number counts epochs, 0 is never.
+        every: How often; a whole number counts epochs, 0 of any unit is never.
         event: Where.
         who: Whose interval it is, for the error.
 
@@ -57,7 +57,8 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
         Time(10, 'ba')
     """
     interval = Interval(every).every
-    _check_unit(interval.unit, event, f"{who}: every={str(interval)!r}")
+    if interval.value:
+        _check_unit(interval.unit, event, f"{who}: every={str(interval)!r}")
     return interval
 
 

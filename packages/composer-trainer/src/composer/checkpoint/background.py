@@ -19,10 +19,11 @@ class Background:
     next. When the program ends, the thread is waited for.
 
     Example:
-        >>> background = Background()
-        >>> background.start(lambda: print("saved"))
+        >>> background, saved = Background(), []
+        >>> background.start(lambda: saved.append("ep1-ba5"))
         >>> background.wait()
-        saved
+        >>> saved
+        ['ep1-ba5']
     """
 
     def __init__(self) -> None:

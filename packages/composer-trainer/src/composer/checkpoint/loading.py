@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from composer.checkpoint.local import check_digest, check_files
 from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
 from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.remote import is_remote
@@ -25,7 +27,7 @@ from composer.checkpoint.snapshot import (
     join,
     module_classes,
 )
-from composer.checkpoint.tensor_file import read_tensors
+from composer.checkpoint.tensor_file import read_and_hash, read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, loading, saved_state
 
@@ -129,7 +131,8 @@ def load_checkpoint(
         if not weights_only:
             raise CheckpointError(path, "is a file of weights, not a checkpoint; say weights_only (load_weights_only).")
         return load.weights_file(str(path))
-    with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
+    names = (MODEL, EXTRA, STATE) if weights_only else None
+    with open_checkpoint(path, folder, names, check_tensors=False) as opened:
         return load.weights(opened) if weights_only else load.all(opened)
 
 
@@ -231,33 +234,47 @@ class _Load:
 def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> dict[str, Any]:
     """Return the saved state that a checkpoint holds, the model's weights included.
 
-    The weights may still lie in the file: they are to be copied while it is open.
+    Files of tensors are compared with their checksums as they are read.
 
     Raises:
         CheckpointError: It is not as it was written.
     """
-    path = opened.files / STATE
     shown = f"{opened.path}/{STATE}"
     if STATE not in opened.manifest.files:
         raise CheckpointError(shown, "is missing.")
-    data = read_json(path.read_bytes(), shown)
-    tensors: dict[str, Tensor] = {}
-    for name in (EXTRA,) if weights_only else (OPTIMIZERS, EXTRA):
-        if name in opened.manifest.files:
-            tensors |= read_tensors(opened.files / name)
+    data = read_json((opened.files / STATE).read_bytes(), shown)
+    wanted = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
+    tensors = _read_all(opened, [name for name in wanted if name in opened.manifest.files])
+    weights = tensors.pop(MODEL, None)
     try:
-        saved = join(data, tensors, weights_only=weights_only)
+        saved = join(data, {**tensors.get(OPTIMIZERS, {}), **tensors.get(EXTRA, {})}, weights_only=weights_only)
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(shown, f"is not what a checkpoint holds: {error}") from None
     if not isinstance(saved.get("model", {}), dict):
         raise CheckpointError(shown, "must hold a dictionary 'model'.")
-    if MODEL in opened.manifest.files:
-        saved["model"] = read_tensors(opened.files / MODEL, mapped=True) | saved.get("model", {})
-    else:
+    if weights is None:
         saved.pop("model", None)
-    if not weights_only and OPTIMIZERS not in opened.manifest.files and not saved.get("optimizers"):
-        saved.pop("optimizers", None)
+    else:
+        saved["model"] = weights | saved.get("model", {})
     return saved
+
+
+def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of some files, which are read at the same time."""
+
+    def read(name: str) -> dict[str, Tensor]:
+        path = opened.files / name
+        try:
+            tensors, digest = read_and_hash(path)
+        except CheckpointError:
+            # Whatever is wrong with it, it is first of all not what was written.
+            check_files(opened.files, opened.manifest, [name])
+            raise
+        check_digest(path, digest, opened.manifest)
+        return tensors
+
+    with ThreadPoolExecutor(max(len(names), 1)) as pool:
+        return dict(zip(names, pool.map(read, names), strict=True))
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.snapshot import Snapshot
 
-__all__ = ["LocalFolder", "check_files", "digests_while", "read_manifest"]
+__all__ = ["LocalFolder", "check_digest", "check_files", "digests_while", "read_manifest"]
 
 _CHUNK = 8 << 20
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
@@ -85,10 +85,17 @@ def check_files(checkpoint: Path, manifest: Manifest, names: Iterable[str] | Non
     with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
         digests = pool.map(lambda name: _digest(checkpoint / name), chosen)
         for name, digest in zip(chosen, digests, strict=True):
-            if digest != manifest.files[name].sha256:
-                raise CheckpointError(
-                    checkpoint / name, "has been changed since it was written: its SHA-256 is not the manifest's."
-                )
+            check_digest(checkpoint / name, digest, manifest)
+
+
+def check_digest(path: Path, digest: str, manifest: Manifest) -> None:
+    """Compare what a file has turned out to hold with the manifest.
+
+    Raises:
+        CheckpointError: It is not as it was written.
+    """
+    if digest != manifest.files[path.name].sha256:
+        raise CheckpointError(path, "has been changed since it was written: its SHA-256 is not the manifest's.")
 
 
 def _digest(path: Path) -> str:
@@ -100,8 +107,13 @@ def _digest(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def digests_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash what is in memory in threads of its own, while something else writes it; give what waits for the result."""
+def digests_while(
+    files: Mapping[str, Sequence[memoryview]],
+) -> Iterator[Callable[[], tuple[dict[str, int], dict[str, str]]]]:
+    """Hash what is in memory in threads of its own, while something else writes it.
+
+    Gives a function that waits, and returns sizes and digests by name.
+    """
     digests: dict[str, str] = {}
 
     def hash_file(name: str) -> None:
@@ -114,10 +126,10 @@ def digests_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callabl
     for thread in threads:
         thread.start()
 
-    def wait() -> dict[str, str]:
+    def wait() -> tuple[dict[str, int], dict[str, str]]:
         for thread in threads:
             thread.join()
-        return digests
+        return {name: sum(map(len, pieces)) for name, pieces in files.items()}, digests
 
     try:
         yield wait
@@ -196,10 +208,11 @@ class LocalFolder:
         try:
             self._check_place(name)
             temporary.mkdir()
-            with digests_while(snapshot.files) as digests:
-                for file, pieces in snapshot.files.items():
+            files = snapshot.files()
+            with digests_while(files) as digests:
+                for file, pieces in files.items():
                     _write_file(temporary / file, pieces)
-                manifest = snapshot.finished(digests())
+                manifest = snapshot.finished(*digests())
             _write_file(temporary / MANIFEST, [memoryview(manifest.to_bytes())])
             _sync_folder(temporary)
             self._put_in_place(temporary, name)

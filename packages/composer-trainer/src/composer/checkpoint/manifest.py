@@ -30,6 +30,10 @@ class FileRecord:
     Args:
         size: In bytes.
         sha256: Of its content, in hexadecimal digits.
+
+    Example:
+        >>> FileRecord(0, hashlib.sha256(b"").hexdigest()).sha256[:8]
+        'e3b0c442'
     """
 
     size: int

@@ -167,12 +167,13 @@ class RemoteFolder:
         Raises:
             CheckpointSaveError: It could not be written; what has been does not look like a checkpoint.
         """
-        with digests_while(snapshot.files) as digests:
+        contents = snapshot.files()
+        with digests_while(contents) as digests:
             if self._write(name, lambda: self._exists(name)):
                 self.delete(name)
-            for file, pieces in snapshot.files.items():
+            for file, pieces in contents.items():
                 self._write(name, partial(self._put, f"{name}/{file}", pieces))
-            manifest = snapshot.finished(digests())
+            manifest = snapshot.finished(*digests())
         self._write(name, lambda: self._put(f"{name}/{MANIFEST}", (memoryview(manifest.to_bytes()),)))
         return manifest
 

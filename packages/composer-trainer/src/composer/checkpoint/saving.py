@@ -54,7 +54,7 @@ def save_checkpoint(
     text = filled_in(os.fspath(path), state).rstrip("/")
     parent, _, name = text.rpartition("/")
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
-    snapshot = take(state, extra, weights_only=weights_only, ignore_keys=ignore_keys)
+    snapshot = take(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
     folder.make()
     write_snapshot(folder, checkpoint_name(name, state), snapshot, overwrite=overwrite)
     return folder.at(name)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from composer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
 from composer.checkpoint.plain_json import write_json
-from composer.checkpoint.tensor_file import pack_tensors
+from composer.checkpoint.tensor_file import PackedTensors, pack_tensors
 from composer.core import State, join_tensors, split_tensors
 from composer.core.serialization import plain
 
@@ -50,19 +50,23 @@ class Snapshot:
     """A checkpoint that is not written yet; later changes of the run do not touch it.
 
     Args:
-        files: The contents of the files by name, each in pieces.
+        data: What :data:`STATE` is to say.
+        tensors: The contents of the other files by name.
         manifest: What they hold; its ``files`` are filled in when they are written.
     """
 
-    files: dict[str, tuple[memoryview, ...]]
+    data: Any
+    tensors: dict[str, PackedTensors]
     manifest: Manifest
 
-    def finished(self, digests: Mapping[str, str]) -> Manifest:
-        """Return the manifest with the files in it, whose checksums are known now."""
-        records = {
-            name: FileRecord(sum(len(piece) for piece in pieces), digests[name]) for name, pieces in self.files.items()
-        }
-        return attrs.evolve(self.manifest, files=records)
+    def files(self) -> dict[str, tuple[memoryview, ...]]:
+        """Return the contents of all files by name, each in pieces."""
+        pieces = {name: packed.pieces for name, packed in self.tensors.items()}
+        return pieces | {STATE: (memoryview(write_json(self.data, sort=False)),)}
+
+    def finished(self, sizes: Mapping[str, int], digests: Mapping[str, str]) -> Manifest:
+        """Return the manifest with the files in it, whose sizes and checksums are known now."""
+        return attrs.evolve(self.manifest, files={name: FileRecord(sizes[name], digests[name]) for name in sizes})
 
 
 def take(
@@ -71,6 +75,7 @@ def take(
     *,
     weights_only: bool = False,
     ignore_keys: IgnoreKeys = None,
+    copy: bool = True,
 ) -> Snapshot:
     """Return a run as it is now: its tensors are copied to the CPU, once.
 
@@ -79,17 +84,20 @@ def take(
         extra: More to save, by name: plain data and tensors, such as the position in the data.
         weights_only: Whether to leave out what only going on with the training needs.
         ignore_keys: What to leave out.
+        copy: Whether the run may go on before the snapshot is written.
 
     Raises:
         NotSerializableError: Something is neither data nor a tensor; it is said where.
     """
-    if weights_only:
-        with _evaluation_weights(state):
-            return _take(state, None, weights_only=True, ignore_keys=ignore_keys)
-    return _take(state, extra, weights_only=False, ignore_keys=ignore_keys)
+    if not weights_only:
+        return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy)
+    with _evaluation_weights(state) as are_switched:
+        return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy or are_switched)
 
 
-def _take(state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, ignore_keys: IgnoreKeys) -> Snapshot:
+def _take(
+    state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, ignore_keys: IgnoreKeys, copy: bool
+) -> Snapshot:
     saved = state.state_dict() | {"model": state.get_model_state_dict()}
     if not weights_only:
         saved["optimizers"] = state.get_optim_state_dict()
@@ -106,7 +114,7 @@ def _take(state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, 
         "integrations": _integrations(state.model),
         "modules": module_classes(state.model),
     }
-    files = _files(saved)
+    data, tensors = _packed(saved, copy=copy)
     manifest = Manifest(
         files={},
         timestamp=state.timestamp,
@@ -116,11 +124,11 @@ def _take(state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, 
         versions={name: saved["environment"][name] for name in ("python", "torch", "composer-trainer")},
         metrics=metrics,
     )
-    return Snapshot(files, manifest)
+    return Snapshot(data, tensors, manifest)
 
 
-def _files(saved: dict[str, Any]) -> dict[str, tuple[memoryview, ...]]:
-    """Return a saved state as files; each tensor is copied on the way."""
+def _packed(saved: dict[str, Any], *, copy: bool) -> tuple[Any, dict[str, PackedTensors]]:
+    """Return a saved state as data and files of tensors."""
     held = saved.pop("model", None)
     weights = {name: value for name, value in (held or {}).items() if isinstance(value, Tensor)}
     others = {name: value for name, value in (held or {}).items() if name not in weights}
@@ -128,9 +136,8 @@ def _files(saved: dict[str, Any]) -> dict[str, tuple[memoryview, ...]]:
     data, tensors = split_tensors({"model": others, **saved})
     of_optimizers = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizers.")}
     rest = {name: tensor for name, tensor in tensors.items() if name not in of_optimizers}
-    packed = {MODEL: None if held is None else weights, OPTIMIZERS: of_optimizers or None, EXTRA: rest or None}
-    files = {name: pack_tensors(group).pieces for name, group in packed.items() if group is not None}
-    return files | {STATE: (memoryview(write_json(data, sort=False)),)}
+    groups = {MODEL: None if held is None else weights, OPTIMIZERS: of_optimizers or None, EXTRA: rest or None}
+    return data, {name: pack_tensors(group, copy=copy) for name, group in groups.items() if group is not None}
 
 
 def join(data: dict[str, Any], tensors: Mapping[str, Tensor], *, weights_only: bool) -> dict[str, Any]:
@@ -218,10 +225,11 @@ def _take_out(saved: dict[str, Any], path: str) -> None:
 
 
 @contextmanager
-def _evaluation_weights(state: State) -> Iterator[None]:
+def _evaluation_weights(state: State) -> Iterator[bool]:
     """Let schedule-free optimizers put those weights into the model that it is evaluated with, and take them out again.
 
-    They are put back as they were, bit for bit; ``train()`` alone would compute them anew, and round.
+    They are put back as they were, bit for bit; ``train()`` alone would compute them anew, and round. Gives whether
+    there are such.
     """
     switched = [one for one in state.optimizers if _is_switched(one)]
     before = [
@@ -231,7 +239,7 @@ def _evaluation_weights(state: State) -> Iterator[None]:
     for optimizer in switched:
         optimizer.eval()  # type: ignore[attr-defined]
     try:
-        yield
+        yield bool(switched)
     finally:
         for optimizer, copies in zip(switched, before, strict=True):
             optimizer.train()  # type: ignore[attr-defined]

@@ -6,9 +6,12 @@ training goes on, and hashed, and each of that would be one more pass over the m
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import math
 import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 import torch
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["PackedTensors", "pack_tensors", "read_shapes", "read_tensors"]
+__all__ = ["PackedTensors", "pack_tensors", "read_and_hash", "read_shapes", "read_tensors"]
 
 _NAMES = {
     torch.float64: "F64",
@@ -40,6 +43,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _OTHERS = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -49,6 +53,7 @@ _OTHERS = {
 
 _SETTINGS = "composer"
 _HUGE = 4 << 20
+_CHUNK = 1 << 20
 
 
 @attrs.frozen(eq=False)
@@ -56,39 +61,36 @@ class PackedTensors:
     """The contents of a safetensors file, in memory: what :func:`pack_tensors` returns.
 
     Args:
-        header: Names, dtypes, shapes and places, with the header's length before it.
-        body: The tensors' bytes.
+        pieces: The contents, one after the other: first names, dtypes, shapes and places, then the tensors' bytes.
+        owners: What the pieces are the memory of.
     """
 
-    header: bytes
-    body: memoryview
-
-    @property
-    def pieces(self) -> tuple[memoryview, ...]:
-        """The file's contents, piece by piece."""
-        return (memoryview(self.header), self.body)
+    pieces: tuple[memoryview, ...]
+    owners: tuple[Tensor, ...] = ()
 
     @property
     def size(self) -> int:
         """The file's size in bytes."""
-        return len(self.header) + len(self.body)
+        return sum(len(piece) for piece in self.pieces)
 
 
-def pack_tensors(tensors: Mapping[str, Tensor]) -> PackedTensors:
-    """Return a copy of some tensors as the contents of a safetensors file.
+def pack_tensors(tensors: Mapping[str, Tensor], *, copy: bool = True) -> PackedTensors:
+    """Return some tensors as the contents of a safetensors file.
 
-    The copy is the only one that is made: what is written later is this memory. Tensors may be on any device, of any
-    dtype and layout of strides; two that share memory are both written, so that a model finds each of its names.
+    With ``copy``, that is the only copy that is made: what is written later is this memory. Tensors may be on any
+    device, of any dtype and layout of strides; two that share memory are both written, so that a model finds each of
+    its names.
 
     Args:
         tensors: The tensors by name.
+        copy: Whether the tensors may change before the contents are written.
 
     Raises:
         NotSerializableError: A name cannot be written.
 
     Example:
         >>> packed = pack_tensors({"weight": torch.ones(2, 2)})
-        >>> len(packed.body), packed.header[8:].decode().rstrip()
+        >>> len(packed.pieces[1]), bytes(packed.pieces[0][8:]).decode().rstrip()
         (16, '{"weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}')
     """
     entries: dict[str, Any] = {}
@@ -112,19 +114,41 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> PackedTensors:
         }
         places[name] = (tensor, offset)
         offset += size
-    body = _allocate(offset)
+    header = memoryview(_header(entries, settings))
+    if copy:
+        return PackedTensors((header, _copied(places, offset)))
+    owners = [_on_cpu(name, tensor) for name, (tensor, _) in places.items() if tensor.numel()]
+    return PackedTensors((header, *map(_memory, owners)), tuple(owners))
+
+
+def _copied(places: Mapping[str, tuple[Tensor, int]], size: int) -> memoryview:
+    body = _allocate(size)
     for name, (tensor, begin) in places.items():
         if tensor.numel():
-            _copy(name, tensor, torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin))
-    return PackedTensors(_header(entries, settings), memoryview(body)[:offset])
+            place = torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+            _copy(name, tensor, place.view(tensor.shape))
+    return memoryview(body)[:size]
 
 
-def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
+def _on_cpu(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor as it is to be written: itself, if that is how it lies in memory."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return _copy(name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+
+
+def _copy(name: str, tensor: Tensor, place: Tensor) -> Tensor:
     try:
-        place.view(tensor.shape).copy_(tensor)
+        return place.copy_(tensor)
     except NotImplementedError:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise NotSerializableError(name, f"a tensor of {dtype} cannot be saved, as torch cannot copy it.") from None
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU; it lives no longer than the tensor."""
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
 def _is_rearranged(tensor: Tensor) -> bool:
@@ -192,6 +216,56 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not mapped:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return _restored(path, tensors, settings)
+
+
+def read_and_hash(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a safetensors file of ours and the file's SHA-256, reading it once.
+
+    Each tensor has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where
+    it has been.
+
+    Raises:
+        CheckpointError: It is no safetensors file, or cannot be read.
+    """
+    with _opened(path) as file:
+        settings = _read_settings(path, file.metadata())
+    digest, tensors = hashlib.sha256(), {}
+    try:
+        with path.open("rb", buffering=0) as source:
+            prefix = source.read(8)
+            header = source.read(int.from_bytes(prefix, "little"))
+            digest.update(prefix + header)
+            entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+            for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+                begin, end = entry["data_offsets"]
+                tensor = _empty(entry["dtype"], entry["shape"], end - begin)
+                _fill(tensor, source, digest)
+                tensors[name] = tensor
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
+    return _restored(path, tensors, settings), digest.hexdigest()
+
+
+def _empty(dtype: str, shape: list[int], size: int) -> Tensor:
+    kind = _DTYPES[dtype]
+    if math.prod(shape) * kind.itemsize != size:
+        raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not have {size} bytes")
+    return torch.empty(shape, dtype=kind)
+
+
+def _fill(tensor: Tensor, source: BinaryIO, digest: Any) -> None:
+    memory = _memory(tensor) if tensor.numel() else memoryview(b"")
+    while memory:
+        count = source.readinto(memory[:_CHUNK])  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError("it ends within a tensor")
+        digest.update(memory[:count])
+        memory = memory[count:]
+
+
+def _restored(path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
+    """Return tensors with the dtypes and strides that the format has no words for."""
     try:
         for name, (dtype, shape) in settings["dtypes"].items():
             tensors[name] = tensors[name].view(_OTHERS[dtype]).reshape(shape)

@@ -124,6 +124,8 @@ class Parallelism:
     Attributes:
         forward: What to call with a batch instead of the model.
         is_connected: Whether there are other processes; known after :meth:`prepare`.
+        is_apart: Set it to let each process compute gradients for itself, to be thrown away: to try what fits into
+            memory. What is sharded cannot be run apart.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -153,6 +155,7 @@ class Parallelism:
                 "Say 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which sends less."
             )
         self.forward: Callable[..., Any] = _not_prepared
+        self.is_apart = False
         self.is_connected = False
         self._model: nn.Module | None = None
         self._trainable: list[nn.Parameter] = []
@@ -261,7 +264,7 @@ class Parallelism:
 
     def begin_microbatch(self, is_last: bool) -> None:
         """Say before a forward pass whether gradients are added up with its backward pass: as a rule with the last."""
-        syncs = is_last or self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
+        syncs = not self.is_apart and (is_last or self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
         if syncs is self._syncs or self._synced is None:
             return
         self._syncs = syncs
@@ -272,7 +275,8 @@ class Parallelism:
 
     def end_batch(self) -> None:
         """Finish the gradients after the last microbatch: nothing to do, unless by ``'forced_sync'``."""
-        if self.is_connected and self._strategy is DDPSyncStrategy.FORCED_SYNC and self._model is not None:
+        is_forced = self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart
+        if self.is_connected and is_forced and self._model is not None:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
 

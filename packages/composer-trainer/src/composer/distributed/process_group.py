@@ -84,8 +84,9 @@ def close_dist() -> None:
         >>> close_dist()
     """
     if _made_here and is_initialized() and torch.distributed.group.WORLD is _made_here[-1]:
+        if get_world_size() > 1:
+            _closed.append(True)
         torch.distributed.destroy_process_group()
-        _closed.append(True)
     _made_here.clear()
 
 
@@ -120,6 +121,9 @@ def check_timeout(timeout: float) -> None:
 
     Raises:
         ValueError: It is not above 0, or not finite.
+
+    Example:
+        >>> check_timeout(300.0)
     """
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not is_number or not math.isfinite(timeout) or timeout <= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -137,9 +139,10 @@ def shard(
     how: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": settings.policy(precision),
-        "offload_policy": CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(device.type == "cuda") if settings.cpu_offload else OffloadPolicy(),
         "reshard_after_forward": settings.reshard_after_forward,
     }
+    _make_contiguous(model)
     before = list(model.named_parameters())
     blocks = dict(_blocks(model, settings.auto_wrap))
     for block in reversed(blocks.values()):
@@ -158,9 +161,24 @@ def is_sharded(model: nn.Module) -> bool:
         >>> is_sharded(nn.Linear(2, 2))
         False
     """
+    if "torch.distributed.tensor" not in sys.modules:
+        return False  # it takes long to import, and without it there are none
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _make_contiguous(model: nn.Module) -> None:
+    others = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
+    for parameter in others:
+        parameter.data = parameter.data.contiguous()
+    if others:
+        warnings.warn(
+            f"{len(others)} weights had a memory layout of their own, as ChannelsLast gives them, and FSDP2 shards "
+            "only contiguous ones: they are contiguous now.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _shard_state(optimizer: Optimizer) -> None:

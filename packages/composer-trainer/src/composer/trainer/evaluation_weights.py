@@ -23,7 +23,7 @@ def evaluation_weights(state: State, logger: Logger) -> Iterator[None]:
     """Within the block the model has the weights that it is evaluated with; afterwards it has those it is trained with.
 
     An algorithm that owns ``"the weights used for evaluation"`` is run at ``PREDICT_START`` and ``PREDICT_END``;
-    nobody else is. Schedule-free optimizers give their averages.
+    nobody else is. Schedule-free optimizers give their averages; as in an evaluation, an algorithm's come over these.
 
     Args:
         state: With the model and the algorithms.
@@ -46,14 +46,14 @@ def evaluation_weights(state: State, logger: Logger) -> Iterator[None]:
         1.0
     """
     owners = [one for one in state.algorithms if _OWNED in one.owns]
-    try:
-        for algorithm in owners:
-            _run(algorithm, Event.PREDICT_START, state, logger)
-        with weights_to_evaluate(state.optimizers):
+    with weights_to_evaluate(state.optimizers):
+        try:
+            for algorithm in owners:
+                _run(algorithm, Event.PREDICT_START, state, logger)
             yield
-    finally:
-        for algorithm in owners:
-            _run(algorithm, Event.PREDICT_END, state, logger)
+        finally:
+            for algorithm in owners:
+                _run(algorithm, Event.PREDICT_END, state, logger)
 
 
 def _run(algorithm: Algorithm, event: Event, state: State, logger: Logger) -> None:

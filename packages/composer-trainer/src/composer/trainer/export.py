@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.data_spec import move_batch
+from composer.loggers.products import require_product
 from composer.trainer.exported_call import ExportedCall, make_call, tensors_in
+from composer.trainer.randomness import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +54,7 @@ def export_for_inference(
     """Write a model to a file that can be used without this library, with all that algorithms have changed in it.
 
     A copy of the model is exported, on the CPU and in evaluation mode; the model itself, its mode, device and hooks,
-    and torch's random numbers are left as they are. The file is read back, and what it computes is compared with the
+    and the random numbers are left as they are. The file is read back, and what it computes is compared with the
     copy: on the sample, and on one sample more. Only then it appears under its name.
 
     What is exported is ``model(batch)``. The exported model is called with those items of the batch that ``forward``
@@ -79,7 +81,7 @@ def export_for_inference(
     Raises:
         TypeError: The sample or the outputs are no tensors, nor sequences or mappings of tensors.
         ValueError: There is no such format, the model is sharded over processes, or there are too few or many names.
-        ModuleNotFoundError: A package that the format or the path needs is not installed.
+        ModuleNotFoundError: A package that the format needs is not installed.
         ExportError: The model cannot be exported, or the file does not compute what the model does. Nothing is left.
 
     Example:
@@ -93,8 +95,8 @@ def export_for_inference(
         >>> exported(torch.rand(3, 4)).shape
         torch.Size([3, 2])
     """
-    _check_arguments(model, save_format, str(save_path), (rtol, atol))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    _check_arguments(model, save_format, (rtol, atol))
+    with kept(), torch.no_grad():
         prepared = _transformed(_copy_on_cpu(model), transforms)
         call = make_call(prepared, move_batch(sample_input, torch.device("cpu")), input_names, output_names)
         if dynamic_batch and call.num_samples == 1:
@@ -107,7 +109,7 @@ def export_for_inference(
                 _compare(run, call.with_samples(call.num_samples + 1), save_format, rtol, atol)
 
 
-def _check_arguments(model: nn.Module, save_format: str, path: str, tolerances: tuple[float | None, ...]) -> None:
+def _check_arguments(model: nn.Module, save_format: str, tolerances: tuple[float | None, ...]) -> None:
     if save_format == "torchscript":
         raise ValueError(
             "save_format='torchscript' is not offered, as torch has deprecated TorchScript. Say 'torchexport'; "
@@ -118,20 +120,13 @@ def _check_arguments(model: nn.Module, save_format: str, path: str, tolerances: 
     if (tolerances[0] is None) != (tolerances[1] is None):
         raise ValueError(f"rtol and atol are given together or not at all, got rtol={tolerances[0]}, {tolerances[1]}.")
     if save_format == "onnx":
-        _check_installed("onnx", "onnx", "save_format='onnx'")
-        _check_installed("onnxscript", "onnx", "save_format='onnx'")
-    if "://" in path:
-        _check_installed("fsspec", "remote", f"save_path={path!r}")
+        require_product("onnx", "onnx")
+        require_product("onnxscript", "onnx")
     if any(hasattr(one, "device_mesh") for one in itertools.chain(model.parameters(), model.buffers())):
         raise ValueError(
             "The model is sharded over processes and cannot be exported as it is. Save a checkpoint, load it in a "
             "single process, and export there."
         )
-
-
-def _check_installed(package: str, extra: str, what: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(f'{what} needs {package}: pip install "composer-trainer[{extra}]"')
 
 
 def _copy_on_cpu(model: nn.Module) -> nn.Module:
@@ -275,7 +270,7 @@ def _put(path: Path, target: str) -> None:
     if "://" not in target:
         path.replace(target)
         return
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415  (optional)
+    from fsspec.core import url_to_fs  # noqa: PLC0415  (takes a while)
 
     system, place = url_to_fs(target)
     system.makedirs(place.rpartition("/")[0], exist_ok=True)

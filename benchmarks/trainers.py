@@ -1,0 +1,525 @@
+"""What a step costs above the loop written by hand: here and in other trainers, each in an environment of its own.
+
+A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's work, or a ResNet-18
+on images of 64 by 64. Variants: ``bare``; ``callbacks``, five with two hooks each that do nothing; ``logged``, every
+step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file. The data
+say when a step begins: what comes before the first measured batch and after the last is not counted. Every case runs in
+fresh processes, in turns; the table shows medians over the rounds of the differences within a round.
+
+``--install FOLDER`` makes the environments with uv, ``--environments FOLDER`` uses them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGES = {
+    "composer": ["mosaicml==0.32.1"],
+    "lightning": ["lightning>=2.6"],
+    "fabric": ["lightning>=2.6"],
+    "accelerate": ["accelerate"],
+    "hf_trainer": ["transformers", "accelerate"],
+    "ignite": ["pytorch-ignite"],
+    "torchtnt": ["torchtnt"],
+}
+CASES = ["loop", "ours", *PACKAGES]
+VARIANTS = ["bare", "callbacks", "logged", "bar"]
+ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case != "accelerate"]}
+
+
+def main() -> None:
+    """Measure all cases in turns, or, as a child, one."""
+    arguments = parse_arguments()
+    if arguments.child:
+        print(json.dumps(measure(*arguments.child, arguments.steps, arguments.model)))
+    elif arguments.install:
+        install(arguments.install, arguments.cases)
+    else:
+        compare(arguments)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="how often each case runs (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of a run (default: %(default)s)")
+    parser.add_argument("--model", choices=["mlp", "resnet18"], default="mlp")
+    parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS, metavar="VARIANT")
+    parser.add_argument("--environments", type=Path, help="where --install has made them")
+    parser.add_argument("--install", type=Path, metavar="FOLDER", help="make the environments there, and stop")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def install(folder: Path, cases: list[str]) -> None:
+    """Make an environment for each case with the torch that runs here, where the package allows it."""
+    import torch  # its version only
+
+    for case in cases:
+        if case in PACKAGES:
+            python = str(folder / case / "bin" / "python")
+            subprocess.run(["uv", "venv", "--quiet", f"--python={sys.executable}", str(folder / case)], check=True)
+            same = [] if case == "composer" else [f"torch=={torch.__version__.partition('+')[0]}", "torchvision"]
+            command = ["uv", "pip", "install", "--quiet", f"--python={python}", *PACKAGES[case], *same]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            print(f"{case}: {'installed' if done.returncode == 0 else done.stderr.strip().splitlines()[-1]}")
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Run everything in turns and print the tables."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    failed: dict[str, str] = {}
+    for number in range(arguments.rounds):
+        for variant in arguments.variants:
+            for case in dict.fromkeys(["loop", *arguments.cases]):
+                if case in ONLY.get(variant, CASES) and f"{case} {variant}" not in failed:
+                    try:
+                        found.setdefault(variant, {}).setdefault(case, []).append(run_child(case, variant, arguments))
+                    except subprocess.CalledProcessError as error:
+                        failed[f"{case} {variant}"] = error.stderr.strip().splitlines()[-1]
+        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    rows = [row for variant, cases in found.items() for row in table(variant, cases, failed)]
+    for what, why in failed.items():
+        print(f"{what}: {why}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"model": arguments.model, "rows": rows, "failed": failed}, indent=2))
+
+
+def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what a process of its own measures."""
+    python = sys.executable
+    if arguments.environments and case in PACKAGES:
+        python = str(arguments.environments / case / "bin" / "python")
+    command = [python, __file__, "--child", case, variant, "--steps", str(arguments.steps), "--model", arguments.model]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def table(variant: str, cases: dict[str, list[dict[str, Any]]], failed: dict[str, str]) -> list[dict[str, Any]]:
+    """Print the figures of a variant and return them."""
+    rows = []
+    print(f"\n{variant:<12} {'µs a step':>10} {'above the loop':>15} {'ratio':>7} {'MiB above':>10}  versions")
+    for case, runs in cases.items():
+        if f"{case} {variant}" in failed:
+            continue
+        pairs = list(zip(runs, cases["loop"], strict=False))
+        row = {
+            "variant": variant,
+            "case": case,
+            "us": statistics.median(run["us"] for run in runs),
+            "above": statistics.median(run["us"] - loop["us"] for run, loop in pairs),
+            "ratio": statistics.median(run["us"] / loop["us"] for run, loop in pairs),
+            "mib": statistics.median(run["mib"] - loop["mib"] for run, loop in pairs),
+            "versions": runs[0]["versions"],
+        }
+        rows.append(row)
+        print(
+            f"{case:<12} {row['us']:>10.1f} {row['above']:>15.1f} {row['ratio']:>7.3f} {row['mib']:>10.0f}  "
+            f"{row['versions']}"
+        )
+    return rows
+
+
+class Batches(list):  # type: ignore[type-arg]  # a list is what every trainer can go through as it is
+    """Batches that note when the first after the warm-up, and the last, are asked for."""
+
+    def __init__(self, batches: list[Any], warm_up: int) -> None:
+        super().__init__(batches)
+        self.warm_up = warm_up
+        self.began = self.ended = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the batches."""
+        last = len(self) - 1
+        for number, batch in enumerate(super().__iter__()):
+            if number == self.warm_up:
+                self.began = time.perf_counter()
+            if number == last:
+                self.ended = time.perf_counter()
+            yield batch
+
+
+def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
+    """Return the microseconds a step takes in this process, its peak memory, and what it runs."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    warm_up = max(steps // 10, 2)
+    shape, classes = ((8, 32), 10) if model == "mlp" else ((8, 3, 64, 64), 10)
+    some = [(torch.randn(shape), torch.randint(classes, (8,))) for _ in range(8)]
+    batches = Batches([some[number % 8] for number in range(warm_up + steps + 1)], warm_up)
+    run: Callable[..., str] = globals()[f"run_{case}"]
+    version = run(make_network(model), batches, variant)
+    return {
+        "us": (batches.ended - batches.began) / steps * 1e6,
+        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "versions": f"{version}, torch {torch.__version__}",
+    }
+
+
+def make_network(model: str) -> Any:
+    """Return the network that is trained."""
+    import torch
+
+    if model == "resnet18":
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=10)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def run_loop(network: Any, batches: Batches, variant: str) -> str:
+    """Train by hand; the loss is appended to a list where it is to be logged."""
+    import torch
+    from torch.nn import functional
+
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    losses = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if variant == "logged":
+            losses.append(loss.item())
+    return "by hand"
+
+
+def run_ours(network: Any, batches: Batches, variant: str) -> str:
+    """Train with this library."""
+    import torch
+
+    import composer
+    from composer import Callback, Trainer
+    from composer.loggers import InMemoryLogger
+    from composer.models import ComposerClassifier
+
+    class Nothing(Callback):
+        def batch_start(self, state: Any, logger: Any) -> None:
+            pass
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            pass
+
+    model = ComposerClassifier(network, num_classes=10, train_metrics=[])
+    with Path(os.devnull).open("w") as nowhere:
+        Trainer(
+            model=model,
+            train_dataloader=batches,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+            callbacks=[Nothing() for _ in range(5)] if variant == "callbacks" else None,
+            loggers=InMemoryLogger() if variant == "logged" else None,
+            progress_bar=variant == "bar",
+            console_stream=nowhere,
+            max_duration="1ep",
+            device="cpu",
+            seed=0,
+        ).fit()
+    return f"composer {composer.__version__}"
+
+
+def run_composer(network: Any, batches: Batches, variant: str) -> str:
+    """Train with MosaicML Composer."""
+    import torch
+
+    import composer
+    from composer import Callback, Trainer
+    from composer.loggers import InMemoryLogger
+    from composer.models import ComposerClassifier
+
+    class Nothing(Callback):
+        def batch_start(self, state: Any, logger: Any) -> None:
+            pass
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            pass
+
+    from torchmetrics import MetricCollection
+
+    model = ComposerClassifier(network, num_classes=10, train_metrics=MetricCollection([]))
+    Trainer(
+        model=model,
+        train_dataloader=batches,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        callbacks=[Nothing() for _ in range(5)] if variant == "callbacks" else None,
+        loggers=InMemoryLogger() if variant == "logged" else None,
+        progress_bar=False,
+        max_duration="1ep",
+        device="cpu",
+        seed=0,
+    ).fit()
+    return f"mosaicml {composer.__version__}"
+
+
+def run_lightning(network: Any, batches: Batches, variant: str) -> str:
+    """Train with Lightning."""
+    import lightning
+    import torch
+    from lightning.pytorch.loggers.logger import DummyLogger
+    from torch.nn import functional
+
+    kept = []
+
+    class InMemory(DummyLogger):
+        def log_metrics(self, metrics: Any, *_: Any, **__: Any) -> None:
+            kept.append(metrics)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = functional.cross_entropy(self.network(batch[0]), batch[1])
+            if variant == "logged":
+                self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    class Nothing(lightning.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            pass
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            pass
+
+    lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=InMemory() if variant == "logged" else False,
+        log_every_n_steps=1,
+        callbacks=[Nothing() for _ in range(5)] if variant == "callbacks" else None,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), batches)
+    return f"lightning {lightning.__version__}"
+
+
+def run_fabric(network: Any, batches: Batches, variant: str) -> str:
+    """Train with Lightning's Fabric: the loop is by hand, its parts are not."""
+    import lightning
+    import torch
+    from lightning.fabric import Fabric
+    from lightning.fabric.loggers.logger import Logger
+    from torch.nn import functional
+
+    kept = []
+
+    class InMemory(Logger):
+        name, version = "memory", 0
+
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            kept.append((step, metrics))
+
+        def log_hyperparams(self, *_: Any, **__: Any) -> None:
+            pass
+
+    class Nothing:
+        def on_train_batch_start(self) -> None:
+            pass
+
+        def on_train_batch_end(self) -> None:
+            pass
+
+    callbacks = [Nothing() for _ in range(5)] if variant == "callbacks" else []
+    fabric = Fabric(accelerator="cpu", loggers=InMemory() if variant == "logged" else None, callbacks=callbacks)
+    model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.01))
+    for inputs, targets in batches:
+        if callbacks:
+            fabric.call("on_train_batch_start")
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets)
+        fabric.backward(loss)
+        optimizer.step()
+        if variant == "logged":
+            fabric.log("loss", loss)
+        if callbacks:
+            fabric.call("on_train_batch_end")
+    return f"lightning {lightning.__version__}"
+
+
+def run_accelerate(network: Any, batches: Batches, variant: str) -> str:
+    """Train with Accelerate: the loop is by hand, its parts are not."""
+    import accelerate
+    import torch
+    from accelerate.tracking import GeneralTracker
+    from torch.nn import functional
+
+    kept = []
+
+    class InMemory(GeneralTracker):
+        name, requires_logging_directory, tracker = "memory", False, None
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def store_init_configuration(self, values: Any) -> None:
+            pass
+
+        def log(self, values: Any, step: Any = None, **_: Any) -> None:
+            kept.append((step, values))
+
+    accelerator = accelerate.Accelerator(cpu=True, log_with=InMemory() if variant == "logged" else None)
+    model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.01))
+    if variant == "logged":
+        accelerator.init_trackers("memory")
+    for step, (inputs, targets) in enumerate(batches):
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+        if variant == "logged":
+            accelerator.log({"loss": loss.item()}, step=step)
+    return f"accelerate {accelerate.__version__}"
+
+
+def run_hf_trainer(network: Any, batches: Batches, variant: str) -> str:
+    """Train with Transformers' Trainer."""
+    import tempfile
+
+    import torch
+    import transformers
+    from torch.nn import functional
+
+    kept = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, inputs: Any, labels: Any) -> Any:
+            return {"loss": functional.cross_entropy(self.network(inputs), labels)}
+
+    class Nothing(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            pass
+
+    class Keep(transformers.TrainerCallback):
+        def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
+            kept.append(logs)
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return batches
+
+    batches[:] = [{"inputs": inputs, "labels": labels} for inputs, labels in list.__iter__(batches)]
+    model = Model()
+    options = {"logging_strategy": "steps", "logging_steps": 1} if variant == "logged" else {"logging_strategy": "no"}
+    trainer = Trainer(
+        model=model,
+        args=transformers.TrainingArguments(
+            output_dir=tempfile.mkdtemp(),
+            num_train_epochs=1,
+            max_grad_norm=0.0,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            **options,
+        ),
+        train_dataset=list(list.__iter__(batches)),
+        callbacks=[Nothing() for _ in range(5)]
+        if variant == "callbacks"
+        else [Keep()]
+        if variant == "logged"
+        else None,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.01), None),
+    )
+    trainer.train()
+    return f"transformers {transformers.__version__}"
+
+
+def run_ignite(network: Any, batches: Batches, variant: str) -> str:
+    """Train with Ignite: the step is by hand, the engine calls it."""
+    import ignite
+    import torch
+    from ignite.engine import Engine, Events
+    from torch.nn import functional
+
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    kept = []
+
+    def step(_: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item() if variant == "logged" else None
+
+    def do_nothing(_: Any) -> None:
+        pass
+
+    engine = Engine(step)
+    if variant == "logged":
+        engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: kept.append(engine.state.output))
+    for _ in range(5 if variant == "callbacks" else 0):
+        engine.add_event_handler(Events.ITERATION_STARTED, do_nothing)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, do_nothing)
+    engine.run(batches, max_epochs=1)
+    return f"ignite {ignite.__version__}"
+
+
+def run_torchtnt(network: Any, batches: Batches, variant: str) -> str:
+    """Train with torchtnt."""
+    from importlib.metadata import version
+
+    import torch
+    from torch.nn import functional
+    from torchtnt.framework.auto_unit import AutoUnit
+    from torchtnt.framework.callback import Callback
+    from torchtnt.framework.train import train
+    from torchtnt.utils.loggers import InMemoryLogger
+
+    memory = InMemoryLogger()
+
+    class Unit(AutoUnit):  # type: ignore[misc]
+        def compute_loss(self, state: Any, data: Any) -> Any:
+            outputs = self.module(data[0])
+            return functional.cross_entropy(outputs, data[1]), outputs
+
+        def configure_optimizers_and_lr_scheduler(self, module: Any) -> Any:
+            return torch.optim.SGD(module.parameters(), lr=0.01), None
+
+        def on_train_step_end(self, state: Any, data: Any, step: int, results: Any) -> None:
+            if variant == "logged":
+                memory.log("loss", results.loss, step)
+
+    class Nothing(Callback):  # type: ignore[misc]
+        def on_train_step_start(self, state: Any, unit: Any) -> None:
+            pass
+
+        def on_train_step_end(self, state: Any, unit: Any) -> None:
+            pass
+
+    callbacks = [Nothing() for _ in range(5)] if variant == "callbacks" else None
+    train(Unit(module=network, device=torch.device("cpu")), batches, max_epochs=1, callbacks=callbacks)
+    return f"torchtnt {version('torchtnt')}"
+
+
+if __name__ == "__main__":
+    main()

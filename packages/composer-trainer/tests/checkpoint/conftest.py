@@ -1,0 +1,85 @@
+"""Small runs to save and load."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from composer.checkpoint import Manifest, save_checkpoint
+from composer.checkpoint.manifest import FileRecord
+from composer.core import State, Timestamp
+
+
+def make_state(seed=0, batch=5, steps=3, **options):
+    """Return a run of a small model whose optimizer has made some steps; equal seeds give equal runs."""
+    torch.manual_seed(seed)
+    model = options.pop("model", None) or nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = options.pop("optimizer", torch.optim.Adam)(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        optimizer.step()
+    state = State(model, optimizers=optimizer, **{"run_name": "blur", "rank_zero_seed": 17, **options})
+    state.timestamp = Timestamp(epoch=1, batch=batch, sample=4 * batch)
+    return state
+
+
+def same_tensors(one, other):
+    """Return whether two dictionaries hold the same tensors, bit for bit."""
+    return one.keys() == other.keys() and all(
+        value.dtype == other[name].dtype and torch.equal(value, other[name]) for name, value in one.items()
+    )
+
+
+def same_run(one, other):
+    """Return whether two runs have the same weights, optimizer state and clock."""
+    first, second = one.optimizers[0].state_dict(), other.optimizers[0].state_dict()
+    return (
+        same_tensors(one.model.state_dict(), other.model.state_dict())
+        and first["param_groups"] == second["param_groups"]
+        and all(same_tensors(held, second["state"][number]) for number, held in first["state"].items())
+        and one.timestamp == other.timestamp
+        and one.rank_zero_seed == other.rank_zero_seed
+    )
+
+
+def sign(checkpoint):
+    """Write a checkpoint's manifest anew, so that it says of changed files that they are right."""
+    import hashlib
+
+    path = Path(checkpoint)
+    manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
+    contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "manifest.json"}
+    records = {
+        name: FileRecord(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()
+    }
+    manifest.files.clear()
+    manifest.files.update(records)
+    (path / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+class Runs:
+    make, same, same_tensors, sign = map(staticmethod, (make_state, same_run, same_tensors, sign))
+
+    @staticmethod
+    def edit(checkpoint, change):
+        """Change what state.json says, and write the manifest to it."""
+        path = Path(checkpoint) / "state.json"
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+        sign(checkpoint)
+
+
+@pytest.fixture
+def runs():
+    """Return what makes, compares and damages runs: ``runs.make``, ``runs.same``, ``runs.sign``, ``runs.edit``."""
+    return Runs
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return the path of a checkpoint."""
+    return Path(save_checkpoint(make_state(), tmp_path / "ep1-ba5", extra={"data": {"position": 7}}))

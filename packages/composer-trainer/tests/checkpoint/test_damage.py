@@ -1,0 +1,157 @@
+"""Whatever is done to the files of a checkpoint, loading gives a sentence or the run that was saved."""
+
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from composer.checkpoint import CheckpointError, load_checkpoint, show_checkpoint
+
+FILES = ["manifest.json", "model.safetensors", "optimizers.safetensors", "state.json"]
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def refusal(call, *arguments):
+    """Return the sentence with which a call refuses a checkpoint; None if it does not."""
+    try:
+        call(*arguments)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def refuses(runs, saved):
+    """Return a function that damages a copy of a checkpoint and sees that it is refused, or as it was."""
+    original = {file.name: file.read_bytes() for file in saved.iterdir()}
+
+    def check(damage, sign):
+        copy = saved.parent / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        contents = damage(dict(original))
+        for name, content in contents.items():
+            (copy / name).write_bytes(content)
+        if sign:
+            runs.sign(copy)
+        later = runs.make(seed=1, batch=0)
+        before = {name: value.clone() for name, value in later.model.state_dict().items()}
+        tracemalloc.start()
+        error = refusal(load_checkpoint, copy, later)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        shown = refusal(show_checkpoint, copy)
+
+        assert peak < 64 * sum(map(len, contents.values())) + (8 << 20)
+        assert error is None or str(copy) in error
+        assert error is None or runs.same_tensors(later.model.state_dict(), before)
+        assert error is None or int(later.timestamp.batch) == 0
+        assert error is not None or sign or contents == original
+        assert shown is None or str(copy) in shown
+
+    return check
+
+
+def changed(content, position, value):
+    content = bytearray(content)
+    content[position % len(content)] = value
+    return bytes(content)
+
+
+class TestDamage:
+    @QUICK
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @given(st.sampled_from(FILES), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
+    def test_changed_bytes(self, refuses, name, position, value, sign):
+        """A byte changed anywhere, also one that the manifest vouches for, is refused or makes no difference."""
+        refuses(lambda files: files | {name: changed(files[name], position, value)}, sign and name != FILES[0])
+
+    @QUICK
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @given(st.sampled_from(FILES[1:]), st.integers(0, 200), st.integers(0, 255))
+    def test_changed_headers(self, refuses, name, position, value):
+        """A byte changed in the first two hundred, and vouched for, is refused or read."""
+        refuses(lambda files: files | {name: changed(files[name], position, value)}, True)
+
+    @settings(QUICK, max_examples=60)
+    @given(st.sampled_from(FILES), st.integers(0, 10**6), st.booleans())
+    def test_cut_off(self, refuses, name, length, sign):
+        """A file that is cut off anywhere is refused."""
+        refuses(lambda files: files | {name: files[name][: length % len(files[name])]}, sign and name != FILES[0])
+
+    @settings(QUICK, max_examples=30)
+    @given(st.sampled_from(FILES), st.sampled_from(FILES), st.booleans())
+    def test_swapped(self, refuses, one, other, sign):
+        """A file in another's place is refused."""
+        is_manifest = FILES[0] in (one, other)
+        refuses(lambda files: files | {one: files[other], other: files[one]}, sign and not is_manifest)
+
+    @settings(QUICK, max_examples=60)
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["$tensor", "$tuple", "$dict", "$float", "a", "key"]), inner, max_size=3
+                )
+            ),
+            max_leaves=8,
+        ),
+        st.sampled_from(
+            [
+                "timestamp",
+                "algorithms",
+                "callbacks",
+                "schedulers",
+                "optimizers",
+                "model",
+                "extra",
+                "modules",
+                "scaler",
+                "environment",
+                "eval_metric_values",
+                "version",
+                "run_name",
+                "other",
+            ]
+        ),
+    )
+    def test_any_data(self, refuses, value, field):
+        """Any data in place of a field, vouched for, is refused or read."""
+
+        def damage(files):
+            data = json.loads(files["state.json"]) | {field: value}
+            return files | {"state.json": json.dumps(data).encode()}
+
+        refuses(damage, True)
+
+    @pytest.mark.parametrize("length", [1 << 32, (1 << 63) - 1, (1 << 64) - 1, 99_999_999])
+    def test_huge_headers(self, refuses, length):
+        """A header that claims to be larger than its file takes no memory."""
+        content = length.to_bytes(8, "little") + b"{" * 1000
+
+        refuses(lambda files: files | {"model.safetensors": content}, True)
+
+    def test_huge_shapes(self, refuses):
+        """A tensor that claims to be larger than its file takes no memory."""
+        text = json.dumps({"0.weight": {"dtype": "F32", "shape": [1 << 40, 4], "data_offsets": [0, 16]}}).encode()
+
+        refuses(lambda files: files | {"model.safetensors": len(text).to_bytes(8, "little") + text + bytes(16)}, True)
+
+    def test_nothing_outside_is_touched(self, saved, runs):
+        """A folder whose files are links elsewhere is refused, and what they lead to is left alone."""
+        outside = Path(saved.parent, "outside")
+        outside.write_text("precious")
+        (saved / "state.json").unlink()
+        (saved / "state.json").symlink_to(outside)
+
+        with pytest.raises(CheckpointError, match=r"state\.json must be a file, and is a link"):
+            load_checkpoint(saved, runs.make())
+
+        assert outside.read_text() == "precious"

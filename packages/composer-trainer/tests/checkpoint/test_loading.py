@@ -1,0 +1,372 @@
+"""Loading: everything is checked, and only then anything is changed."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import EMA, BlurPool
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.checkpoint import (
+    CheckpointError,
+    CheckpointMismatchError,
+    load_checkpoint,
+    save_checkpoint,
+)
+from composer.core import Engine, StateMismatchError
+
+
+@pytest.fixture
+def later(runs):
+    """Return another run of the same program, with other weights."""
+    return runs.make(seed=1, rank_zero_seed=0, batch=0, steps=1)
+
+
+class TestWholeCheckpoints:
+    def test_a_run_comes_back(self, runs, saved, later):
+        """Weights, optimizer, clock and seed are those that were saved, and so is what the trainer added."""
+        loaded = load_checkpoint(saved, later)
+
+        assert runs.same(runs.make(), later)
+        assert loaded.extra == {"data": {"position": 7}}
+        assert loaded.report.differences == ()
+        assert {"timestamp", "model", "optimizers"} <= set(loaded.report.restored)
+        assert loaded.manifest.run_name == "blur"
+
+    def test_both_go_on_to_the_same_bits(self, runs, saved, later):
+        """After the next step the loaded run is where the saved one is."""
+        first = runs.make()
+        load_checkpoint(saved, later)
+
+        for state in (first, later):
+            state.optimizers[0].zero_grad()
+            state.model(torch.ones(2, 4)).square().sum().backward()
+            state.optimizers[0].step()
+
+        assert runs.same(first, later)
+
+    def test_strides_of_the_optimizer_come_back(self, runs, tmp_path):
+        """The optimizer's tensors lie in memory as they did: with others, kernels round differently."""
+
+        def make(seed):
+            torch.manual_seed(seed)
+            model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.rand(2, 3, 8, 8)).sum().backward()
+            optimizer.step()
+            return runs.make(model=model, optimizer=lambda *_, **__: optimizer, steps=0)
+
+        state, other = make(0), make(1)
+
+        load_checkpoint(save_checkpoint(state, tmp_path / "one"), other)
+
+        strides = [one.optimizers[0].state[one.model.weight]["exp_avg"].stride() for one in (state, other)]
+        assert strides[0] == strides[1] != torch.empty(4, 3, 3, 3).stride()
+
+    def test_file_may_go_afterwards(self, runs, saved, later):
+        """Nothing that was loaded lies in the files: they may be cut off while training goes on."""
+        load_checkpoint(saved, later)
+
+        for file in saved.iterdir():
+            os.truncate(file, 0)
+
+        assert runs.same(runs.make(), later)
+
+    @pytest.mark.parametrize("path", ["latest", "runs", "link", "slash"])
+    def test_ways_to_say_which(self, runs, saved, later, path):
+        """A checkpoint is found by a link, by the folder it is in, as the latest and with a slash."""
+        save_checkpoint(runs.make(batch=2), saved.parent / "ep0-ba2")
+        (saved.parent / "link").symlink_to("ep1-ba5")
+        given = {"latest": "latest", "runs": saved.parent, "link": saved.parent / "link", "slash": f"{saved}/"}[path]
+
+        loaded = load_checkpoint(given, later, folder=saved.parent)
+
+        assert loaded.path == str(saved)
+
+    def test_nothing_there(self, later, tmp_path):
+        """A path where nothing is, and a folder without checkpoints, are told apart."""
+        with pytest.raises(CheckpointError, match="nowhere does not exist"):
+            load_checkpoint(tmp_path / "nowhere", later)
+        with pytest.raises(CheckpointError, match=r"manifest\.json is missing, so this is no checkpoint"):
+            load_checkpoint(tmp_path, later)
+        with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+            load_checkpoint("latest", later, folder=tmp_path)
+
+    def test_other_software_is_told(self, runs, saved, later):
+        """Elsewhere a checkpoint loads, with a warning that says what the bits may differ by."""
+        runs.edit(saved, lambda data: data["environment"].update(torch="1.0", machine="abacus"))
+
+        with pytest.warns(UserWarning, match="may not go on to the same bits: torch was 1.0, and is .*abacus"):
+            load_checkpoint(saved, later)
+
+    def test_callbacks_that_matter_not(self, runs, tmp_path, later):
+        """A callback without settings and state may come and go without a word; another is told of."""
+        path = save_checkpoint(runs.make(callbacks=[LRMonitor(), SpeedMonitor()]), tmp_path / "one")
+
+        with pytest.warns(UserWarning, match=r"callbacks\.SpeedMonitor is saved") as told:
+            load_checkpoint(path, later)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load_checkpoint(save_checkpoint(runs.make(), tmp_path / "two"), runs.make(callbacks=LRMonitor()))
+
+        assert "LRMonitor" not in str(told[0].message)
+
+
+class TestMisfits:
+    def test_all_is_told_and_nothing_changed(self, runs, saved):
+        """Each weight that does not fit is named, and the run is as it was."""
+        model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3), nn.Linear(3, 3))
+        other = runs.make(model=model, batch=0)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+
+        with pytest.raises(CheckpointMismatchError, match="nothing has been changed") as caught:
+            load_checkpoint(saved, other)
+
+        problems = "\n".join(caught.value.problems)
+        assert "model.0.weight: must be a tensor of shape (9, 4), got a tensor of shape (8, 4)." in problems
+        assert runs.same_tensors(model.state_dict(), before)
+        assert int(other.timestamp.batch) == 0
+
+    def test_missing_and_unexpected_weights(self, runs, saved):
+        """Weights of one side only are an error with the nearest name, or a warning; modules are compared, too."""
+        model = nn.Sequential()
+        for name, module in zip(("0", "1", "two"), runs.make().model, strict=True):
+            model.add_module(name, module)
+        other = runs.make(model=model, batch=0, steps=0)
+
+        with pytest.raises(CheckpointMismatchError) as caught:
+            load_checkpoint(saved, other)
+        with pytest.warns(UserWarning, match=r"model\.two\.weight is not saved"):
+            load_checkpoint(saved, other, strict_model_weights=False)
+
+        assert "model.two.weight is not saved." in caught.value.problems
+        assert any(
+            "model.2.weight is saved" in problem and "two.weight" in problem for problem in caught.value.problems
+        )
+        assert "module 'two' was not there, and is Linear." in caught.value.problems
+        assert int(other.timestamp.batch) == 5
+
+    def test_extra_is_checked_first(self, saved, later):
+        """What the trainer finds wrong in its own part keeps everything from being loaded."""
+        with pytest.raises(CheckpointMismatchError, match="position 7 is beyond the data"):
+            load_checkpoint(
+                saved, later, check_extra=lambda extra: [f"position {extra['data']['position']} is beyond the data."]
+            )
+
+        assert int(later.timestamp.batch) == 0
+
+    def test_weights_are_not_enough_to_go_on(self, runs, later, tmp_path):
+        """A checkpoint of weights alone says how it can be loaded."""
+        path = save_checkpoint(runs.make(), tmp_path / "one", weights_only=True)
+
+        with pytest.raises(CheckpointError, match=r"holds only weights.*weights_only"):
+            load_checkpoint(path, later)
+
+
+def pooled():
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def optimizer(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+class TestSurgery:
+    @pytest.fixture
+    def blurred(self, runs, tmp_path):
+        state = runs.make(model=pooled(), optimizer=optimizer, steps=0, algorithms=BlurPool())
+        Engine(state).run_event("init")
+        return state, save_checkpoint(state, tmp_path / "one")
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_made_again(self, runs, blurred, weights_only):
+        """An algorithm that the weights need is made again from what was saved, before they are loaded."""
+        state, path = blurred
+        other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
+
+        load_checkpoint(path, other, weights_only=weights_only)
+
+        assert [type(one) for one in other.made_on_load] == [BlurPool]
+        assert runs.same_tensors(other.model.state_dict(), state.model.state_dict())
+
+    def test_excluded(self, runs, blurred):
+        """Left out, it is missed: the modules that differ are named, and nothing is changed."""
+        other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
+        before = {name: value.clone() for name, value in other.model.state_dict().items()}
+
+        for weights_only in (False, True):
+            with pytest.raises(CheckpointMismatchError) as caught:
+                load_checkpoint(blurred[1], other, exclude_algorithms=["BlurPool"], weights_only=weights_only)
+            assert "module '1' was BlurConv2d, and is Conv2d." in caught.value.problems
+
+        assert runs.same_tensors(other.model.state_dict(), before)
+
+    def test_unknown_algorithm(self, runs, blurred):
+        """One that no module defines is named, and nothing is changed."""
+        runs.edit(blurred[1], lambda data: data["algorithms"][0].update(name="BlurPoole", key="BlurPoole"))
+
+        with pytest.raises(CheckpointMismatchError, match="No algorithm is named 'BlurPoole'; did you mean 'BlurPool'"):
+            load_checkpoint(blurred[1], runs.make(model=pooled(), optimizer=optimizer, steps=0))
+
+
+class TestIgnoreKeys:
+    def test_weights_stay(self, runs, saved, later):
+        """Weights that match stay as the run has them, and are no misfit where the saved ones have another shape."""
+        head = nn.Linear(8, 5)
+        other = runs.make(seed=1, model=nn.Sequential(nn.Linear(4, 8), nn.ReLU(), head), steps=0)
+        before = head.weight.detach().clone()
+
+        loaded = load_checkpoint(saved, other, ignore_keys=["model/2.*", "optimizers"])
+
+        assert torch.equal(head.weight, before)
+        assert torch.equal(other.model[0].weight, runs.make().model[0].weight)
+        assert set(loaded.ignored) == {"model/2.weight", "model/2.bias", "optimizers"}
+        assert "ignored: model/2" in str(loaded)
+
+    def test_clock_and_seed_stay(self, saved, later):
+        """Parts that each run has are kept as they are."""
+        load_checkpoint(saved, later, ignore_keys="timestamp")
+
+        assert int(later.timestamp.batch) == 0
+        assert later.rank_zero_seed == 17
+
+    def test_algorithms_stay(self, runs, tmp_path):
+        """An ignored algorithm keeps its own state, without a warning."""
+        path = save_checkpoint(runs.make(algorithms=EMA(half_life="1ba")), tmp_path / "one")
+        other = runs.make(seed=1, algorithms=EMA(half_life="1ba"))
+
+        loaded = load_checkpoint(path, other, ignore_keys="algorithms/EMA")
+
+        assert loaded.report.differences == ()
+        assert loaded.ignored == ("algorithms/EMA",)
+
+    def test_function(self, saved, later):
+        """A function takes out what it wants."""
+        loaded = load_checkpoint(saved, later, ignore_keys=lambda state: state["extra"].pop("data"))
+
+        assert loaded.extra == {}
+        assert loaded.ignored == ("extra/data",)
+
+    def test_pattern_that_matches_nothing(self, saved, later):
+        """A pattern that leaves nothing out is told of, with what there is."""
+        with pytest.warns(UserWarning, match=r"holds nothing that ignore_keys='modle/\*' would leave out.*model"):
+            load_checkpoint(saved, later, ignore_keys="modle/*")
+
+    def test_neither_text_nor_function(self, saved, later):
+        """Something else is refused."""
+        with pytest.raises(TypeError, match="ignore_keys must be texts"):
+            load_checkpoint(saved, later, ignore_keys=[3])
+
+
+class TestWeightsOnly:
+    def test_training_stays_as_it_is(self, runs, saved, later):
+        """Only the model's weights are loaded."""
+        load_checkpoint(saved, later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), runs.make().model.state_dict())
+        assert (int(later.timestamp.batch), later.rank_zero_seed) == (0, 0)
+
+    def test_optimizer_is_not_read(self, saved, later):
+        """The optimizer's file is not looked into, so it may be damaged."""
+        path = saved / "optimizers.safetensors"
+        path.write_bytes(bytes(path.stat().st_size))
+
+        assert load_checkpoint(saved, later, weights_only=True).report.restored == ("model",)
+
+    def test_misfit(self, runs, saved):
+        """Weights that do not fit are refused as a mismatch of this checkpoint."""
+        with pytest.raises(CheckpointMismatchError, match="ep1-ba5 does not fit this run") as caught:
+            load_checkpoint(saved, runs.make(model=nn.Linear(4, 4)), weights_only=True)
+
+        assert not isinstance(caught.value, StateMismatchError)
+
+    def test_all_ignored(self, saved, later):
+        """Leaving out all that is wanted is an error."""
+        with pytest.raises(CheckpointError, match="ignore_keys leaves all of them out"):
+            load_checkpoint(saved, later, weights_only=True, ignore_keys="model")
+
+    @pytest.mark.parametrize("prefix", ["", "module."])
+    def test_safetensors_file(self, runs, later, prefix, tmp_path):
+        """A plain file of weights is loaded, with or without the prefix of a wrapper."""
+        from safetensors.torch import save_file
+
+        weights = runs.make().model.state_dict()
+        save_file({prefix + name: value for name, value in weights.items()}, tmp_path / "weights.safetensors")
+
+        load_checkpoint(tmp_path / "weights.safetensors", later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), weights)
+        with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; say weights_only"):
+            load_checkpoint(tmp_path / "weights.safetensors", later)
+
+    def test_file_that_is_not_there(self, later):
+        """A file that does not exist is told of."""
+        with pytest.raises(CheckpointError, match=r"nowhere\.pt does not exist"):
+            load_checkpoint("nowhere.pt", later, weights_only=True)
+
+
+class TestContents:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda data: data.clear(),
+            lambda data: data.update(version=99),
+            lambda data: data.pop("timestamp"),
+            lambda data: data.update(timestamp={"$tensor": "nothing"}),
+            lambda data: data.update(algorithms=3),
+            lambda data: data.update(algorithms=[3]),
+            lambda data: data.update(callbacks=[{"key": []}]),
+            lambda data: data.update(optimizers=[1]),
+            lambda data: data["optimizers"].update(Adam=None),
+            lambda data: data.update(model=[]),
+            lambda data: data.update(model={"0.weight": 3}),
+            lambda data: data.update(surprise=1),
+            lambda data: data.update(rank_zero_seed="seven"),
+            lambda data: data["timestamp"].update(batch=-1),
+            lambda data: data["timestamp"].update(batch=1.5),
+            lambda data: data.update({"$what": 1}),
+            lambda data: data.update(run_name={"$float": "big"}),
+            lambda data: data.update(train_metric_values={"$dict": [[[1], 2]]}),
+        ],
+    )
+    def test_signed_nonsense(self, runs, saved, later, change):
+        """A state that is signed and makes no sense is refused with a sentence; nothing is changed."""
+        runs.edit(saved, change)
+
+        with pytest.raises(CheckpointError, match="ep1-ba5"):
+            load_checkpoint(saved, later)
+
+        assert int(later.timestamp.batch) == 0
+
+    @pytest.mark.parametrize(
+        "text", ["", "[]", "[" * 100000, '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}"]
+    )
+    def test_signed_text(self, runs, saved, later, text):
+        """A state that is no strict JSON is refused by the file's name."""
+        (saved / "state.json").write_text(text)
+        runs.sign(saved)
+
+        with pytest.raises(CheckpointError, match=r"state\.json (is not the JSON|must hold)"):
+            load_checkpoint(saved, later)
+
+    def test_numbers_of_a_file_too_many(self, runs, saved, later):
+        """A tensor that nothing names is refused: something has been taken out of the state."""
+        runs.edit(saved, lambda data: data["optimizers"]["Adam"]["state"].pop("0.weight"))
+
+        with pytest.raises(CheckpointError, match="have no place in the data"):
+            load_checkpoint(saved, later)
+
+    def test_shown_by_the_path_that_was_given(self, runs, saved, later):
+        """Errors name the checkpoint's own path."""
+        (saved / "state.json").write_text("{")
+        runs.sign(saved)
+
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(saved, later)
+
+        assert caught.value.path == str(Path(saved) / "state.json")
+        assert json.loads((saved / "manifest.json").read_text())["files"]

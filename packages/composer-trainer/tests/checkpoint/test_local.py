@@ -1,0 +1,252 @@
+"""Folders on this machine: whole or not there, whatever happens."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from composer.checkpoint import (
+    CheckpointError,
+    CheckpointSaveError,
+    find_checkpoints,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.snapshot import take
+
+KILLED = """
+import sys, torch
+from composer.checkpoint import save_checkpoint
+from composer.core import State, Timestamp
+state = State(torch.nn.Linear(300, 300), run_name="killed")
+print("ready", flush=True)
+for batch in range(1, 100000):
+    state.timestamp = Timestamp(batch=batch)
+    save_checkpoint(state, sys.argv[1] + "/ba" + (str(batch) if sys.argv[2] == "new" else ""), overwrite=True)
+"""
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def failing(number):
+    def fail(*args, **options):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.fixture
+def folder(saved):
+    return LocalFolder(saved.parent)
+
+
+class TestWrite:
+    @pytest.mark.parametrize(
+        ("step", "number", "sentence"),
+        [
+            ("fsync", errno.ENOSPC, "the disk is full. Free some space"),
+            ("fsync", errno.EIO, "Input/output error"),
+            ("mkdir", errno.EACCES, "there is no permission to write"),
+            ("rename", errno.EROFS, "there is no permission to write"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["ep1-ba5", "ep2-ba9"])
+    def test_a_failure_leaves_what_was_there(self, runs, folder, monkeypatch, step, number, sentence, name):
+        """Wherever the system fails, it is told in a sentence, and the folder is as it was."""
+        before = verify_checkpoint(folder.path / "ep1-ba5")
+        monkeypatch.setattr(os, step, failing(number))
+        monkeypatch.setattr(Path, "rename", failing(number) if step == "rename" else Path.rename)
+
+        with pytest.raises(CheckpointSaveError, match=rf"{name} was not saved: {sentence}"):
+            folder.write(name, take(runs.make(batch=9)))
+
+        monkeypatch.undo()
+        assert names_in(folder.path) == ["ep1-ba5"]
+        assert verify_checkpoint(folder.path / "ep1-ba5") == before
+
+    def test_a_real_limit_of_the_system(self, runs, tmp_path):
+        """A file that the system cuts off is a failed save, not a short file."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        snapshot = take(runs.make())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
+        try:
+            with pytest.raises(CheckpointSaveError, match="File too large"):
+                LocalFolder(tmp_path).write("one", snapshot)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+        assert not names_in(tmp_path)
+
+    def test_short_writes_are_finished(self, runs, tmp_path, monkeypatch):
+        """Where the system writes only a part, the rest is written after it."""
+        snapshot = take(runs.make())
+        opened = Path.open
+
+        class Short:
+            def __init__(self, file):
+                self.file = file
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                self.file.close()
+
+            def fileno(self):
+                return self.file.fileno()
+
+            def write(self, content):
+                return self.file.write(content[:7])
+
+        def short(path, mode="r", *args, **options):
+            return Short(opened(path, mode, *args, **options)) if mode == "xb" else opened(path, mode, *args, **options)
+
+        monkeypatch.setattr(Path, "open", short)
+        LocalFolder(tmp_path).write("one", snapshot)
+
+        assert verify_checkpoint(tmp_path / "one")
+
+    def test_a_folder_that_is_gone(self, runs, tmp_path):
+        """A folder that was removed while the run went on is not made again behind its back."""
+        with pytest.raises(CheckpointSaveError, match="its folder is not there any more"):
+            LocalFolder(tmp_path / "gone").write("one", take(runs.make()))
+
+        assert not names_in(tmp_path)
+
+    def test_a_crash_between_two_renames(self, runs, folder):
+        """A checkpoint that was about to be replaced is found under the name that it has aside."""
+        (folder.path / "ep1-ba5").rename(folder.path / ".ep1-ba5.replaced")
+
+        [found] = find_checkpoints(folder.path)
+        folder.write("ep1-ba5", take(runs.make()))
+
+        assert found.is_whole
+        assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5"]
+
+    @pytest.mark.parametrize("names", ["new", "same"])
+    def test_killed_at_any_moment(self, names, tmp_path):
+        """Whenever the process is killed, there is a whole checkpoint, and nothing that only looks like one."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", KILLED, str(tmp_path), names]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            process.stdout.readline()
+            for _ in range(400):
+                time.sleep(0.005)
+                if any(one.is_whole for one in find_checkpoints(tmp_path)):
+                    break
+            time.sleep(0.03 * (1 + time.time() % 1))
+            process.kill()
+            process.wait()
+        found = find_checkpoints(tmp_path)
+        LocalFolder(tmp_path).make()
+
+        assert found
+        assert all(verify_checkpoint(one.path) for one in found)
+        assert not [name for name in names_in(tmp_path) if name.endswith(".tmp")]
+
+
+class TestMake:
+    def test_only_our_leftovers_are_removed(self, folder):
+        """What a killed save has left goes, and what others keep in the folder stays."""
+        for name in (".ep2.123-0a1b2c3d.tmp", "notes", ".config", "x.tmp"):
+            (folder.path / name).mkdir()
+
+        folder.make()
+
+        assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
+
+    def test_a_file_in_the_way(self, tmp_path):
+        """A file where the folder is to be is told of."""
+        (tmp_path / "file").write_text("")
+
+        with pytest.raises(CheckpointSaveError, match="File exists"):
+            LocalFolder(tmp_path / "file").make()
+
+
+class TestDelete:
+    def test_deleted(self, folder):
+        """A deleted checkpoint is gone; deleting it again does nothing."""
+        folder.delete("ep1-ba5")
+        folder.delete("ep1-ba5")
+
+        assert not names_in(folder.path)
+
+
+class TestPoint:
+    def test_link(self, folder):
+        """The link leads to the checkpoint, also after the next one, and relatively."""
+        folder.point("latest", "other")
+        folder.point("latest", "ep1-ba5")
+
+        assert str((folder.path / "latest").readlink()) == "ep1-ba5"
+        assert folder.pointed("latest") == "ep1-ba5"
+        assert sorted(names_in(folder.path)) == ["ep1-ba5", "latest"]
+
+    def test_file_where_there_are_no_links(self, folder, monkeypatch):
+        """Without links, a file holds the name."""
+        monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
+
+        folder.point("latest", "ep1-ba5")
+
+        assert (folder.path / "latest").read_text() == "ep1-ba5\n"
+        assert folder.pointed("latest") == "ep1-ba5"
+        assert verify_checkpoint(folder.path / "latest")
+
+    def test_a_folder_in_the_way(self, folder):
+        """A real folder of the link's name is left alone."""
+        (folder.path / "latest").mkdir()
+
+        with pytest.raises(CheckpointSaveError, match="a folder has the name of the link"):
+            folder.point("latest", "ep1-ba5")
+
+
+class TestReadManifest:
+    @pytest.mark.parametrize("name", ["state.json", "model.safetensors", "optimizers.safetensors", "manifest.json"])
+    @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "flipped", "empty", "link", "folder"])
+    def test_each_file_in_each_way(self, saved, name, damage):
+        """A file that is missing, cut off, changed or no file is always named."""
+        path = saved / name
+        content = bytearray(path.read_bytes())
+        path.unlink()
+        if damage == "cut":
+            path.write_bytes(content[:-1])
+        elif damage == "longer":
+            path.write_bytes(content + b"\0")
+        elif damage == "flipped":
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "link":
+            (saved.parent / "elsewhere").write_bytes(content)
+            path.symlink_to(saved.parent / "elsewhere")
+        elif damage == "folder":
+            path.mkdir()
+
+        with pytest.raises(CheckpointError, match=rf"{name} "):
+            verify_checkpoint(saved)
+
+    def test_swapped_files(self, saved, runs, tmp_path):
+        """A file of the same size from another checkpoint is noticed."""
+        other = Path(save_checkpoint(runs.make(seed=3), tmp_path / "other"))
+        (other / "model.safetensors").replace(saved / "model.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors has been changed"):
+            verify_checkpoint(saved)
+
+    def test_foreign_files(self, saved):
+        """A file that does not belong there is named."""
+        (saved / "notes.txt").write_text("")
+
+        with pytest.raises(CheckpointError, match=r"notes\.txt is not listed in the manifest"):
+            verify_checkpoint(saved)

@@ -1,0 +1,244 @@
+"""Remote folders: an S3 server that the tests start, and memory."""
+
+import os
+import threading
+
+import fsspec
+import pytest
+
+from composer.checkpoint import (
+    CheckpointError,
+    CheckpointSaveError,
+    find_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    show_checkpoint,
+    verify_checkpoint,
+)
+from composer.checkpoint.remote import RemoteFolder, is_remote
+from composer.checkpoint.retention import delete_old
+from composer.checkpoint.snapshot import take
+
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """Return the address of a bucket on a server that speaks S3."""
+    server = pytest.importorskip("moto.server", reason="moto is in the test group; without it there is no S3 server")
+    pytest.importorskip("s3fs", reason="s3fs is in the test group")
+    running = server.ThreadedMotoServer(port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield "s3://bucket"
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    running.stop()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request):
+    """Return the address of an empty folder."""
+    if request.param == "s3":
+        return f"{request.getfixturevalue('s3')}/{request.node.name.replace('[', '-').rstrip(']')}"
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    return "memory://runs"
+
+
+def put(url, content):
+    with fsspec.open(url, "wb") as file:
+        file.write(content)
+
+
+def names(url):
+    files, root = fsspec.core.url_to_fs(url)
+    files.invalidate_cache()
+    return sorted(path.rpartition("/")[2] for path in files.find(root))
+
+
+class TestRemoteFolder:
+    def test_a_run_comes_back(self, runs, url):
+        """A run that is saved remotely is the same when it is loaded."""
+        path = save_checkpoint(runs.make(), f"{url}/ep{{epoch}}-ba{{batch}}", extra={"data": [1]})
+        later = runs.make(seed=1, rank_zero_seed=0)
+
+        loaded = load_checkpoint(path, later)
+
+        assert path == f"{url}/ep1-ba5"
+        assert runs.same(runs.make(), later)
+        assert loaded.extra == {"data": [1]}
+        assert "run         blur" in show_checkpoint(path)
+
+    def test_weights_alone(self, runs, url):
+        """For weights alone the optimizer's file is not fetched; it may even be broken."""
+        path = save_checkpoint(runs.make(), f"{url}/one")
+        files, root = fsspec.core.url_to_fs(path)
+        size = files.info(f"{root}/optimizers.safetensors")["size"]
+        put(f"{path}/optimizers.safetensors", bytes(size))
+        later = runs.make(seed=1)
+
+        load_checkpoint(path, later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), runs.make().model.state_dict())
+        with pytest.raises(CheckpointError, match=r"one/optimizers\.safetensors has been changed"):
+            load_checkpoint(path, later)
+
+    def test_without_manifest_it_is_none(self, runs, url):
+        """An upload that was broken off before its last file is no checkpoint, and is replaced by the next."""
+        save_checkpoint(runs.make(batch=3), f"{url}/ba3")
+        for file in ("model.safetensors", "state.json"):
+            put(f"{url}/ba5/{file}", b"half")
+
+        unfinished, whole = find_checkpoints(url)
+        save_checkpoint(runs.make(), f"{url}/ba5")
+
+        assert "ba5/manifest.json is missing" in unfinished.problem
+        assert whole.name == "ba3"
+        assert newest_checkpoint(url).name == "ba5"
+
+    def test_newest_is_whole(self, runs, url):
+        """A later checkpoint with a changed file is passed over, with a warning that names it."""
+        for batch in (3, 20):
+            save_checkpoint(runs.make(batch=batch), f"{url}/ba{batch}")
+        files, root = fsspec.core.url_to_fs(url)
+        put(f"{url}/ba20/model.safetensors", bytes(files.info(f"{root}/ba20/model.safetensors")["size"]))
+
+        with pytest.warns(UserWarning, match=r"ba20/model\.safetensors has been changed"):
+            found = newest_checkpoint(url)
+
+        assert found.name == "ba3"
+
+    @pytest.mark.parametrize("damage", ["missing", "longer", "foreign"])
+    def test_files_that_do_not_fit(self, runs, url, damage):
+        """A file that is missing, of another size or foreign is named."""
+        path = save_checkpoint(runs.make(), f"{url}/one")
+        file = "notes.txt" if damage == "foreign" else "state.json"
+        if damage == "missing":
+            files, root = fsspec.core.url_to_fs(path)
+            files.rm_file(f"{root}/{file}")
+        else:
+            put(f"{path}/{file}", b"other")
+
+        with pytest.raises(CheckpointError, match=rf"one/{file} "):
+            verify_checkpoint(path)
+
+    def test_old_ones_are_deleted(self, runs, url):
+        """Only the last are kept, of this run."""
+        for batch in (3, 4, 5):
+            save_checkpoint(runs.make(batch=batch), f"{url}/ba{batch}")
+        save_checkpoint(runs.make(batch=1, run_name="other"), f"{url}/other")
+
+        deleted = delete_old(RemoteFolder(url), "blur", 1)
+
+        assert deleted == ["ba3", "ba4"]
+        assert [one.name for one in find_checkpoints(url)] == ["other", "ba5"]
+
+    def test_foreign_files_are_not_deleted(self, runs, url):
+        """What others keep under a checkpoint's name is neither replaced nor deleted."""
+        put(f"{url}/one/notes.txt", b"precious")
+
+        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' is there and is no file of ours"):
+            save_checkpoint(runs.make(), f"{url}/one", overwrite=True)
+
+        assert names(f"{url}/one") == ["notes.txt"]
+
+    def test_overwriting(self, runs, url):
+        """A checkpoint of another moment is replaced if that is said."""
+        path = save_checkpoint(runs.make(), f"{url}/one")
+        with pytest.raises(CheckpointSaveError, match="there is one already"):
+            save_checkpoint(runs.make(batch=6), path)
+
+        save_checkpoint(runs.make(batch=6), path, overwrite=True)
+
+        assert int(verify_checkpoint(path).timestamp.batch) == 6
+
+    def test_latest(self, runs, url):
+        """A small file says which is the latest."""
+        path = save_checkpoint(runs.make(), f"{url}/one")
+        folder = RemoteFolder(url)
+
+        folder.point("latest", "one")
+
+        assert folder.pointed("latest") == "one"
+        assert verify_checkpoint(f"{url}/latest") == verify_checkpoint(path)
+        assert folder.pointed("nothing") is None
+
+    def test_nothing_there(self, url):
+        """An address where nothing is has no checkpoints, and cannot be loaded."""
+        assert find_checkpoints(f"{url}/nothing") == []
+        with pytest.raises(CheckpointError, match="does not exist"):
+            verify_checkpoint(f"{url}/nothing")
+
+
+class TestFailures:
+    def test_tried_again(self, runs, url, monkeypatch):
+        """What fails once or twice is tried again."""
+        calls = []
+        put_once = RemoteFolder._put
+
+        def shaky(folder, path, pieces):
+            calls.append(path)
+            if len(calls) <= 2:
+                raise ConnectionError("reset")
+            put_once(folder, path, pieces)
+
+        monkeypatch.setattr(RemoteFolder, "_put", shaky)
+        RemoteFolder(url, wait=0.001).write("one", take(runs.make()))
+        monkeypatch.undo()
+
+        assert verify_checkpoint(f"{url}/one")
+
+    def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):
+        """An upload that fails for good is told of, and leaves nothing that looks like a checkpoint."""
+        put_once = RemoteFolder._put
+
+        def broken(folder, path, pieces):
+            if path.endswith("state.json"):
+                raise ConnectionError("reset by peer")
+            put_once(folder, path, pieces)
+
+        monkeypatch.setattr(RemoteFolder, "_put", broken)
+        with pytest.raises(CheckpointSaveError, match="one was not saved: ConnectionError: reset by peer"):
+            RemoteFolder(url, tries=2, wait=0.001).write("one", take(runs.make()))
+
+        assert not any(one.is_whole for one in find_checkpoints(url))
+        assert threading.active_count() < 50
+
+    def test_bucket_that_is_not_there(self, runs, s3):
+        """A bucket that does not exist is told of, without long trying."""
+        with pytest.raises(CheckpointSaveError, match="no-such-bucket"):
+            save_checkpoint(runs.make(), "s3://no-such-bucket/one")
+
+    def test_unknown_protocol(self, runs):
+        """An address that fsspec does not know is refused with a sentence."""
+        with pytest.raises(CheckpointError, match="is no address that fsspec knows"):
+            load_checkpoint("teapot://runs/one", runs.make())
+
+
+class TestIsRemote:
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [("s3://b/x", True), ("gs://b", True), ("file:///tmp/x", False), ("/tmp/x", False), ("C:\\runs", False)],
+    )
+    def test_addresses(self, path, expected):
+        """Addresses have a protocol; files of this machine are none."""
+        assert is_remote(path) is expected
+
+    def test_file_addresses_are_paths(self, runs, tmp_path):
+        """``file://`` is this machine's own folder, with all that it can do."""
+        path = save_checkpoint(runs.make(), f"file://{tmp_path}/one")
+
+        assert path == str(tmp_path / "one")
+        assert load_checkpoint(f"file://{tmp_path}/one", runs.make(seed=1)).path == path

@@ -1,0 +1,112 @@
+"""Which checkpoints are kept."""
+
+import math
+from pathlib import Path
+
+import attrs
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from composer.checkpoint import FileRecord, FoundCheckpoint, KeepBest, Manifest, save_checkpoint
+from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.retention import delete_old, superfluous
+from composer.core import Timestamp
+
+METRIC = "metrics/eval/Accuracy"
+BASE = Manifest(files={"state.json": FileRecord(2, "0" * 64)}, timestamp=Timestamp())
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def found(values):
+    """Return checkpoints with values of a metric; None is a checkpoint without one, ... one that is not whole."""
+    checkpoints = []
+    for place, value in enumerate(values):
+        metrics = {} if value in (None, ...) else {METRIC: value}
+        manifest = None if value is ... else attrs.evolve(BASE, metrics=metrics)
+        checkpoints.append(FoundCheckpoint(f"p{place}", f"p{place}", manifest, None))
+    return checkpoints
+
+
+def kept(values, *args):
+    checkpoints = found(values)
+    gone = superfluous(checkpoints, *args)
+    return [place for place, one in enumerate(checkpoints) if one not in gone]
+
+
+class TestSuperfluous:
+    @pytest.mark.parametrize(
+        ("keep_last", "keep_best", "expected"),
+        [
+            (-1, None, [0, 1, 2, 3, 4]),
+            (1, None, [4]),
+            (2, None, [3, 4]),
+            (9, None, [0, 1, 2, 3, 4]),
+            (1, KeepBest(METRIC, 2), [1, 2, 4]),
+            (1, KeepBest(METRIC, 1, mode="min"), [0, 4]),
+            (1, KeepBest("metrics/eval/Other", 3), [4]),
+        ],
+    )
+    def test_last_and_best(self, keep_last, keep_best, expected):
+        """The last ones are kept and the best ones, by either end of the scale."""
+        assert kept([0.1, 0.9, 0.8, 0.3, 0.2], keep_last, keep_best) == expected
+
+    def test_earlier_of_equals(self):
+        """Of equally good ones the earlier is the best."""
+        assert kept([0.5, 0.5, 0.1], 1, KeepBest(METRIC, 1)) == [0, 2]
+
+    @given(
+        st.lists(st.one_of(st.none(), st.just(...), st.floats(0, 1)), max_size=8),
+        st.integers(-1, 4),
+        st.one_of(st.none(), st.builds(KeepBest, st.just(METRIC), st.integers(1, 4), st.sampled_from(["min", "max"]))),
+    )
+    def test_the_last_whole_one_always_stays(self, values, keep_last, keep_best):
+        """Whatever the settings, the last whole one is kept, and what is not whole is not touched."""
+        stays = kept(values, keep_last, keep_best)
+        whole = [place for place, value in enumerate(values) if value is not ...]
+
+        assert not whole or whole[-1] in stays
+        assert {place for place, value in enumerate(values) if value is ...} <= set(stays)
+
+
+class TestDeleteOld:
+    def test_only_own_whole_ones(self, runs, tmp_path):
+        """Other runs' checkpoints, damaged ones and foreign folders stay."""
+        for batch in (1, 2, 3, 4):
+            save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
+        save_checkpoint(runs.make(batch=1, run_name="other"), tmp_path / "other")
+        (tmp_path / "ba2" / "state.json").unlink()
+        (tmp_path / "notes").mkdir()
+
+        deleted = delete_old(LocalFolder(tmp_path), "blur", 1)
+
+        assert deleted == ["ba1", "ba3"]
+        assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
+
+
+class TestKeepBest:
+    @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])
+    def test_out_of_range(self, settings):
+        """Settings that make no sense are refused."""
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            KeepBest(**{"metric": METRIC, **settings})
+
+    def test_metrics_of_a_run(self, runs, tmp_path):
+        """A run's metrics are in the manifest by their logged names; what is no finite number is never the best."""
+        state = runs.make()
+        state.eval_metric_values = {"Accuracy": math.nan, "Loss": 0.5}
+        state.train_metric_values = {"Accuracy": 0.25}
+        folder = LocalFolder(tmp_path)
+        save_checkpoint(state, tmp_path / "one")
+
+        manifest = folder.manifest("one")
+
+        assert manifest.metrics == {
+            "metrics/eval/Accuracy": None,
+            "metrics/eval/Loss": 0.5,
+            "metrics/train/Accuracy": 0.25,
+        }
+        assert KeepBest(METRIC).best([FoundCheckpoint("one", "one", manifest, None)]) == []

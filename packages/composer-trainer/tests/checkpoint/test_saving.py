@@ -1,0 +1,253 @@
+"""Saving a run, and what is then in the folder."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
+from composer.checkpoint.snapshot import take
+from composer.core import Callback, NotSerializableError
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+class Remembers(Callback):
+    """Saves what it is given."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class TestSaveCheckpoint:
+    def test_weights_are_plain(self, runs, saved):
+        """The model's file is loaded by safetensors alone, into the bare model, with nothing missing."""
+        model = runs.make(seed=9).model
+
+        model.load_state_dict(load_file(saved / "model.safetensors"), strict=True)
+
+        assert runs.same_tensors(model.state_dict(), runs.make().model.state_dict())
+
+    def test_optimizer_tensors_have_names(self, saved):
+        """The optimizer's file names optimizer, parameter and tensor."""
+        names = load_file(saved / "optimizers.safetensors").keys()
+
+        assert "optimizers.Adam.state.0.weight.exp_avg" in names
+        assert len(names) == 4 * 3
+
+    def test_state_is_json(self, saved):
+        """Clock, seed and what the trainer added can be read by anybody."""
+        data = json.loads((saved / "state.json").read_text())
+
+        assert data["timestamp"]["batch"] == 5
+        assert data["rank_zero_seed"] == 17
+        assert data["extra"] == {"data": {"position": 7}}
+        assert data["modules"] == {"": "Sequential", "0": "Linear", "1": "ReLU", "2": "Linear"}
+        assert data["environment"]["torch"] == torch.__version__
+
+    def test_manifest_lists_all_files(self, saved):
+        """Besides the manifest there are exactly the files that it lists."""
+        manifest = verify_checkpoint(saved)
+
+        assert {*manifest.files, "manifest.json"} == set(names_in(saved))
+        assert manifest.run_name == "blur"
+        assert not manifest.weights_only
+
+    def test_name_is_filled_in(self, runs, tmp_path):
+        """Run and clock stand in the name, and missing folders are made."""
+        path = save_checkpoint(runs.make(), tmp_path / "{run_name}" / "ep{epoch}-ba{batch}")
+
+        assert path == str(tmp_path / "blur" / "ep1-ba5")
+
+    @pytest.mark.parametrize("name", ["{what}", "ep{epoch", "{0}", ".hidden"])
+    def test_impossible_names(self, runs, name, tmp_path):
+        """What cannot be filled in, or is no name of a folder, is refused."""
+        with pytest.raises(ValueError, match=r"In braces|name must be that of a folder"):
+            save_checkpoint(runs.make(), tmp_path / name)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            math.nan,
+            -math.inf,
+            0.1 + 0.2,
+            5e-324,
+            2**100,
+            -(2**64),
+            {2: "a", None: 2, True: 3.0, (1, "b"): []},
+            (1, (2.0, None)),
+            {"$tensor": "x"},
+            "\ud800",
+            [],
+        ],
+    )
+    def test_values_come_back_exactly(self, runs, value, tmp_path):
+        """Numbers, tuples and keys that JSON has no word for are the same again, with their types."""
+        path = save_checkpoint(runs.make(callbacks=Remembers(value)), tmp_path / "one")
+        later = runs.make(callbacks=Remembers())
+
+        load_checkpoint(path, later)
+
+        assert repr(later.callbacks[0].value) == repr(value)
+
+    def test_tensors_in_extra_come_back(self, runs, tmp_path):
+        """What the trainer adds may hold tensors anywhere."""
+        extra = {"rng": {"cpu": torch.get_rng_state(), "more": [torch.tensor(1.5), (torch.ones(2), "x")]}}
+
+        loaded = load_checkpoint(save_checkpoint(runs.make(), tmp_path / "one", extra=extra), runs.make(seed=1))
+
+        assert torch.equal(loaded.extra["rng"]["cpu"], extra["rng"]["cpu"])
+        assert loaded.extra["rng"]["more"][0].item() == 1.5
+        assert loaded.extra["rng"]["more"][1][1] == "x"
+
+    def test_no_data_is_refused_with_its_path(self, runs, tmp_path):
+        """Something that is neither data nor a tensor is refused before anything is written."""
+        with pytest.raises(NotSerializableError, match=r"extra\.data\.sampler"):
+            save_checkpoint(runs.make(), tmp_path / "one", extra={"data": {"sampler": object()}})
+
+        assert not list(tmp_path.iterdir())
+
+    def test_weights_only(self, runs, tmp_path):
+        """Without the state of the training there are only weights and what they need."""
+        path = Path(save_checkpoint(runs.make(), tmp_path / "one", weights_only=True, extra={"data": 1}))
+
+        data = json.loads((path / "state.json").read_text())
+
+        assert sorted(names_in(path)) == ["manifest.json", "model.safetensors", "state.json"]
+        assert not {"optimizers", "extra", "callbacks", "rank_zero_seed"} & data.keys()
+        assert verify_checkpoint(path).weights_only
+
+    def test_ignored_keys_are_not_saved(self, runs, tmp_path):
+        """Patterns leave out weights and whole parts."""
+        path = Path(save_checkpoint(runs.make(), tmp_path / "one", ignore_keys=["model/2.*", "state/optimizers/*"]))
+
+        assert load_file(path / "model.safetensors").keys() == {"0.weight", "0.bias"}
+        assert not (path / "optimizers.safetensors").exists()
+
+    def test_model_says_where_it_comes_from(self, runs, tmp_path):
+        """What a model tells of itself is in the checkpoint."""
+
+        class Known(nn.Linear):
+            def get_metadata(self):
+                return {"model": {"name": "linear"}}
+
+        path = Path(save_checkpoint(runs.make(model=Known(4, 2)), tmp_path / "one"))
+
+        assert json.loads((path / "state.json").read_text())["integrations"] == {"model": {"name": "linear"}}
+
+    def test_extra_state_of_modules(self, runs, tmp_path):
+        """What a module saves beside its weights comes back, also if it is no tensor."""
+
+        class Counts(nn.Linear):
+            seen = 0
+
+            def get_extra_state(self):
+                return {"seen": self.seen, "mean": torch.ones(2)}
+
+            def set_extra_state(self, state):
+                self.seen = state["seen"] + int(state["mean"].sum())
+
+        state = runs.make(model=Counts(4, 2))
+        state.model.seen = 7
+        later, weights = runs.make(model=Counts(4, 2)), runs.make(model=Counts(4, 2))
+
+        path = save_checkpoint(state, tmp_path / "one")
+        load_checkpoint(path, later)
+        load_checkpoint(path, weights, weights_only=True)
+
+        assert (later.model.seen, weights.model.seen) == (9, 9)
+
+    def test_same_moment_is_left_as_it_is(self, runs, tmp_path):
+        """Saving the same moment of the same run again changes nothing."""
+        path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
+        before = (path / "manifest.json").stat().st_mtime_ns
+
+        save_checkpoint(runs.make(), path)
+
+        assert (path / "manifest.json").stat().st_mtime_ns == before
+
+    def test_another_moment_needs_overwrite(self, runs, tmp_path):
+        """Another checkpoint of the name is replaced only if that is said."""
+        path = save_checkpoint(runs.make(), tmp_path / "one")
+
+        with pytest.raises(CheckpointSaveError, match=r"one was not saved: there is one already.*batch 5.*overwrite"):
+            save_checkpoint(runs.make(batch=6), path)
+        save_checkpoint(runs.make(batch=6), path, overwrite=True)
+
+        assert int(verify_checkpoint(path).timestamp.batch) == 6
+        assert names_in(tmp_path) == ["one"]
+
+    def test_a_damaged_one_is_replaced(self, runs, saved):
+        """A checkpoint that is not whole does not stand in the way."""
+        (saved / "model.safetensors").write_bytes(b"")
+
+        save_checkpoint(runs.make(), saved)
+
+        assert verify_checkpoint(saved)
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_foreign_folders_are_left_alone(self, runs, overwrite, tmp_path):
+        """A folder of that name that is no checkpoint is neither replaced nor emptied."""
+        (tmp_path / "one").mkdir()
+        (tmp_path / "one" / "model.safetensors").write_text("precious")
+
+        with pytest.raises(CheckpointSaveError, match="that is no checkpoint"):
+            save_checkpoint(runs.make(), tmp_path / "one", overwrite=overwrite)
+
+        assert (tmp_path / "one" / "model.safetensors").read_text() == "precious"
+
+
+class Switching(torch.optim.SGD):
+    """Has other weights for training than for evaluating, as schedule-free optimizers do, and rounds."""
+
+    def eval(self):
+        self._scale(1 / 3, False)
+
+    def train(self):
+        self._scale(3.0, True)
+
+    def _scale(self, factor, mode):
+        for group in self.param_groups:
+            group["train_mode"] = mode
+            for parameter in group["params"]:
+                parameter.data.mul_(factor)
+
+
+class TestTake:
+    def test_later_steps_do_not_touch_it(self, runs):
+        """What was taken is the run as it was, though training goes on."""
+        state = runs.make()
+        before = state.model[0].weight.detach().clone()
+
+        snapshot = take(state)
+        state.model[0].weight.data.zero_()
+        state.optimizers[0].param_groups[0]["lr"] = 99.0
+
+        contents = b"".join(bytes(piece) for pieces in snapshot.files().values() for piece in pieces)
+        assert before.numpy().tobytes() in contents
+        assert b"99.0" not in contents
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_weights_of_schedule_free_optimizers(self, runs, weights_only, tmp_path):
+        """The training's weights are saved to go on with, those to evaluate with alone; the run itself is as it was."""
+        state = runs.make(optimizer=Switching, steps=0)
+        before = {name: value.clone() for name, value in state.model.state_dict().items()}
+
+        path = Path(save_checkpoint(state, tmp_path / "one", weights_only=weights_only))
+
+        written = load_file(path / "model.safetensors")["0.weight"]
+        assert torch.equal(written, before["0.weight"] * (1 / 3) if weights_only else before["0.weight"])
+        assert runs.same_tensors(state.model.state_dict(), before)
+        assert state.optimizers[0].param_groups[0].get("train_mode", True)

@@ -1,0 +1,312 @@
+"""Tensors in safetensors files."""
+
+import hashlib
+import json
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from composer.checkpoint import CheckpointError, tensor_file
+from composer.checkpoint.tensor_file import pack_tensors, read_and_hash, read_shapes, read_tensors
+from composer.core import NotSerializableError
+
+NAMES = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "complex128",
+    "complex64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint64",
+    "uint32",
+    "uint16",
+    "uint8",
+    "bool",
+]
+
+
+def write(path, tensors):
+    packed = pack_tensors(tensors)
+    path.write_bytes(b"".join(packed.pieces))
+    return path
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).tolist()
+
+
+def random_tensor(dtype, shape):
+    count = torch.Size(shape).numel()
+    if dtype is torch.bool:
+        return torch.arange(count).remainder(2).bool().reshape(shape)
+    data = torch.arange(count * torch.empty(0, dtype=dtype).element_size()).to(torch.uint8)
+    return data.view(dtype).reshape(shape)
+
+
+class TestPackTensors:
+    @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES])
+    @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
+    def test_every_dtype_comes_back(self, dtype, shape, tmp_path):
+        """Tensors of any dtype, also of one number or none, are the same bytes again."""
+        tensor = random_tensor(dtype, shape)
+
+        read = read_tensors(write(tmp_path / "file", {"one": tensor, "two": torch.ones(3, dtype=torch.bool)}))
+
+        assert (read["one"].dtype, read["one"].shape) == (tensor.dtype, tensor.shape)
+        assert as_bytes(read["one"]) == as_bytes(tensor)
+        assert read["two"].all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn])
+    def test_the_format_is_that_of_safetensors(self, dtype, tmp_path):
+        """The package itself reads what we write, and we read what it writes."""
+        tensors = {
+            "b.weight": random_tensor(dtype, (3, 5)),
+            "a": random_tensor(torch.float64, (2,)),
+            "é": torch.ones(()),
+        }
+        save_file(tensors, tmp_path / "theirs")
+
+        ours = write(tmp_path / "ours", tensors)
+
+        for read in (load_file(ours), read_tensors(tmp_path / "theirs")):
+            assert read.keys() == tensors.keys()
+            assert all(as_bytes(read[name]) == as_bytes(tensor) for name, tensor in tensors.items())
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__"),
+            st.tuples(
+                st.sampled_from([torch.float64, torch.float16, torch.uint8, torch.complex128]), st.integers(0, 9)
+            ),
+            max_size=6,
+        )
+    )
+    def test_any_names_and_sizes(self, tmp_path_factory, wanted):
+        """Whatever tensors are called and however small they are, the package reads what is written."""
+        tensors = {name: random_tensor(dtype, (count,)) for name, (dtype, count) in wanted.items()}
+        path = write(tmp_path_factory.mktemp("any") / "file", tensors)
+
+        theirs, ours = load_file(path), read_tensors(path)
+
+        assert theirs.keys() == ours.keys() == tensors.keys()
+        assert all(as_bytes(theirs[name]) == as_bytes(tensor) for name, tensor in tensors.items())
+        assert all(ours[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+    def test_strides_come_back(self, tmp_path):
+        """A tensor in channels-last order has that order again, and one with gaps has none."""
+        last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        gaps = torch.rand(4, 6)[:, ::2]
+
+        read = read_tensors(write(tmp_path / "file", {"last": last, "gaps": gaps, "turned": torch.rand(2, 3).t()}))
+
+        assert torch.equal(read["last"], last)
+        assert read["last"].stride() == last.stride()
+        assert torch.equal(read["gaps"], gaps)
+        assert read["gaps"].is_contiguous()
+        assert read["turned"].stride() == (1, 3)
+
+    def test_a_copy_is_made(self):
+        """What the run changes later is not in the copy."""
+        weight = torch.zeros(2)
+
+        packed = pack_tensors({"weight": weight})
+        weight += 1
+
+        assert bytes(packed.pieces[1]) == bytes(8)
+
+    @pytest.mark.parametrize("copy", [True, False])
+    def test_without_a_copy(self, copy, tmp_path):
+        """Without a copy the file is the same; what does not lie in order is copied all the same."""
+        numbers = torch.tensor([1 + 2j, 3 - 4j])
+        tensors = {
+            "turned": torch.rand(3, 2).t(),
+            "conjugate": numbers.conj(),
+            "empty": torch.empty(0),
+            "a": torch.ones(3),
+        }
+
+        packed = pack_tensors(tensors, copy=copy)
+        tensors["a"] += 1
+        (tmp_path / "file").write_bytes(b"".join(packed.pieces))
+
+        read = read_tensors(tmp_path / "file")
+        assert torch.equal(read["turned"], tensors["turned"])
+        assert read["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+        assert read["a"].tolist() == ([1.0] * 3 if copy else [2.0] * 3)
+        assert packed.size == (tmp_path / "file").stat().st_size
+
+    def test_large_tensors_are_copied(self, tmp_path):
+        """Above some megabytes memory comes from elsewhere; the file is the same."""
+        tensors = {"large": torch.arange(3_000_000, dtype=torch.float32), "small": torch.tensor(True)}
+
+        read = load_file(write(tmp_path / "file", tensors))
+
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+    def test_views_that_cannot_be_seen_as_bytes(self, tmp_path):
+        """Conjugate and negative views are written as the numbers that they show."""
+        numbers = torch.tensor([1 + 2j, 3 - 4j])
+        tensors = {"conjugate": numbers.conj(), "negative": numbers.conj().imag, "weight": nn.Parameter(torch.ones(2))}
+
+        read = read_tensors(write(tmp_path / "file", tensors))
+
+        assert read["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+        assert read["negative"].tolist() == [-2.0, 4.0]
+        assert not read["weight"].requires_grad
+
+    def test_tied_weights_are_there_under_both_names(self, tmp_path):
+        """A plain load of the file has every name that the model asks for."""
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        model[1].weight = model[0].weight
+        later = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+
+        later.load_state_dict(load_file(write(tmp_path / "file", model.state_dict())), strict=True)
+
+        assert torch.equal(later[1].weight, model[0].weight)
+
+    def test_dtypes_that_torch_cannot_copy(self):
+        """A tensor that torch itself cannot do anything with is refused by its name."""
+        with pytest.raises(NotSerializableError, match=r"body\.weight: a tensor of int4"):
+            pack_tensors({"body.weight": torch.empty(2, dtype=torch.uint8).view(torch.int4)})
+
+    @pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+    def test_impossible_names(self, name):
+        """A name that the format cannot hold is refused."""
+        with pytest.raises(NotSerializableError, match="a tensor"):
+            pack_tensors({name: torch.ones(1)})
+
+
+def header(path, content, rest=b""):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + rest)
+    return path
+
+
+class TestReadAndHash:
+    def test_same_as_the_package(self, tmp_path):
+        """Tensors and hash are those that the package and the system find, of a file that is read once."""
+        tensors = {
+            "a": torch.rand(700, 500),
+            "b": torch.rand(3).bfloat16(),
+            "none": torch.empty(0, 2),
+            "n": torch.ones(()),
+        }
+        path = write(tmp_path / "file", tensors | {"c": torch.ones(2, dtype=torch.complex128)})
+
+        read, digest = read_and_hash(path)
+
+        assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert all(as_bytes(read[name]) == as_bytes(tensor) for name, tensor in load_file(path).items())
+        assert read["c"].dtype is torch.complex128
+
+    def test_memory_of_its_own(self, tmp_path):
+        """Each tensor lies where torch would put it, so that kernels compute the same as with one made by torch."""
+        read, _ = read_and_hash(write(tmp_path / "file", {"a": torch.rand(5), "b": torch.rand(7)}))
+
+        assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 2
+        assert all(tensor.data_ptr() % 64 == torch.empty(5).data_ptr() % 64 for tensor in read.values())
+
+    def test_cut_off_while_it_is_read(self, tmp_path, monkeypatch):
+        """A file that becomes shorter after its header was checked is refused."""
+        path = write(tmp_path / "file", {"a": torch.rand(100)})
+        opened = tensor_file._opened
+
+        def cut(path):
+            file = opened(path)
+            path.write_bytes(path.read_bytes()[:-40])
+            return file
+
+        monkeypatch.setattr(tensor_file, "_opened", cut)
+
+        with pytest.raises(CheckpointError, match="it ends within a tensor"):
+            read_and_hash(path)
+
+    @pytest.mark.parametrize("dtype", ["C64", "F8_E5M2FNUZ"])
+    def test_names_that_we_do_not_write(self, dtype, tmp_path):
+        """A dtype that we write as bytes is refused under its own name: the file is not ours."""
+        theirs = {"C64": torch.complex64, "F8_E5M2FNUZ": torch.float8_e5m2fnuz}[dtype]
+        save_file({"a": random_tensor(theirs, (2,))}, tmp_path / "file")
+
+        with pytest.raises(CheckpointError, match="is no whole safetensors file of ours"):
+            read_and_hash(tmp_path / "file")
+
+
+class TestReadTensors:
+    def test_tensors_are_not_left_in_the_file(self, tmp_path):
+        """What was read is still there when the file is overwritten."""
+        path = write(tmp_path / "file", {"weight": torch.ones(100)})
+
+        read = read_tensors(path)
+        path.write_bytes(b"")
+
+        assert read["weight"].sum() == 100
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"\xff" * 8,
+            (1 << 40).to_bytes(8, "little") + b"{}",
+            b"\x02" + bytes(7) + b"[]",
+            b"\x05" + bytes(7) + b"[" * 5,
+            b"no file",
+        ],
+    )
+    def test_no_safetensors_file(self, content, tmp_path):
+        """What has no header, or one of impossible length, is refused by its name."""
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(content)
+
+        for read in (read_tensors, read_and_hash, read_shapes):
+            with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
+                read(path)
+
+    @pytest.mark.parametrize(
+        "metadata", ["[]", "{", '{"dtypes": 3}', '{"what": {}}', '{"strides": {"w": ["a"]}}', "[" * 9999]
+    )
+    def test_metadata_of_others(self, metadata, tmp_path):
+        """What is written in our name and is not ours is refused."""
+        path = tmp_path / "file"
+        save_file({"w": torch.ones(4)}, path, metadata={"composer": metadata})
+
+        with pytest.raises(CheckpointError, match="metadata is not as composer writes it"):
+            read_tensors(path)
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"strides": {"w": [1 << 60, 1]}},
+            {"strides": {"w": [0, 0]}},
+            {"strides": {"w": [1]}},
+            {"strides": {"x": [2, 1]}},
+            {"dtypes": {"w": ["float99", [2, 2]]}},
+            {"dtypes": {"w": ["complex128", [1 << 60]]}},
+        ],
+    )
+    def test_impossible_metadata(self, said, tmp_path):
+        """Strides and dtypes that do not fit the tensor are refused; no memory is taken for them."""
+        path = tmp_path / "file"
+        save_file({"w": torch.ones(2, 2, dtype=torch.uint8)}, path, metadata={"composer": json.dumps(said)})
+
+        with pytest.raises(CheckpointError, match="says something of a tensor that cannot be"):
+            read_tensors(path)
+
+    def test_shapes_alone(self, tmp_path):
+        """Dtypes and shapes are read without the tensors, also of dtypes that are kept as bytes."""
+        path = write(tmp_path / "file", {"a": torch.ones(2, 3), "c": torch.ones(4, dtype=torch.complex128)})
+
+        assert read_shapes(path) == {"a": ("F32", (2, 3)), "c": ("complex128", (4,))}

@@ -1,0 +1,125 @@
+"""Weights from files of torch.save, of which nothing is run."""
+
+import collections
+import datetime
+import os
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from composer.checkpoint import CheckpointError, load_checkpoint, load_torch_weights
+
+
+def composer_file(path, weights):
+    """Write what a checkpoint of Composer holds: the same nesting, and the same kinds of objects."""
+    np = pytest.importorskip("numpy", reason="Composer's files hold NumPy's random state")
+    content = {
+        "state": {
+            "model": collections.OrderedDict((f"module.{name}", value) for name, value in weights.items()),
+            "optimizers": {"Adam": {"state": {"module.weight": {"step": torch.tensor(1.0)}}, "param_groups": []}},
+            "algorithms": [("EMA", {"repr": "<EMA>", "ema_started": True})],
+            "timestamp": {"Timestamp": {"batch": 5, "total_wct": datetime.timedelta(seconds=3)}},
+            "metadata": {"torch_version": torch.__version__},
+        },
+        "rng": [{"python": (3, (1, 2), None), "numpy": ("MT19937", np.arange(4, dtype=np.uint32), 0, 0, 0.5)}],
+    }
+    torch.save(content, path)
+    return path
+
+
+class Bomb:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return (os.system, (self.command,))
+
+
+class TestLoadTorchWeights:
+    @pytest.mark.parametrize("nest", [(), ("state_dict",), ("model",)])
+    def test_plain_files(self, nest, tmp_path):
+        """A state_dict is found by itself and under the usual names."""
+        weights = content = nn.Linear(3, 2).state_dict()
+        for name in nest:
+            content = {name: content, "epoch": 3}
+        torch.save(content, tmp_path / "weights.pt")
+
+        loaded = load_torch_weights(tmp_path / "weights.pt")
+
+        assert loaded.keys() == weights.keys()
+        assert all(torch.equal(loaded[name], value) for name, value in weights.items())
+
+    def test_composer_file(self, runs, tmp_path):
+        """A checkpoint of Composer gives its weights, whatever they are wrapped in."""
+        weights = runs.make().model.state_dict()
+        later = runs.make(seed=1)
+
+        loaded = load_checkpoint(composer_file(tmp_path / "ep1-ba5-rank0.pt", weights), later, weights_only=True)
+
+        assert runs.same_tensors(later.model.state_dict(), weights)
+        assert loaded.report.restored == ("model",)
+
+    def test_old_format(self, tmp_path):
+        """Files from before torch's archives are read, too."""
+        torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+
+        assert load_torch_weights(tmp_path / "old.pt").keys() == {"weight", "bias"}
+
+    @pytest.mark.parametrize("new", [True, False])
+    def test_nothing_is_run(self, new, tmp_path):
+        """A file that would run a command is refused, what it names is told, and the command is not run."""
+        content = {"weight": torch.ones(1), "more": Bomb(f"touch {tmp_path}/ran")}
+        torch.save(content, tmp_path / "bomb.pt", _use_new_zipfile_serialization=new)
+
+        with pytest.raises(CheckpointError, match=r"bomb\.pt holds (posix|os|nt)\.system, which is not data"):
+            load_torch_weights(tmp_path / "bomb.pt")
+
+        assert not (tmp_path / "ran").exists()
+
+    def test_whole_models_are_refused(self, tmp_path):
+        """A pickled model is no data: its class is named."""
+        torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
+
+        with pytest.raises(CheckpointError, match=r"holds torch\.nn\.modules\.linear\.Linear, which is not data"):
+            load_torch_weights(tmp_path / "model.pt")
+
+    def test_nothing_stays_allowed(self, tmp_path):
+        """What is allowed here is not allowed to others afterwards."""
+        before = torch.serialization.get_safe_globals()
+
+        load_torch_weights(composer_file(tmp_path / "one.pt", nn.Linear(2, 2).state_dict()))
+
+        assert torch.serialization.get_safe_globals() == before
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"no file", b"PK\x03\x04 nothing", b"\x80\x02.", b"\x80\x02" + b"(" * 9999]
+    )
+    def test_no_file_of_torch(self, content, tmp_path):
+        """Something else is refused by its name."""
+        (tmp_path / "file.pt").write_bytes(content)
+
+        with pytest.raises(CheckpointError, match=r"file\.pt (is no|holds)"):
+            load_torch_weights(tmp_path / "file.pt")
+
+    @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
+    def test_no_weights(self, content, tmp_path):
+        """Data without named tensors is told of."""
+        torch.save(content, tmp_path / "file.pt")
+
+        with pytest.raises(CheckpointError, match="holds no weights"):
+            load_torch_weights(tmp_path / "file.pt")
+
+    def test_compressed_archives(self, tmp_path):
+        """A small file that would become a large one is refused before it does."""
+        torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
+        with (
+            zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+            zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small,
+        ):
+            for one in plain.infolist():
+                small.writestr(one.filename, plain.read(one))
+
+        with pytest.raises(CheckpointError, match="is a compressed archive"):
+            load_torch_weights(tmp_path / "small.pt")

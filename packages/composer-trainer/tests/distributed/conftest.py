@@ -1,0 +1,62 @@
+"""Programs that are run in several processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+@pytest.fixture(scope="session")
+def environment():
+    """What processes are started with: a thread each, and nothing of what torchrun sets."""
+    return {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory, environment):
+    """What two processes wrote that torchrun started, by rank; one launch for all tests."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [*launcher, str(FOLDER / "two_processes.py"), str(folder)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="session")
+def start_pair(environment):
+    """Return a function that starts a program twice, as ranks 0 and 1, and returns the two processes."""
+
+    def start(program, *arguments):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return [
+            subprocess.Popen(
+                [sys.executable, str(FOLDER / program), *arguments],
+                env=environment | meeting | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in (0, 1)
+        ]
+
+    return start

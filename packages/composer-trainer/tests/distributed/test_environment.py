@@ -1,0 +1,67 @@
+"""Ranks by what torchrun sets, also where it does not set everything."""
+
+import pytest
+
+from composer import distributed as cd
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def ranks():
+    return (
+        cd.get_global_rank(),
+        cd.get_world_size(),
+        cd.get_local_rank(),
+        cd.get_local_world_size(),
+        cd.get_node_rank(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1, 0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 3, 4, 0)),
+        ({"RANK": "5", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}, (5, 6, 1, 2, 2)),
+        (
+            {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "1"},
+            (5, 6, 0, 3, 1),
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "1"}, (1, 2, 1, 2, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "1", "GROUP_RANK": "0"}, (1, 2, 1, 2, 0)),
+    ],
+    ids=["alone", "one machine", "two on each", "as torchrun", "another launcher", "both"],
+)
+def test_ranks_follow_the_environment(monkeypatch, variables, expected):
+    """Rank, world size, local rank, local world size and node rank are as set, or follow from the others."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    found = ranks()
+
+    assert found == expected
+
+
+def test_two_processes_know_each_other(two_processes):
+    """Under torchrun, with a process group, each has its own rank."""
+    assert [result["collectives"]["ranks"] for result in two_processes] == [[0, 0, 0, 2, 2], [1, 1, 0, 2, 2]]
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1.5", ""])
+def test_no_number_is_refused(monkeypatch, text):
+    """A variable that is no number is an error that names it."""
+    monkeypatch.setenv("WORLD_SIZE", text)
+
+    with pytest.raises(ValueError, match=r"WORLD_SIZE must be a whole number, got '"):
+        cd.get_world_size()
+
+
+def test_there_is_no_group_before_there_is_one():
+    """It could be made, and is not yet."""
+    assert (cd.is_available(), cd.is_initialized()) == (True, False)

@@ -1,0 +1,192 @@
+"""FSDP2: what is sharded, in which formats, and what is refused. What two processes compute is in test_parallelism."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
+
+from composer import distributed as cd
+from composer.core import Precision, State
+from composer.distributed.sharding import shard
+
+
+@pytest.fixture(autouse=True)
+def lone_group():
+    """A process group of one process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Block(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 3), nn.ReLU())
+
+
+class Tower(nn.Sequential):
+    def __init__(self):
+        super().__init__(Block(), Block())
+
+
+class Model(nn.Module):
+    """Blocks in towers, a head, and two lists that are no blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = Block()
+        self.towers = nn.ModuleList([Tower(), Tower()])
+        self.plain = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3)))
+        self.acts = nn.ModuleList([nn.ReLU(), nn.ReLU()])
+
+
+def sharded_names(model, auto_wrap=True):
+    """Return which modules were sharded by themselves, as torch has it."""
+    shard(model, (), cd.FSDPSettings(auto_wrap=auto_wrap), torch.device("cpu"))
+    return [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+
+
+class TestWhatIsSharded:
+    def test_repeated_blocks(self):
+        """By itself, the outermost blocks of classes that repeat, and the whole; lists in lists are no blocks."""
+        assert sharded_names(Model()) == ["", "stem", "towers.0", "towers.1"]
+
+    def test_only_the_whole(self):
+        """False shards nothing by itself but the model."""
+        assert sharded_names(Model(), auto_wrap=False) == [""]
+
+    @pytest.mark.parametrize("auto_wrap", ["Block", Block, ["Block"], [Block]])
+    def test_chosen_classes(self, auto_wrap):
+        """Classes, or their names, wherever they are."""
+        found = sharded_names(Model(), auto_wrap)
+
+        assert found == ["", "stem", "towers.0.0", "towers.0.1", "towers.1.0", "towers.1.1"]
+
+    def test_classes_within_each_other(self):
+        """Both are sharded, the inner ones first, as torch wants it."""
+        found = sharded_names(Model(), ["Tower", "Block"])
+
+        assert found == ["", "stem", *(f"towers.{i}{j}" for i in (0, 1) for j in ("", ".0", ".1"))]
+
+    def test_the_model_says_so(self):
+        """A model's own function decides before anything else."""
+
+        class Choosing(Model):
+            def fsdp_wrap_fn(self, module):
+                return module is self.stem or isinstance(module, nn.ReLU)
+
+        assert sharded_names(Choosing()) == ["", "stem"]
+
+    def test_the_model_names_its_blocks(self):
+        """Models of Transformers name their blocks."""
+        model = Model()
+        model._no_split_modules = ["Block"]
+
+        assert sharded_names(model)[1:3] == ["stem", "towers.0.0"]
+
+    def test_missing_classes_are_refused(self):
+        """A name that nothing has is an error, not a model that is not sharded."""
+        with pytest.raises(ValueError, match=r"auto_wrap names classes that the model has no module of: \['Blok'\]"):
+            sharded_names(Model(), ["Block", "Blok"])
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        ("precision", "mixed_precision", "expected"),
+        [
+            ("fp32", "PURE", (None, None)),
+            ("amp_bf16", "DEFAULT", (torch.bfloat16, torch.float32)),
+            ("amp_bf16", "PURE", (torch.bfloat16, torch.bfloat16)),
+            ("amp_bf16", "FULL", (None, None)),
+            ("amp_fp16", "DEFAULT", (torch.float16, torch.float32)),
+        ],
+    )
+    def test_policies(self, precision, mixed_precision, expected):
+        """Weights and gradients travel in the formats that the name stands for."""
+        policy = cd.FSDPSettings(mixed_precision=mixed_precision).policy(Precision(precision))
+
+        assert (policy.param_dtype, policy.reduce_dtype) == expected
+
+    def test_a_policy_of_torch(self):
+        """One's own is taken as it is."""
+        own = MixedPrecisionPolicy(param_dtype=torch.float16, output_dtype=torch.float32)
+
+        assert cd.FSDPSettings(mp_policy=own).policy(Precision.AMP_BF16) is own
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("config", "error", "message"),
+        [
+            ({"sharding_strategy": "FULL_SHARD"}, ValueError, "takes auto_wrap, .* got 'sharding_strategy'"),
+            ({"mixed_precision": "HALF"}, ValueError, "mixed_precision"),
+            ({"auto_wrap": 3}, TypeError, "auto_wrap must be True, False, or classes of modules or their names, got 3"),
+            ({"auto_wrap": [3]}, TypeError, r"auto_wrap must be .* got \(3,\)"),
+            ({"reshard_after_forward": "yes"}, TypeError, "reshard_after_forward must be True, False or a number"),
+            ({"cpu_offload": 1}, TypeError, "cpu_offload"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, config, error, message):
+        """At once, with the setting's name."""
+        with pytest.raises(error, match=message):
+            cd.Parallelism({"fsdp": config})
+
+    def test_they_reach_torch(self, monkeypatch):
+        """Each setting is what torch is told."""
+        told = []
+        original = torch.distributed.fsdp.fully_shard
+
+        def watch(module, **how):
+            told.append(how)
+            return original(module, **how)
+
+        monkeypatch.setattr(torch.distributed.fsdp, "fully_shard", watch)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        settings = cd.FSDPSettings(
+            reshard_after_forward=False, cpu_offload=True, mixed_precision="PURE", device_mesh=mesh, auto_wrap=False
+        )
+
+        shard(nn.Linear(2, 2), (), settings, torch.device("cpu"), Precision.AMP_BF16)
+
+        [how] = told
+        assert how["mesh"] is mesh
+        assert how["reshard_after_forward"] is False
+        assert isinstance(how["offload_policy"], CPUOffloadPolicy)
+        assert how["mp_policy"] == MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+
+
+def test_other_layouts_become_contiguous():
+    """Weights in channels_last are sharded as contiguous ones, which is said."""
+    model = nn.Conv2d(3, 4, 3)
+    expected = model.weight.detach().clone()
+    model.to(memory_format=torch.channels_last)
+
+    with pytest.warns(UserWarning, match="1 weights had a memory layout of their own"):
+        shard(model, (), cd.FSDPSettings(), torch.device("cpu"))
+
+    assert torch.equal(model.weight.full_tensor(), expected)
+
+
+def test_optimizers_follow():
+    """Groups hold the shards in their old places; momenta are sharded, counts of steps are not."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    groups = [{"params": [model[1].weight], "lr": 0.5}, {"params": [model[0].bias, model[0].weight]}]
+    optimizer = torch.optim.Adam(groups, lr=0.1)
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    averages = {name: optimizer.state[parameter] for name, parameter in model.named_parameters() if name != "1.bias"}
+    before = {name: (held["exp_avg"].clone(), held["step"].clone()) for name, held in averages.items()}
+
+    cd.Parallelism({"fsdp": {}}).prepare(State(model, optimizers=optimizer))
+
+    first, second = (group["params"] for group in optimizer.param_groups)
+    assert [
+        one is other
+        for one, other in zip([*first, *second], [model[1].weight, model[0].bias, model[0].weight], strict=True)
+    ] == [True] * 3
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert len(optimizer.state) == 3
+    for name, (average, step) in before.items():
+        held = optimizer.state[model.get_parameter(name)]
+        assert torch.equal(held["exp_avg"].full_tensor(), average)
+        assert type(held["step"]) is torch.Tensor
+        assert torch.equal(held["step"], step)

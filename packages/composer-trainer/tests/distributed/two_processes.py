@@ -1,0 +1,436 @@
+"""What two processes do, started by torchrun; each writes what came out into ``<folder>/<rank>.json``."""
+
+import json
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import composer.functional as cf
+from composer import distributed as cd
+from composer.core import Algorithm, DataSpec, State
+
+warnings.simplefilter("error")
+# torch says so where a model could have done without looking for unused parameters; one here does, at times.
+warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+
+WORLD = 2
+SIZES = (8, 8, 8, 5)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, inputs):
+        return inputs + torch.tanh(self.inner(inputs))
+
+
+class Model(nn.Module):
+    """A regression; the second block works only for samples whose gate is open, and is not run where there is none."""
+
+    def __init__(self, seed=0, blocks=2):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(3, 6)
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+        self.last = nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, batch):
+        inputs, gates, _ = batch
+        hidden = self.blocks[0](self.first(inputs))
+        if gates.any():
+            hidden = torch.lerp(hidden, self.blocks[1](hidden), gates[:, None])
+        return self.last(hidden)
+
+    def loss(self, outputs, batch):
+        return (outputs - batch[2]).square().mean()
+
+
+class SkipsBlocks(Algorithm):
+    """An algorithm that says that parameters may go unused."""
+
+    find_unused_parameters = True
+
+    def match(self, event, state):
+        return False
+
+    def apply(self, event, state, logger):
+        raise AssertionError("It is never asked to.")
+
+
+def batches(gated=False):
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for size in SIZES:
+        inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+        gates = torch.ones(size, dtype=torch.float64)
+        if gated:
+            gates[1::2] = 0  # those of the second process
+            gates[4:] = 0  # and the first's second microbatch
+        made.append((inputs, gates, torch.randn(size, 2, generator=generator, dtype=torch.float64)))
+    return made
+
+
+def make_optimizer(model, name):
+    if name == "sam":
+        return cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def freeze(model, number):
+    """Freeze the first layer for the second and third batch."""
+    model.first.requires_grad_(number not in {1, 2})
+
+
+def train_alone(optimizer="sgd", gated=False, frozen=False, clip=None):
+    """Train in one process on whole batches, by torch alone: what the others have to come to."""
+    model = Model()
+    stepping = make_optimizer(model, optimizer)
+    for number, batch in enumerate([batches()[0], *batches(gated)]):
+        if frozen:
+            freeze(model, number)
+
+        def closure(batch=batch, clips=clip is not None and number > 0):
+            stepping.zero_grad()
+            loss = model.loss(model(batch), batch)
+            loss.backward()
+            if clips:
+                cf.apply_gradient_clipping(model, *clip)
+            return loss
+
+        loss = stepping.step(closure)
+    return model, loss.item()
+
+
+def train_together(
+    config=None, strategy=None, size=None, optimizer="sgd", gated=False, frozen=False, clip=None, algorithms=()
+):
+    """Train on this process's part of each batch; the first batch before anything is prepared, on the whole of it."""
+    model = Model()
+    stepping = make_optimizer(model, optimizer)
+    state = State(model, optimizers=stepping, algorithms=algorithms)
+    parallel, spec = cd.Parallelism(config, strategy), DataSpec([])
+    for number, whole in enumerate([batches()[0], *batches(gated)]):
+        if frozen:
+            freeze(model, number)
+        batch, parts = whole, ()
+        if number > 0:
+            parallel.prepare(state)
+            batch = tuple(each[cd.get_global_rank() :: WORLD] for each in whole)
+            count = len(batch[0])
+            parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
+            parallel.begin_batch(count, tokens=2 * count, microbatches=len(parts))
+            parts = parallel.padded(parts)
+
+        def closure(batch=batch, parts=parts, number=number):
+            stepping.zero_grad()
+            if number == 0:
+                loss = model.loss(model(batch), batch)
+                loss.backward()
+                return loss
+            total = 0
+            for place, (part, share) in enumerate(parts):
+                parallel.begin_microbatch(is_last=place == len(parts) - 1)
+                loss = model.loss(parallel.forward(part), part) * share * parallel.totals().weight
+                loss.backward()
+                total = total + loss.detach()
+            parallel.end_batch()
+            if clip is not None:
+                cf.apply_gradient_clipping(model, *clip)
+            return parallel.reduce_mean({"total": total})["total"]
+
+        loss = stepping.step(closure)
+        if number > 0:
+            assert parallel.totals().samples == len(whole[0])
+            assert parallel.totals().tokens == 2 * len(whole[0])
+    return model, loss.item()
+
+
+def weights(model):
+    """Return a model's weights, whole where they are sharded."""
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def compare(**options):
+    """Return how far weights and last loss are from those of one process, and whether both have equal bits."""
+    model, loss = train_together(**options)
+    own = weights(model)
+    alone, expected_loss = train_alone(
+        **{name: options[name] for name in ("optimizer", "gated", "frozen", "clip") if name in options}
+    )
+    expected = alone.state_dict()
+    return {
+        "distance": max(float((own[name] - expected[name]).abs().max()) for name in expected),
+        "loss": [loss, expected_loss],
+        "same bits": cd.all_agree([value.tolist() for value in own.values()]),
+    }
+
+
+FSDP = {"fsdp": {}}
+UNUSED = {"ddp": {"find_unused_parameters": True}}
+LAWS = {
+    "ddp": {},
+    "ddp, microbatches": {"size": 2},
+    "ddp, a sample at a time": {"size": 1, "optimizer": "adam"},
+    "ddp, multi": {"size": 2, "strategy": "multi_auto_sync"},
+    "ddp, forced": {"size": 2, "strategy": "FORCED_SYNC"},
+    "ddp, sam": {"optimizer": "sam", "size": 2},
+    "ddp, clipped": {"clip": ("norm", 0.1)},
+    "ddp, unused": {"config": UNUSED, "gated": True, "size": 2},
+    "ddp, unused by an algorithm": {"algorithms": SkipsBlocks(), "gated": True, "size": 2},
+    "ddp, unused, multi": {"config": UNUSED, "gated": True, "size": 2, "strategy": "multi_auto_sync"},
+    "ddp, unused, forced": {"gated": True, "size": 2, "strategy": "forced_sync"},
+    "ddp, frozen": {"frozen": True, "size": 2},
+    "ddp, frozen, forced": {"frozen": True, "size": 2, "strategy": "forced_sync"},
+    "fsdp": {"config": FSDP},
+    "fsdp, microbatches": {"config": FSDP, "size": 2},
+    "fsdp, multi": {"config": FSDP, "size": 2, "strategy": "multi_auto_sync"},
+    "fsdp, adam": {"config": {"fsdp": {"reshard_after_forward": False}}, "optimizer": "adam"},
+    "fsdp, only the whole": {"config": {"fsdp": {"auto_wrap": False}}},
+    "fsdp, chosen blocks": {"config": {"fsdp": {"auto_wrap": ["Block", nn.Linear]}}, "size": 2},
+    "fsdp, sam": {"config": FSDP, "optimizer": "sam"},
+    "fsdp, norm": {"config": FSDP, "clip": ("norm", 0.1), "size": 2},
+    "fsdp, value": {"config": FSDP, "clip": ("value", 0.01)},
+    "fsdp, adaptive": {"config": FSDP, "clip": ("adaptive", 0.01)},
+    "fsdp, frozen": {"config": FSDP, "frozen": True, "size": 2},
+}
+
+
+def refusal(call):
+    try:
+        call()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def check_equalised():
+    """Models of different seeds become that of rank 0; a model that is another is refused."""
+    rank = cd.get_global_rank()
+    state = State(nn.Sequential(Model(seed=rank), nn.BatchNorm1d(2).double()))
+    state.model[1].running_mean += rank
+    state.model[0].last.weight.data = state.model[0].last.weight.data.t().contiguous().t()  # not contiguous
+    cd.Parallelism().prepare(state)
+    expected = nn.Sequential(Model(seed=0), nn.BatchNorm1d(2).double()).state_dict()
+    equal = all(torch.equal(value, expected[name]) for name, value in state.model.state_dict().items())
+    other = State(Model(blocks=2 + rank))
+    return {"equal": equal, "refused": refusal(lambda: cd.Parallelism().prepare(other))}
+
+
+def check_when_gradients_are_added_up():
+    """After each of two microbatches and the batch, whether all have the same gradients; the second batch is apart."""
+    found = {}
+    for strategy in ("single_auto_sync", "multi_auto_sync", "forced_sync"):
+        model, parallel = nn.Linear(2, 1), cd.Parallelism(ddp_sync_strategy=strategy)
+        parallel.prepare(State(model))
+        agree = found[strategy] = []
+        for parallel.is_apart in (False, True, False):
+            parallel.begin_batch(4)
+            for is_last in (False, True):
+                parallel.begin_microbatch(is_last)
+                parallel.forward(torch.ones(2, 2) + cd.get_global_rank()).sum().backward()
+                agree.append(cd.all_agree(model.weight.grad.tolist()))
+            parallel.end_batch()
+            agree.append(cd.all_agree(model.weight.grad.tolist()))
+            model.zero_grad()
+    return found
+
+
+def check_buffers():
+    """Each has its own running means, until all are to have those of rank 0."""
+    model = nn.BatchNorm1d(2)
+    model.running_mean += 5 + cd.get_global_rank()
+    model.num_batches_tracked += 3 + cd.get_global_rank()
+    cd.broadcast_buffers(model)
+    return model.running_mean.tolist(), model.num_batches_tracked.item()
+
+
+def check_forced_buffers():
+    """By hand, too, all processes have the running means of rank 0 after a batch."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
+    parallel.prepare(State(model))
+    parallel.begin_batch(2)
+    inputs = torch.tensor([[0.0, 2.0], [2.0, 4.0]]) + 10 * cd.get_global_rank()
+    parallel.begin_microbatch(is_last=True)
+    parallel.forward(inputs).sum().backward()
+    parallel.end_batch()
+    return model[0].running_mean.tolist()
+
+
+def check_sharding():
+    """Each has half of every weight and of the optimizer's state; what is computed has 16 bits."""
+    model = Model().float()
+    optimizer = make_optimizer(model, "sgd")
+    inputs = torch.ones(4, 3), torch.ones(4), torch.ones(4, 2)
+    model.loss(model(inputs), inputs).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    parallel = cd.Parallelism({"fsdp": {}})
+    state = State(model, optimizers=optimizer, precision="amp_bf16")
+    parallel.prepare(state)
+    parallel.prepare(state)  # a second time, nothing is done
+    held = [parameter.to_local().numel() for parameter in model.parameters()]
+    momenta = [optimizer.state[parameter]["momentum_buffer"].to_local().numel() for parameter in model.parameters()]
+    parallel.begin_batch(4)
+    parallel.begin_microbatch(is_last=True)
+    outputs = parallel.forward(inputs)
+    model.loss(outputs, inputs).backward()
+    optimizer.step()
+    totals = [sum(counts) for counts in zip(*cd.all_gather_object(held), strict=True)]
+    return {
+        "held": held,
+        "momenta": momenta,
+        "totals": totals,
+        "sizes": [parameter.numel() for parameter in model.parameters()],
+        "outputs": str(outputs.dtype),
+        "gradients": str(model.last.weight.grad.dtype),
+    }
+
+
+def check_own_sharding():
+    """A model that its user has sharded is run as it is, and adds up gradients with the last microbatch."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, whole = Model(), batches()[0]
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parallel = cd.Parallelism()
+    parallel.prepare(State(model, optimizers=optimizer))
+    own = tuple(each[cd.get_global_rank() :: WORLD] for each in whole)
+    for place, part in enumerate(DataSpec([]).split_batch(own, 2)):
+        parallel.begin_microbatch(is_last=place == 1)
+        (model.loss(parallel.forward(part), part) / 2).backward()
+    optimizer.step()
+    alone = Model()
+    alone.loss(alone(whole), whole).backward()
+    torch.optim.SGD(alone.parameters(), lr=0.1).step()
+    return max(float((weights(model)[name] - value).abs().max()) for name, value in alone.state_dict().items())
+
+
+def check_collectives():
+    rank = cd.get_global_rank()
+    results = {}
+    for operation in ("SUM", "avg", "MIN", "MAX", "PRODUCT"):
+        tensor = torch.tensor([2.0 + rank])
+        cd.all_reduce(tensor, operation)
+        results[operation] = tensor.item()
+    sent = torch.tensor([rank])
+    cd.broadcast(sent, src=1)
+    names = [f"name of {rank}"]
+    cd.broadcast_object_list(names, src=1)
+    gathered = [part.tolist() for part in cd.all_gather(torch.tensor([[rank, 7], [0, 0]]).t())]
+    return results | {
+        "sent": sent.item(),
+        "names": names,
+        "gathered": gathered,
+        "objects": cd.all_gather_object({"rank": rank}),
+        "from_rank_zero": cd.from_rank_zero(f"name of {rank}"),
+        "any_rank": [cd.any_rank(rank == 1), cd.any_rank(flag=False), cd.any_rank(flag=True)],
+        "smallest": cd.smallest(16 - rank),
+        "all_agree": [cd.all_agree("same"), cd.all_agree(rank)],
+        "ranks": [rank, cd.get_local_rank(), cd.get_node_rank(), cd.get_world_size(), cd.get_local_world_size()],
+        "unknown": refusal(lambda: cd.all_reduce(torch.ones(1), "MEDIAN")),
+    }
+
+
+def check_order(folder):
+    """The first goes first; if it fails, the other is told."""
+    rank, times = cd.get_global_rank(), []
+    with cd.run_local_rank_zero_first():
+        if rank == 0:
+            time.sleep(0.2)
+        times.append(time.time())
+        times.append((folder / "download").exists())
+        (folder / "download").touch()
+
+    def fail():
+        with cd.run_local_rank_zero_first():
+            raise RuntimeError(f"the download of {cd.get_global_rank()}")
+
+    return {"times": times, "failed": refusal(fail)}
+
+
+def check_totals():
+    rank = cd.get_global_rank()
+    parallel = cd.Parallelism()
+    parallel.prepare(State(nn.Linear(2, 2)))
+    parallel.begin_batch(
+        3 + 2 * rank, 10 + rank, counted=1 + 2 * rank, microbatches=1 + rank, seconds=1.0 + rank, stop=rank == 1
+    )
+    totals = parallel.totals()
+    means = parallel.reduce_mean({"a": torch.tensor(1.0 + rank), "b": torch.tensor([4.0], dtype=torch.bfloat16)})
+    parallel.begin_batch(0)
+    return {
+        "totals": [totals.samples, totals.tokens, totals.seconds, totals.microbatches, totals.weight, totals.stop],
+        "means": {name: value.tolist() for name, value in means.items()},
+        "nothing": refusal(parallel.totals),
+    }
+
+
+def check_samplers():
+    dataset = TensorDataset(torch.arange(7.0))
+    rank, spec = cd.get_global_rank(), DataSpec([])
+    counted = {}
+    for batch_size in (1, 2, 3, 5):
+        loader = DataLoader(dataset, batch_size=batch_size, sampler=cd.get_sampler(dataset, shuffle=True))
+        cd.check_sampler(loader)
+        cd.check_lengths(len(loader))
+        cd.set_epoch(loader, 3)
+        num_real, seen, done = cd.num_real_samples_in_loader(loader), 0, []
+        for (batch,) in loader:
+            left = None if num_real is None else max(0, num_real - seen)
+            done += [x for part, counts in cd.real_parts(batch.split(2), left, spec) if counts for x in part.tolist()]
+            seen += len(batch)
+        counted[batch_size] = sorted(sample for part in cd.all_gather_object(done) for sample in part)
+    wrong = cd.get_sampler(dataset, num_replicas=3, rank=0)
+    return {
+        "counted": counted,
+        "plain": refusal(lambda: cd.check_sampler(DataLoader(dataset), "eval_dataloader")),
+        "shuffled": refusal(lambda: cd.check_sampler(DataLoader(dataset, shuffle=True))),
+        "wrong": refusal(lambda: cd.check_sampler(DataLoader(dataset, sampler=wrong))),
+        "own": refusal(lambda: cd.check_sampler(DataLoader(dataset, batch_sampler=[[0], [1]]))),
+        "lengths": refusal(lambda: cd.check_lengths(5 + rank)),
+    }
+
+
+def main(folder):
+    folder = Path(folder)
+    not_connected = refusal(cd.barrier)
+    cd.initialize_dist("cpu", timeout=60)
+    cd.initialize_dist("cpu")  # the second time, it is there
+    results = {
+        "not connected": not_connected,
+        "laws": {name: compare(**options) for name, options in LAWS.items()},
+        "equalised": check_equalised(),
+        "when": check_when_gradients_are_added_up(),
+        "buffers": check_buffers(),
+        "forced buffers": check_forced_buffers(),
+        "sharding": check_sharding(),
+        "own sharding": check_own_sharding(),
+        "collectives": check_collectives(),
+        "order": check_order(folder),
+        "totals": check_totals(),
+        "samplers": check_samplers(),
+    }
+    cd.barrier()
+    cd.close_dist()
+    results["closed"] = [cd.is_initialized(), refusal(partial(cd.initialize_dist, "cpu"))]
+    (folder / f"{cd.get_global_rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,398 @@
+"""Models that are written to files, read where this library is not, and compared with what they were."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
+from composer.models import ComposerClassifier
+from composer.trainer.export import ExportError, export_for_inference
+
+ELSEWHERE = """
+import sys
+sys.modules["composer"] = None  # any import of it fails
+import torch
+exported = torch.export.load(sys.argv[1]).module()
+case = torch.load(sys.argv[2], weights_only=True)
+torch.testing.assert_close(exported(case["images"]), case["logits"])
+print(sorted(name for name in sys.modules if name.startswith("composer")))
+"""
+
+
+class Tokens(nn.Module):
+    """A small transformer over a batch of token ids with a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, batch):
+        hidden = self.layer(self.embedding(batch["input_ids"]), src_key_padding_mask=batch["is_padding"])
+        return {"logits": self.head(hidden), "cache": object(), "attentions": None}
+
+
+class Function(nn.Module):
+    """A model without weights."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, batch):
+        return self.function(batch)
+
+
+def conv_net():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3)]
+    network = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 5))
+    return ComposerClassifier(network, num_classes=5, train_metrics=[])
+
+
+def images(samples=4):
+    generator = torch.Generator().manual_seed(samples)
+    return torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 5
+
+
+def tokens(samples=3):
+    ids = torch.arange(samples * 6).reshape(samples, 6) % 11
+    return {"input_ids": ids, "is_padding": ids == 10, "labels": ids, "text": ["a"] * samples}
+
+
+def load(path):
+    return torch.export.load(path).module()
+
+
+@pytest.fixture
+def trained(make_trainer):
+    """Return a model that surgery has changed and that has been trained for two batches."""
+    trainer = make_trainer(
+        model=conv_net(),
+        train_dataloader=[images(), images(5)],
+        algorithms=[
+            BlurPool(min_channels=1),
+            SqueezeExcite(latent_channels=4, min_channels=16),
+            Factorize(min_channels=16, latent_channels=4, factorize_linears=False),
+        ],
+        max_duration="2ba",
+    )
+    trainer.fit()
+    kinds = {type(module).__name__ for module in trainer.state.model.modules()}
+    assert {"BlurConv2d", "FactorizedConv2d", "SqueezeExciteConv2d"} & kinds, kinds
+    return trainer.state.model
+
+
+class TestTorchExport:
+    def test_surgery_is_kept_where_this_library_is_not(self, trained, tmp_path):
+        """A fresh process that cannot import composer computes what the changed model does."""
+        export_for_inference(trained, "torchexport", tmp_path / "a/model.pt2", sample_input=images())
+        inputs = images(7)
+        with torch.no_grad():
+            torch.save({"images": inputs[0], "logits": trained.eval()(inputs)}, tmp_path / "case.pt")
+
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            ELSEWHERE,
+            str(tmp_path / "a/model.pt2"),
+            str(tmp_path / "case.pt"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == "['composer']"  # the one that is blocked
+
+    def test_mapping_is_given_by_name(self, tmp_path):
+        """What forward does not look at is no input, and what is no tensor no output."""
+        model = Tokens()
+
+        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=tokens())
+
+        batch = tokens(5)
+        with torch.no_grad():
+            expected = model.eval()(batch)["logits"]
+        outputs = load(tmp_path / "model.pt2")(input_ids=batch["input_ids"], is_padding=batch["is_padding"])
+        assert list(outputs) == ["logits"]
+        torch.testing.assert_close(outputs["logits"], expected)
+
+    def test_model_is_left_as_it_is(self, tmp_path):
+        """Mode, weights, gradients, running averages and torch's random numbers are the same afterwards."""
+        model, calls = conv_net(), []
+        model.register_forward_hook(lambda *_: calls.append(1))
+        model(images()).sum().backward()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        objects, gradients = list(map(id, model.parameters())), [one.grad.clone() for one in model.parameters()]
+        drawn = torch.get_rng_state()
+        calls.clear()
+
+        def spoil(copied):
+            nn.init.normal_(copied.module[0].weight)
+
+        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(), transforms=spoil)
+
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert model.training
+        assert all(one.requires_grad for one in model.parameters())
+        assert list(map(id, model.parameters())) == objects
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        assert all(torch.equal(one.grad, old) for one, old in zip(model.parameters(), gradients, strict=True))
+
+    def test_evaluation_mode(self, tmp_path):
+        """Dropout does nothing in what is exported, though the model is being trained."""
+        model = Function(nn.Dropout(0.9)).train()
+
+        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(3, 4))
+
+        assert torch.equal(load(tmp_path / "model.pt2")(torch.ones(5, 4)), torch.ones(5, 4))
+
+    def test_transforms_in_order(self, tmp_path):
+        """Each is given what the one before returned, or changed in place; what they add is in evaluation mode, too."""
+        modes = []
+
+        def double(model):
+            modes.append(model.training)
+            return nn.Sequential(model, Function(lambda value: 2 * value))
+
+        def add(model):
+            model.append(Function(lambda value: value + 1))
+            model.append(nn.Dropout(0.9))
+
+        export_for_inference(
+            nn.Identity(), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(3), transforms=[double, add]
+        )
+
+        assert load(tmp_path / "model.pt2")(torch.full((2,), 5.0)).tolist() == [11.0, 11.0]
+        assert modes == [False]
+
+    def test_sample_of_one(self, tmp_path):
+        """A batch of one sample will do: what is exported takes more."""
+        model = conv_net().eval()
+
+        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(1))
+
+        with torch.no_grad():
+            for samples in (1, 3):
+                inputs = images(samples)
+                torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs[0]), model(inputs))
+
+    def test_names(self, tmp_path):
+        """Inputs and outputs can be called otherwise."""
+        model = Function(lambda batch: (batch["a b"] + 1, [batch["c"]]))
+        sample = {"a b": torch.ones(3), "c": torch.ones(3)}
+
+        export_for_inference(
+            model,
+            "torchexport",
+            tmp_path / "model.pt2",
+            sample_input=sample,
+            input_names=["first", "second"],
+            output_names=["more", "same"],
+        )
+
+        outputs = load(tmp_path / "model.pt2")(first=torch.zeros(2), second=torch.zeros(2))
+        assert {name: value.tolist() for name, value in outputs.items()} == {"more": [1.0, 1.0], "same": [0.0, 0.0]}
+
+    def test_fixed_number_of_samples(self, tmp_path):
+        """A model that has its number of samples built in is exported with dynamic_batch=False alone."""
+        model = Function(lambda batch: batch.reshape(4, -1).sum(dim=1))
+
+        with pytest.raises(ExportError, match="dynamic_batch=False"):
+            export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4, 2))
+        assert list(tmp_path.iterdir()) == []
+        export_for_inference(
+            model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4, 2), dynamic_batch=False
+        )
+
+        assert load(tmp_path / "model.pt2")(torch.ones(4, 2)).tolist() == [2.0] * 4
+
+    def test_what_computes_something_else_is_not_written(self, tmp_path):
+        """A model whose outputs depend on more than the batch is refused, by how much, and a former file stays."""
+        counted = []
+
+        def count(batch):
+            counted.append(1)
+            return batch + len(counted)
+
+        (tmp_path / "model.pt2").write_text("the former one")
+
+        with pytest.raises(ExportError, match=r"(?s)on 3 samples.*Greatest absolute difference: \d"):
+            export_for_inference(Function(count), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(3))
+
+        assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
+        assert (tmp_path / "model.pt2").read_text() == "the former one"
+
+    def test_other_numbers_of_samples_are_compared(self, tmp_path):
+        """What agrees on the sample alone is refused, too."""
+
+        def odd(batch):
+            return batch * (1 if torch.compiler.is_exporting() or len(batch) == 4 else 2)
+
+        with pytest.raises(ExportError, match=r"something else than the original on 5 samples"):
+            export_for_inference(Function(odd), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
+
+    def test_tolerance(self, tmp_path):
+        """How far an output may be off can be said."""
+
+        def almost(batch):
+            return batch + (0.01 if torch.compiler.is_exporting() else 0.0)
+
+        with pytest.raises(ExportError):
+            export_for_inference(Function(almost), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
+        export_for_inference(
+            Function(almost), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4), rtol=0.0, atol=0.02
+        )
+
+        assert (tmp_path / "model.pt2").exists()
+
+    def test_url(self, tmp_path):
+        """A URL that fsspec knows holds the same file."""
+        fsspec = pytest.importorskip("fsspec")
+        model = conv_net().eval()
+
+        export_for_inference(model, "torchexport", "memory://exports/model.pt2", sample_input=images())
+
+        with fsspec.open("memory://exports/model.pt2") as remote:
+            (tmp_path / "model.pt2").write_bytes(remote.read())
+        inputs = images(2)
+        with torch.no_grad():
+            torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs[0]), model(inputs))
+
+    @pytest.mark.parametrize(
+        ("change", "kind", "message"),
+        [
+            ({"save_format": "torchscript"}, ValueError, "deprecated"),
+            ({"save_format": "pickle"}, ValueError, "'torchexport' or 'onnx'"),
+            ({"sample_input": "text"}, TypeError, "sample_input must be a batch"),
+            ({"sample_input": (3, torch.ones(2))}, ValueError, "uses no tensor"),
+            ({"input_names": ["a", "b"]}, ValueError, "input_names .* 1 inputs"),
+            ({"input_names": ["not a name"]}, ValueError, "input_names"),
+            ({"output_names": ["a", "b"]}, ValueError, "output_names .* 1 outputs"),
+            ({"rtol": 0.1}, ValueError, "together"),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, change, kind, message):
+        """What cannot be is refused by name before anything is written."""
+        arguments = {"save_format": "torchexport", "save_path": tmp_path / "model", "sample_input": (torch.ones(2), 3)}
+
+        with pytest.raises(kind, match=message):
+            export_for_inference(Function(lambda batch: 2 * torch.as_tensor(batch[0])), **arguments | change)
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_outputs_of_another_kind(self, tmp_path):
+        """A forward pass that returns no tensors cannot be exported."""
+        with pytest.raises(TypeError, match="forward must return"):
+            export_for_inference(Function(str), "torchexport", tmp_path / "model", sample_input=torch.ones(2))
+
+
+class TestOnnx:
+    @pytest.fixture
+    def evaluate(self):
+        """Return a function that runs a file with the reference implementation of ONNX."""
+        pytest.importorskip("onnxscript")
+        reference = pytest.importorskip("onnx.reference")
+
+        def run(path, **inputs):
+            evaluator = reference.ReferenceEvaluator(str(path))
+            arrays = {name: value.numpy() for name, value in inputs.items()}
+            return dict(zip(evaluator.output_names, map(torch.as_tensor, evaluator.run(None, arrays)), strict=True))
+
+        return run
+
+    def test_classifier_with_surgery(self, trained, evaluate, tmp_path):
+        """The images are the one input, any number of them."""
+        export_for_inference(
+            trained,
+            "onnx",
+            tmp_path / "model.onnx",
+            sample_input=images(),
+            input_names=["images"],
+            output_names=["logits"],
+        )
+
+        inputs = images(7)
+        with torch.no_grad():
+            expected = trained.eval()(inputs)
+        outputs = evaluate(tmp_path / "model.onnx", images=inputs[0])
+        torch.testing.assert_close(outputs["logits"], expected, rtol=1e-3, atol=1e-4)
+        assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+    def test_mapping(self, evaluate, tmp_path):
+        """Inputs and outputs are called by their keys."""
+        model = Function(lambda batch: {"sum": batch["first"] + batch["second"], "first": 2 * batch["first"]})
+        sample = {"first": torch.ones(3, 2), "unused": torch.ones(3), "second": torch.ones(3, 2)}
+
+        export_for_inference(model, "onnx", tmp_path / "model.onnx", sample_input=sample)
+
+        outputs = evaluate(tmp_path / "model.onnx", first=torch.ones(2, 2), second=torch.zeros(2, 2))
+        assert outputs["sum"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+        assert outputs["first"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save_format", ["torchexport", "onnx"])
+def test_resnet(save_format, tmp_path):
+    """A ResNet-18 with blurred convolutions goes through in both formats, which compare themselves with it."""
+    if save_format == "onnx":
+        pytest.importorskip("onnxscript")
+    from torchvision.models import resnet18
+
+    from composer.functional import apply_blurpool
+
+    network = resnet18(num_classes=5)
+    apply_blurpool(network)
+    model = ComposerClassifier(network)
+    inputs = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+
+    export_for_inference(model, save_format, tmp_path / "model", sample_input=inputs)
+
+    assert (tmp_path / "model").stat().st_size > 40_000_000
+
+
+class TestEvaluationWeights:
+    def test_averages_are_exported(self, make_trainer, tmp_path):
+        """With EMA the exported weights are those of evaluations, and training goes on with its own."""
+        from composer.trainer.evaluation_weights import evaluation_weights
+
+        ema = EMA(half_life=None, smoothing=0.9)
+        trainer = make_trainer(algorithms=ema, max_duration="5ba")
+        trainer.fit()
+        trained = make_trainer.weights(trainer)
+        batch = next(iter(make_trainer.loader()))
+
+        with evaluation_weights(trainer.state, trainer.logger):
+            export_for_inference(trainer.state.model, "torchexport", tmp_path / "model.pt2", sample_input=batch)
+
+        assert torch.equal(make_trainer.weights(trainer), trained)
+        with torch.no_grad():
+            expected = ema.get_ema_model(trainer.state.model).eval()(batch)
+            other = trainer.state.model.eval()(batch)
+        exported = load(tmp_path / "model.pt2")(batch[0])
+        torch.testing.assert_close(exported, expected)
+        assert not torch.allclose(exported, other, atol=1e-3)
+
+    def test_training_weights_come_back_after_an_error(self, make_trainer):
+        """What fails within the block does not leave averages in the model."""
+        from composer.trainer.evaluation_weights import evaluation_weights
+
+        trainer = make_trainer(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
+        trainer.fit()
+        before, within = make_trainer.weights(trainer), []
+
+        def fail():
+            with evaluation_weights(trainer.state, trainer.logger):
+                within.append(make_trainer.weights(trainer))
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+
+        assert not torch.equal(within[0], before)
+        assert torch.equal(make_trainer.weights(trainer), before)

@@ -1,0 +1,116 @@
+"""A training by the Trainer, in each process that torchrun starts; what came out goes to ``<folder>/<rank>.json``."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from composer import Callback, Trainer, distributed
+from composer.algorithms import EMA, GradientClipping, LabelSmoothing, LayerFreezing
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+
+RUNS = {
+    "ddp": {},
+    "microbatches": {"device_train_microbatch_size": 1},
+    "forced": {"ddp_sync_strategy": "forced_sync", "device_train_microbatch_size": 1},
+    "multi": {"ddp_sync_strategy": "multi_auto_sync", "device_train_microbatch_size": 1},
+    "fsdp": {"parallelism_config": {"fsdp": {}}},
+    "fsdp, microbatches": {"parallelism_config": {"fsdp": {}}, "device_train_microbatch_size": 1},
+    "algorithms": {"algorithms": lambda: [LabelSmoothing(0.1), GradientClipping("norm", 0.2), EMA("2ba")]},
+    "fsdp, algorithms": {
+        "algorithms": lambda: [LabelSmoothing(0.1), GradientClipping("norm", 0.2)],
+        "parallelism_config": {"fsdp": {}},
+    },
+    "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},
+}
+
+
+class Stopper(Callback):
+    """Sends one process a SIGTERM in its third batch."""
+
+    def before_forward(self, state, logger):
+        if distributed.get_global_rank() == 1 and int(state.timestamp.batch) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def make_loader(samples, batch_size, seed):
+    """Return a loader of this process's part of each batch."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
+    dataset = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+    size = max(1, batch_size // distributed.get_world_size())
+    return DataLoader(dataset, batch_size=size, sampler=distributed.get_sampler(dataset))
+
+
+def make_trainer(**options):
+    torch.manual_seed(distributed.get_global_rank())  # each process has weights of its own, at first
+    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    model = ComposerClassifier(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
+    algorithms = options.pop("algorithms", list)()
+    return Trainer(
+        model=model,
+        train_dataloader=make_loader(12, 4, seed=1),
+        eval_dataloader=make_loader(7, 2, seed=2),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        max_duration=options.pop("max_duration", "3ep"),
+        algorithms=algorithms,
+        loggers=InMemoryLogger(),
+        seed=17,
+        device="cpu",
+        progress_bar=False,
+        **options,
+    )
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def train(options):
+    trainer = make_trainer(**options)
+    trainer.fit()
+    state = trainer.state
+    weights = [whole(parameter).flatten().tolist() for parameter in state.model.parameters()]
+    logged = trainer.logger.destinations[0].data
+    trainer.close()
+    return {
+        "weights": [weight for each in weights for weight in each],
+        "clock": [int(state.timestamp.batch), int(state.timestamp.sample)],
+        "losses": [float(value) for _, value in logged["loss/train/total"]],
+        "train metric": [float(value) for _, value in logged["metrics/train/MulticlassAccuracy"]],
+        "eval metrics": {name: float(value) for name, value in state.eval_metric_values.items()},
+    }
+
+
+def stop():
+    """Return after how many batches a training stops when one process is told to."""
+    trainer = make_trainer(callbacks=Stopper(), max_duration="1000ep")
+    with contextlib.suppress(SystemExit):
+        trainer.fit()
+    return int(trainer.state.timestamp.batch)
+
+
+def end_by_time():
+    """Return after how many batches and seconds a training by the clock ends."""
+    trainer = make_trainer(max_duration="2sec", eval_interval=0)
+    trainer.fit()
+    return [int(trainer.state.timestamp.batch), trainer.state.timestamp.total_wct.total_seconds()]
+
+
+def main(folder):
+    results = {name: train(options) for name, options in RUNS.items()}
+    if distributed.get_world_size() > 1:
+        results |= {"stopped": stop(), "by time": end_by_time()}
+    Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
