@@ -26,6 +26,7 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["matplotlib", "rich", "scikit-learn"]
 TOOLS = {
+    "docs": ["accelerate", "lightning"],
     "integration": ["uv"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
@@ -136,7 +137,7 @@ sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every block of Python in the README, the guides and the packages' READMEs."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
+    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["docs"])
     session.run("pytest", "tests/test_documents.py", *session.posargs, env=TEST_ENV)
 
 

@@ -63,6 +63,8 @@ class Schedules:
             for scheduler in given
             if not isinstance(scheduler, LRScheduler)
             for optimizer in state.optimizers
+            # One that has a torch scheduler of its own; the groups tell, whatever is wrapped around the optimizer.
+            if not any(one.optimizer.param_groups is optimizer.param_groups for one in ready)
         ]
         every_batch = [*(ready if step_every_batch else []), *([] if step_every_batch is False else by_clock)]
         every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
