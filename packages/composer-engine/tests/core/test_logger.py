@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
@@ -355,6 +355,7 @@ class TestEvery:
         every=st.integers(1, 9),
         logged=st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60),
     )
+    @settings(deadline=None)
     def test_law(self, every, logged):
         """Whatever is logged: each name's last value arrives, steps ascend within a delivery, and none is made up."""
         state, store = State(model=None), Every(Interval(f"{every}ba"))

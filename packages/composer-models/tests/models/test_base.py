@@ -113,6 +113,26 @@ class TestIncompleteSubclasses:
         with pytest.raises(TypeError, match=r"^Quiet\.__init__ has to call"):
             Quiet()
 
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda model: model.add_module("layer", nn.Linear(1, 1)),
+            lambda model: model.register_buffer("mean", torch.zeros(1)),
+            lambda model: setattr(model, "weight", nn.Parameter(torch.zeros(1))),
+            lambda model: list(model.parameters()),
+            lambda model: model.train(),
+        ],
+    )
+    def test_without_super_init_before_any_use(self, use):
+        """Whatever of nn.Module is used too early, the answer is the same."""
+
+        class Eager(Doubler):
+            def __init__(self):
+                use(self)
+
+        with pytest.raises(TypeError, match=r"^Eager\.__init__ has to call super\(\)\.__init__\(\)"):
+            Eager()
+
     def test_settings_before_super_init_are_fine(self):
         """As in any nn.Module, plain attributes may be set before super().__init__()."""
 

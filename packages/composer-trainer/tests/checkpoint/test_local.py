@@ -73,6 +73,28 @@ class TestWrite:
         assert names_in(folder.path) == ["ep1-ba5"]
         assert verify_checkpoint(folder.path / "ep1-ba5") == before
 
+    def test_on_the_disk_before_it_has_its_name(self, runs, tmp_path, monkeypatch):
+        """Every file, and the folder they are in, is on the disk before the rename, and the rename itself afterwards."""
+        order, synced, renamed = [], os.fsync, Path.rename
+
+        def sync(descriptor):
+            order.append(os.fstat(descriptor).st_ino)
+            synced(descriptor)
+
+        def rename(path, target):
+            order.append("rename")
+            return renamed(path, target)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(Path, "rename", rename)
+        LocalFolder(tmp_path).write("one", take(runs.make()))
+
+        inodes = {path.stat().st_ino for path in [tmp_path / "one", *(tmp_path / "one").iterdir()]}
+        place = order.index("rename")
+        assert set(order[:place]) == inodes
+        assert order[place + 1 :] == [tmp_path.stat().st_ino]
+        assert order[place - 2] == (tmp_path / "one" / "manifest.json").stat().st_ino
+
     def test_a_real_limit_of_the_system(self, runs, tmp_path):
         """A file that the system cuts off is a failed save, not a short file."""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -145,6 +145,22 @@ class TestRemoteFolder:
         assert deleted == ["ba3", "ba4"]
         assert [one.name for one in find_checkpoints(url)] == ["other", "ba5"]
 
+    def test_manifest_is_deleted_first(self, runs, monkeypatch):
+        """A checkpoint that is being deleted is none from the first moment on."""
+        files = fsspec.filesystem("memory")
+        files.store.clear()
+        path, removed = save_checkpoint(runs.make(), "memory://runs/one"), []
+        remove = type(files).rm_file
+        monkeypatch.setattr(
+            type(files), "rm_file", lambda own, path: (removed.append(path.rpartition("/")[2]), remove(own, path))
+        )
+
+        RemoteFolder("memory://runs").delete("one")
+
+        assert removed[0] == "manifest.json"
+        assert len(removed) == 4
+        assert find_checkpoints(path) == []
+
     def test_foreign_files_are_not_deleted(self, runs, url):
         """What others keep under a checkpoint's name is neither replaced nor deleted."""
         put(f"{url}/one/notes.txt", b"precious")

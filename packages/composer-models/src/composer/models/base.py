@@ -141,10 +141,16 @@ def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
         try:
             init(self, *args, **kwargs)
         except AttributeError as error:
-            if "before Module.__init__" not in str(error):
+            if not _comes_before_module_init(error):
                 raise
         if "_modules" not in self.__dict__:
             name = type(self).__name__
             raise TypeError(f"{name}.__init__ has to call super().__init__() before it sets a layer or returns.")
 
     return checked
+
+
+def _comes_before_module_init(error: AttributeError) -> bool:
+    """Return whether nn.Module says so, or misses what its ``__init__`` would have made."""
+    text = str(error)
+    return "before Module.__init__" in text or any(f"attribute '{name}'" in text for name in vars(nn.Module()))

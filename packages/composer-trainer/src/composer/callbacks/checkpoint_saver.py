@@ -31,7 +31,7 @@ class CheckpointSaver(Callback):
     Saving goes on in the background: training waits while its tensors are copied, and not while they are written. A
     save that is due while another is still being written waits for it, so that there is never more than one copy. If
     one fails, the next batch raises it; the checkpoints before it are as they were. The end of the training waits for
-    the last one.
+    the last one. Of several processes the first writes; all have to save at the same moments.
 
     At the end of the training there is always a checkpoint (unless the interval is 0, or a function): what is due at
     that moment is saved once everything has run, the last evaluation included.
@@ -106,7 +106,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Make the folder, and see that nobody else saves to it."""
         del logger
-        if self._opened is None:
+        if self._opened is None and state.rank == 0:
             self._open(state)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -150,18 +150,20 @@ class CheckpointSaver(Callback):
             NotSerializableError: Something is neither data nor a tensor; it is said where.
             CheckpointSaveError: The checkpoint, or one before that was still being written, could not be written.
         """
-        folder = self._opened or self._open(state)
         name = checkpoint_name(self.filename, state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
             return
+        self._last = moment
         # Before the copy is made: one in memory is enough.
         self._saving.wait()
         extra = None if self.extra is None else self.extra()
+        if state.rank != 0:
+            return
+        folder = self._opened or self._open(state)
         snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys)
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
         self._saving.start(partial(self._write, folder, name, latest, snapshot))
-        self._last = moment
         if not self.background:
             self._saving.wait()
 

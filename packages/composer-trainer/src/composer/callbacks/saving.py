@@ -26,10 +26,10 @@ def savers(
     ignore_keys: IgnoreKeys,
     goes_on: bool,
 ) -> list[CheckpointSaver]:
-    """Return what saves checkpoints in a folder; nothing without one. The arguments are the saver's.
+    """Return what saves checkpoints in a folder; nothing without one.
 
-    Args:
-        goes_on: Whether the run goes on with what it finds in the folder, damaged checkpoints left aside.
+    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, but for ``goes_on``: whether the run goes
+    on with what it finds in the folder, damaged checkpoints left aside.
 
     Example:
         >>> savers(

@@ -15,7 +15,7 @@ def write_json(data: Any, *, sort: bool = True) -> bytes:
 
     Example:
         >>> write_json({"b": 1, "a": [0.5, None]})
-        b'{\\n "a": [\\n  0.5,\\n  null\\n ],\\n "b": 1\\n}\\n'
+        b'{\n "a": [\n  0.5,\n  null\n ],\n "b": 1\n}\n'
     """
     return (json.dumps(data, sort_keys=sort, indent=1, allow_nan=False) + "\n").encode()
 

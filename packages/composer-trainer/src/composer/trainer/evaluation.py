@@ -28,7 +28,7 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.data_spec import move_batch
-from composer.distributed import check_sampler, num_real_samples_in_loader, real_parts
+from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
 from composer.trainer.optimization import weights_to_evaluate
@@ -201,6 +201,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     step = state.batch, state.outputs
     was_training = state.model.training
     state.model.eval()
+    broadcast_buffers(state.model)
     try:
         # Training shall draw what it would without the evaluation.
         with kept(state.device), weights_to_evaluate(state.optimizers), torch.no_grad():

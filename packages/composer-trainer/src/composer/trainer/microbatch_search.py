@@ -52,8 +52,6 @@ class MicrobatchSearch:
     def __init__(self, state: State, parallel: Parallelism) -> None:
         self._state, self._parallel = state, parallel
         self._is_found = False
-        self.is_apart = False
-        """Whether gradients are computed by each process for itself, to be thrown away."""
 
     def compute(self, compute: Callable[[], Tensor], num_samples: int, forget: Callable[[], None]) -> Tensor:
         """Return what ``compute()`` returns, with parts as large as fit; ``forget()`` is called after a try.
@@ -67,9 +65,10 @@ class MicrobatchSearch:
         before = _Snapshot(self._state)
         while True:
             tried = min(self._state.device_train_microbatch_size or num_samples, num_samples)
-            self.is_apart = not is_alone
+            # Gradients of a try are each process's own, and are thrown away.
+            self._parallel.is_apart = not is_alone
             failure, loss = self._try(compute)
-            self.is_apart = False
+            self._parallel.is_apart = False
             fits = bool(smallest(failure is None))
             if fits and loss is not None and is_alone:
                 return loss

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from composer.core import Timestamp
-from composer.distributed import all_gather_object, get_global_rank, get_world_size
+from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
 from composer.trainer.metric_state import load_metrics, save_metrics
 from composer.trainer.randomness import load_rng_state, rng_state
 
@@ -45,6 +45,7 @@ class Progress:
     def to_data(self) -> dict[str, Any]:
         """Return it as plain data and tensors; all processes have to call it."""
         state, batches = self._state, self._data.batches
+        broadcast_buffers(state.model)
         return {
             "clock_before": state.previous_timestamp.state_dict(),
             "data": None if batches is None else batches.state_dict(),

@@ -68,6 +68,7 @@ class Run:
         self._logged: dict[str, Tensor] = {}
         self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
+        self._seconds = 0.0
         self._since = time.perf_counter()
 
     def is_over(self) -> bool:
@@ -133,6 +134,8 @@ class Run:
         self._num_tokens = self._count_tokens(batch)
         self.state.batch = batch
         self._times_computed = 0
+        if not self._runs_alone:
+            self._seconds = self._elapsed().total_seconds()
         return True
 
     def begin_gradients(self) -> None:
@@ -163,13 +166,12 @@ class Run:
             self._num_tokens,
             counted=self._weigh(self.state.batch),
             microbatches=len(parts),
-            seconds=time.perf_counter() - self._since,
+            seconds=self._seconds,
             stop=self.signals.received is not None,
         )
         weight = parallel.totals().weight
         padded = parallel.padded([(part, share * weight) for part, share in parts])
-        is_apart = self._search is not None and self._search.is_apart
-        return _announced(padded, parallel.begin_microbatch, syncs=not is_apart)
+        return _announced(padded, parallel.begin_microbatch)
 
     def remember_for_metrics(self, batch: Batch) -> Batch | None:
         """Return the batch as it is before algorithms change its targets; None if there are no training metrics."""
@@ -184,7 +186,8 @@ class Run:
         if self._times_computed == 1:  # later ones are at other weights, where the optimizer only looks
             self._logged = parts
         self.state.total_loss = self._logged["total"]
-        if self.state.train_metrics and self._times_computed == 1:
+        # A part without a share only keeps step with other processes.
+        if self.state.train_metrics and self._times_computed == 1 and share:
             with torch.no_grad():
                 outputs = self.model.eval_forward(batch, self.state.outputs)
                 for metric in self.state.train_metrics.values():
@@ -225,9 +228,10 @@ class Run:
 
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""
-        state, elapsed = self.state, self._elapsed()
-        samples, tokens = self._num_samples, self._num_tokens
-        if not self._runs_alone:
+        state, samples, tokens = self.state, self._num_samples, self._num_tokens
+        if self._runs_alone:
+            elapsed = self._elapsed()
+        else:
             totals = self.parallel.totals()
             samples, tokens, elapsed = totals.samples, totals.tokens, datetime.timedelta(seconds=totals.seconds)
             self._is_stopped_by_agreement = totals.stop
@@ -241,7 +245,7 @@ class Run:
         """Move the clock and the learning rates on by an epoch, and log what its training metrics came to."""
         self.log_train_metrics()
         self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_epoch(self._elapsed())
+        self.state.timestamp = self.state.timestamp.to_next_epoch(self._since_batch())
         self.batches.rewind()
         for scheduler in self.schedules.every_epoch:
             scheduler.step()
@@ -251,7 +255,7 @@ class Run:
     def count_iteration(self) -> None:
         """Move the clock on by an iteration."""
         self.state.previous_timestamp = self.state.timestamp
-        self.state.timestamp = self.state.timestamp.to_next_iteration(self._elapsed())
+        self.state.timestamp = self.state.timestamp.to_next_iteration(self._since_batch())
         self.schedules.follow_clock()
 
     def _check_tokens(self) -> None:
@@ -282,17 +286,19 @@ class Run:
         for metric in metrics.values():
             metric.reset()
 
+    def _since_batch(self) -> datetime.timedelta:
+        # Of several processes the clocks agree: this time is counted with the next batch.
+        return self._elapsed() if self._runs_alone else datetime.timedelta()
+
     def _elapsed(self) -> datetime.timedelta:
         before, self._since = self._since, time.perf_counter()
         return datetime.timedelta(seconds=self._since - before)
 
 
-def _announced(
-    parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None], *, syncs: bool
-) -> Iterator[tuple[Batch, float]]:
-    """Yield parts, and say before each whether gradients are added up with it: with the last, if at all."""
+def _announced(parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None]) -> Iterator[tuple[Batch, float]]:
+    """Yield parts, and say before each whether it is the last."""
     for number, part in enumerate(parts, start=1):
-        announce(syncs and number == len(parts))
+        announce(number == len(parts))
         yield part
 
 

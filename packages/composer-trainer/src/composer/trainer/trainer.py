@@ -23,7 +23,14 @@ from composer.core import (
     Timestamp,
     ensure_data_spec,
 )
-from composer.distributed import Parallelism, check_timeout, from_rank_zero, initialize_dist
+from composer.distributed import (
+    Parallelism,
+    broadcast_model,
+    check_timeout,
+    from_rank_zero,
+    get_global_rank,
+    initialize_dist,
+)
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_subset, set_log_level
 from composer.trainer.checkpoints import Loading
@@ -150,9 +157,10 @@ class Trainer:
             several arguments are wrong, all are told.
 
     Example:
+        >>> import torch
         >>> from composer.models import ComposerClassifier
         >>> images, labels = torch.rand(32, 4), torch.randint(2, (32,))
-        >>> model = ComposerClassifier(nn.Linear(4, 2), num_classes=2)
+        >>> model = ComposerClassifier(torch.nn.Linear(4, 2), num_classes=2)
         >>> trainer = Trainer(
         ...     model=model,
         ...     train_dataloader=[(images, labels)],
@@ -259,14 +267,26 @@ class Trainer:
                 goes_on=autoresume,
             )
         with problems.noted():
+            is_sharded = "fsdp" in (parallelism_config or {})
+            if is_sharded and (save_folder is not None or load_path is not None or autoresume):
+                raise NotImplementedError(
+                    "Checkpoints of sharded models are not there yet: leave out save_folder, load_path and autoresume, "
+                    "or parallelism_config['fsdp']."
+                )
+            if device_train_microbatch_size == "auto" and is_sharded:
+                raise ValueError(
+                    "device_train_microbatch_size='auto' lets each process try by itself, which sharded models cannot: "
+                    "give a number, or leave out parallelism_config['fsdp']."
+                )
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             check_timeout(dist_timeout)
         with problems.noted():
             self._course = Course.make(max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        is_first = get_global_rank() == 0
         with problems.noted():
             shown = terminal_destinations(
-                progress_bar=progress_bar,
-                log_to_console=log_to_console,
+                progress_bar=progress_bar and is_first,
+                log_to_console=log_to_console and is_first,
                 stream=console_stream,
                 log_interval=console_log_interval,
                 log_traces=log_traces,
@@ -287,7 +307,7 @@ class Trainer:
             configure_deterministic_mode()
         initialize_dist(self._computing.device, dist_timeout)
         seed = from_rank_zero(seed)
-        seed_all(seed)
+        seed_all((seed + get_global_rank()) % 2**32)
         model.to(self._computing.device)
         self._weigh_by_tokens = accumulate_train_batch_on_tokens
         self.state = State(
@@ -324,6 +344,7 @@ class Trainer:
                 self._course.prepare_schedulers(self.state)
                 self._loading.load(self.engine, self._progress, algorithm_passes)
             self.engine.run_event(Event.AFTER_LOAD)
+            broadcast_model(self.state.model)
             self._computing.compile(self.state.model)
             self.logger.log_hyperparameters(
                 hyperparameters(
