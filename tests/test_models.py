@@ -188,7 +188,8 @@ class TestCheckpoints:
         import transformers
 
         model = build(kind)
-        trainer_for(model, load(kind), save_folder=str(tmp_path / "saved")).fit()
+        with trainer_for(model, load(kind), save_folder=str(tmp_path / "saved")) as trainer:
+            trainer.fit()
         (checkpoint,) = (tmp_path / "saved").glob("ep2-*")
 
         again, tokens = HuggingFaceModel.hf_from_composer_checkpoint(checkpoint)
@@ -213,7 +214,8 @@ class TestCheckpoints:
 
         whole, half, resumed = make(), make(), make()
         trainer_for(whole, load("llama")).fit()
-        trainer_for(half, load("llama"), save_folder=str(tmp_path)).fit(duration="1ep")
+        with trainer_for(half, load("llama"), save_folder=str(tmp_path)) as trainer:
+            trainer.fit(duration="1ep")
         (checkpoint,) = tmp_path.glob("ep1-*")
         trainer_for(resumed, load("llama"), load_path=str(checkpoint)).fit()
 
@@ -227,8 +229,9 @@ class TestCheckpoints:
 
     def test_loss_of_the_checkpoint(self, build, load, tmp_path):
         """The exported model has the perplexity that the evaluation logged."""
-        trainer = trainer_for(build("gpt2"), load("gpt2"), save_folder=str(tmp_path), eval_dataloader=load("gpt2", 16))
-        trainer.fit()
+        settings = {"save_folder": str(tmp_path), "eval_dataloader": load("gpt2", 16)}
+        with trainer_for(build("gpt2"), load("gpt2"), **settings) as trainer:
+            trainer.fit()
         (checkpoint,) = tmp_path.glob("ep2-*")
 
         model, _ = HuggingFaceModel.hf_from_composer_checkpoint(checkpoint)

@@ -67,7 +67,11 @@ def test_unequal_shares(data, tmp_path):
         for rank in range(2)
     ]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    printed = [json.loads(one.communicate(timeout=240)[0]) for one in running]
+    try:
+        printed = [json.loads(one.communicate(timeout=240)[0]) for one in running]
+    finally:
+        for one in running:
+            one.kill()
 
     assert 0 < expected["map"] < 1
     assert [values for values, _ in printed] == [pytest.approx(expected, rel=1e-6)] * 2

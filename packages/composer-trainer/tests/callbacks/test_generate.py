@@ -56,7 +56,8 @@ class Writer(ComposerModel):
         return torch.nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
     def generate(self, input_ids, **options):
-        self.asked.append((input_ids.shape, self.training))
+        ends_with_prompt = bool(options["attention_mask"][:, -1].all())
+        self.asked.append((len(input_ids), ends_with_prompt, self.training))
         return self.network.generate(input_ids, **options)
 
 
@@ -108,15 +109,15 @@ class TestGenerate:
         assert all(generation for _, generation in expected)
 
     def test_batches_of_prompts(self, tokenizer):
-        """As many prompts as one says are put through at once, in evaluation mode, with the same outcome."""
+        """As many prompts as one says are put through at once, in evaluation mode, padded on the left."""
         alone, together = Writer(tokenizer), Writer(tokenizer)
 
         one = fit(alone, Generate(PROMPTS, "1ep", batch_size=2, max_new_tokens=6, do_sample=False))
         other = fit(together, Generate(PROMPTS, "1ep", max_new_tokens=6, do_sample=False))
 
         assert one == other
-        assert [shape[0] for shape, _ in alone.asked] == [2, 1]
-        assert not any(training for _, training in alone.asked)
+        assert alone.asked == [(2, True, False), (1, True, False)]
+        assert together.asked == [(3, True, False)]
 
     @pytest.mark.parametrize(
         ("interval", "steps"),

@@ -74,7 +74,7 @@ class TestWrite:
         assert verify_checkpoint(folder.path / "ep1-ba5") == before
 
     def test_on_the_disk_before_it_has_its_name(self, runs, tmp_path, monkeypatch):
-        """Every file, and the folder they are in, is on the disk before the rename, and the rename itself afterwards."""
+        """Every file and the folder they are in are on the disk before the rename, and the rename itself afterwards."""
         order, synced, renamed = [], os.fsync, Path.rename
 
         def sync(descriptor):

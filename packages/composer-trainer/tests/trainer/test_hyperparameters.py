@@ -247,6 +247,7 @@ class TestSurroundings:
         """The commit is the one that git knows, and clean until a file changes."""
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
+        (repository / "output.txt").write_text("git does not know this file")
         clean = commit()
         (repository / "program.py").write_text("print(2)\n")
 

@@ -140,7 +140,9 @@ def _on_cpu(name: str, tensor: Tensor) -> Tensor:
 def _copy(name: str, tensor: Tensor, place: Tensor) -> Tensor:
     try:
         return place.copy_(tensor)
-    except NotImplementedError:
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise NotSerializableError(name, f"a tensor of {dtype} cannot be saved, as torch cannot copy it.") from None
 

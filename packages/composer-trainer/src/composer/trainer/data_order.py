@@ -97,9 +97,8 @@ class StatefulOrder(DataOrder):
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the batches that the loader has left; it has been told where it is by ``load_state_dict``."""
-        del skip
         _tell_epoch(self.loader, epoch)
-        return iter(self.loader)
+        return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=skip)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what the loader says."""
@@ -245,14 +244,14 @@ def _with_epoch(keys: Iterator[Any], epoch: int, *, in_batches: bool) -> Iterato
     return ([(epoch, key) for key in batch] if in_batches else (epoch, batch) for batch in keys)
 
 
-def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int) -> Iterator[Any]:
-    """Yield what an iterator gives, with the global generators seeded anew for each."""
+def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
+    """Yield what an iterator gives, with the global generators seeded anew for each; its first has a number."""
     key = key_of(seed, "batches", epoch)
 
     def seeded() -> Iterator[Any]:
         seed_globals(key)
         iterator = begin()
-        for place in itertools.count():
+        for place in itertools.count(first):
             seed_globals(key_of(key, place))
             try:
                 batch = next(iterator)

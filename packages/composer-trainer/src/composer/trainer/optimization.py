@@ -92,13 +92,14 @@ class Optimization:
 
     Args:
         state: With optimizers, scaler and precision.
+        skipped_steps: How often no optimizer has stepped so far, as the loss scale was too large; counted on in place.
 
     Raises:
         ValueError: An optimizer wants a closure and cannot have it beside other optimizers or loss scaling.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, skipped_steps: Tensor) -> None:
+        self._state, self._skipped_steps = state, skipped_steps
         self._wants_closure = any(map(wants_closure, state.optimizers))
         self._scales_itself = self._wants_closure and takes_scaler(state.optimizers[0])
         self.computes_again = self._wants_closure
@@ -113,10 +114,6 @@ class Optimization:
             )
         self.precision = get_precision_context(state.precision, state.device.type)
         """In which forward pass and loss are computed; entered again and again."""
-        self.skipped_steps: Tensor | None = None
-        """How often the loss scale was too large and no optimizer stepped; None without loss scaling."""
-        if state.scaler is not None:
-            self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
 
     def train_mode(self) -> None:
         """Let optimizers that have them go on with the weights to train on."""
@@ -163,19 +160,19 @@ class Optimization:
             self._update_scale(scaler)
 
     def _update_scale(self, scaler: torch.amp.GradScaler) -> None:
-        assert self.skipped_steps is not None
         before = _scale(scaler)
         scaler.update()
         after = _scale(scaler)
         if before is not None and after is not None:
-            self.skipped_steps += after < before
+            self._skipped_steps += after < before
 
     def figures(self) -> dict[str, Tensor]:
         """Return what there is to log: nothing without loss scaling."""
-        if self.skipped_steps is None or self._state.scaler is None:
+        if self._state.scaler is None:
             return {}
         scale = _scale(self._state.scaler)
-        return {"trainer/skipped_steps": self.skipped_steps} | ({} if scale is None else {"trainer/loss_scale": scale})
+        counted = {"trainer/skipped_steps": self._skipped_steps.clone()}
+        return counted if scale is None else counted | {"trainer/loss_scale": scale}
 
 
 def takes_scaler(optimizer: Optimizer) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
+
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
 from composer.trainer.metric_state import load_metrics, save_metrics
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "SavesProgress"]
 
-_PARTS = ("clock_before", "data", "metrics", "microbatch_size", "rng", "world_size")
+_PARTS = ("clock_before", "data", "metrics", "microbatch_size", "rng", "skipped_steps", "world_size")
 
 
 @runtime_checkable
@@ -39,6 +41,7 @@ class Progress:
 
     def __init__(self, state: State, data: TrainingData) -> None:
         self._state, self._data = state, data
+        self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
         self._draws: dict[str, Any] | None = None
 
@@ -52,6 +55,7 @@ class Progress:
             "metrics": save_metrics(state.train_metrics),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "rng": all_gather_object(rng_state(state.device)),
+            "skipped_steps": self.skipped_steps,
             "world_size": get_world_size(),
         }
 
@@ -85,6 +89,7 @@ class Progress:
         if batches is not None and saved["data"] is not None:
             batches.load_state_dict(saved["data"])
         load_metrics(state.train_metrics, saved["metrics"], state.device)
+        self.skipped_steps.copy_(saved["skipped_steps"])
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010

@@ -418,7 +418,7 @@ class Trainer:
         run = Run(
             self.engine,
             self._data.batches,
-            Optimization(state),
+            Optimization(state, self._progress.skipped_steps),
             self._course.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
             lambda event: self._evaluations.run_if_due(self.engine, event),
             parallel=self._parallel,
