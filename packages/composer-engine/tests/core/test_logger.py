@@ -204,13 +204,14 @@ class TestEvery:
         """A name that was logged rarely comes with its own, lower step, and first."""
         store = Every("4ba")
         logger = Logger(state, store)
-        logger.log_metrics({"rare": 0.5})
+        logger.log_metrics({"loss": 0.0, "rare": 0.5})
 
         run_batches(state, logger, 4)
         logger.deliver()
 
         assert [step for _, step in store.steps] == [0, 3, 4]
         assert store.steps[0][0] == {"rare": 0.5}
+        assert store.steps[1][0] == {"loss": 3, "speed": 3}
 
     def test_nothing_waits_twice(self, state):
         """What was handed over is not handed over again."""
@@ -223,6 +224,19 @@ class TestEvery:
 
         assert sum("once" in metrics for metrics, _ in store.steps) == 1
         assert [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics] == [1, 3, 4]
+
+    def test_interval_begins_anew_after_a_delivery(self, state):
+        """What was handed over at the end of one training is no reason to hand over early in the next."""
+        store = Every("3ba")
+        logger = Logger(state, store)
+        logger.log_metrics({"loss": 0})
+        state.timestamp = state.timestamp.copy(batch=3)
+        logger.deliver()
+        store.logged.clear()
+
+        run_batches(state, logger, 2)
+
+        assert store.logged == []
 
     def test_the_rest_at_the_end(self, state):
         """An interval of 0 keeps all back until deliver."""
@@ -262,6 +276,7 @@ class TestEvery:
         state.train_dataloader = training
         state.set_dataloader(training, "train", 10)
         run_batches(state, logger, 3)
+        state.timestamp = state.timestamp.copy()
         state.set_dataloader(evaluation, "eval", 1)
         logger.log_metrics({"metrics/eval/x": 1})
         state.set_dataloader(training, "train", 10)

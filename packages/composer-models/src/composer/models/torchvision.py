@@ -100,7 +100,8 @@ def _classifier(
     module = _build(builder, num_classes, weights, kwargs)
     if num_classes is None:
         # By default a model has as many as its weights; not all models tell.
-        num_classes = len((_find_weights(builder, weights) or _find_weights(builder, "DEFAULT")).meta["categories"])
+        described: Any = _find_weights(builder, weights) or _find_weights(builder, "DEFAULT")
+        num_classes = len(described.meta["categories"])
     return ComposerClassifier(module, num_classes, **around)
 
 
