@@ -231,7 +231,6 @@ class Logger:
         The engine does so when a training or an evaluation by itself ends, and when it is closed.
         """
         for waiting in self._waiting.values():
-            waiting.delivered_at = self._state.timestamp
             self._hand_over(waiting)
 
     def report_failure(
