@@ -1,8 +1,8 @@
 """The code blocks of the specification's pages run, with the names and imports that they show.
 
 Each class is a page, each test a block of it (or two blocks that are one program), in our own words: the models are the
-pages', the data random and small, and where a page has a slip its meaning is tested. What the pages show and this
-library does not have yet: RandAugment, CutMix and ALiBi; models of timm, Hugging Face and MMDetection.
+pages', the data random and small, and where a page has a slip its meaning is tested. The blocks on models of timm,
+Hugging Face and MMDetection are in composer-models' tests.
 """
 
 import math

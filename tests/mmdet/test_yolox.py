@@ -70,10 +70,11 @@ def make_spec(count, seed):
 @pytest.fixture
 def detector():
     """Return the model as the specification builds it."""
-    import mmdet.models  # noqa: F401 (registers what a configuration names)
     from mmdet.registry import MODELS
+    from mmdet.utils import register_all_modules
     from mmengine import ConfigDict
 
+    register_all_modules()
     torch.manual_seed(0)
     yolox = MODELS.build(ConfigDict(YOLOX))
     yolox.init_weights()

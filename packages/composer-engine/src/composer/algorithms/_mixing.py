@@ -30,7 +30,8 @@ others take back what they did to the targets, so that the partner's loss sees t
 
 def blend_targets(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:
     """Blend the targets, as they are by now, with the partners', which count by ``share``."""
-    target = cf.ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
+    scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
+    target = cf.ensure_targets_one_hot(scores, state.batch_get_item(target_key))
     state.batch_set_item(target_key, torch.lerp(target, target[partners], share))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -17,7 +18,8 @@ __all__ = ["LabelSmoothing"]
 class LabelSmoothing(Algorithm):
     """Spread a part of each label evenly over all classes while the loss is computed (arXiv:1512.00567).
 
-    See :func:`composer.functional.smooth_labels`. After the loss the batch has its own labels again.
+    See :func:`composer.functional.smooth_labels`. After the loss the batch has its own labels again. Of outputs in a
+    dictionary, as of models of Transformers, it takes ``"logits"``, and ``target_key="labels"`` is where the labels are.
 
     Args:
         smoothing: The part that is spread, in ``[0, 1]``.
@@ -47,7 +49,13 @@ class LabelSmoothing(Algorithm):
         del logger
         if event is Event.BEFORE_LOSS:
             self._target = state.batch_get_item(self.target_key)
-            state.batch_set_item(self.target_key, cf.smooth_labels(state.outputs, self._target, self.smoothing))
+            state.batch_set_item(self.target_key, self._smoothed(state.outputs, self._target))
         else:
             state.batch_set_item(self.target_key, self._target)
             self._target = None
+
+    def _smoothed(self, outputs: Any, target: Any) -> Any:
+        if not isinstance(outputs, Mapping):
+            return cf.smooth_labels(outputs, target, self.smoothing)
+        # Of models that return a dictionary the classes come last, also where each token has a label.
+        return cf.smooth_labels(outputs["logits"].movedim(-1, 1), target, self.smoothing).movedim(1, -1)
