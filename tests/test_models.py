@@ -10,7 +10,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from composer import Trainer
-from composer.algorithms import EMA, Alibi, GatedLinearUnits, GradientClipping, SelectiveBackprop, SeqLengthWarmup
+from composer.algorithms import (
+    EMA,
+    Alibi,
+    GatedLinearUnits,
+    GradientClipping,
+    LabelSmoothing,
+    SelectiveBackprop,
+    SeqLengthWarmup,
+)
 from composer.loggers import InMemoryLogger
 from composer.metrics import LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy
 from composer.models import HuggingFaceModel, write_huggingface_pretrained_from_composer_checkpoint

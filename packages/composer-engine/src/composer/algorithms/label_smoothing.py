@@ -19,7 +19,7 @@ class LabelSmoothing(Algorithm):
     """Spread a part of each label evenly over all classes while the loss is computed (arXiv:1512.00567).
 
     See :func:`composer.functional.smooth_labels`. After the loss the batch has its own labels again. Of outputs in a
-    dictionary, as of models of Transformers, it takes ``"logits"``, and ``target_key="labels"`` is where the labels are.
+    dictionary, as of models of Transformers, it takes ``"logits"``; their labels are at ``target_key="labels"``.
 
     Args:
         smoothing: The part that is spread, in ``[0, 1]``.
