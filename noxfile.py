@@ -32,7 +32,7 @@ TOOLS = {
     "types": ["mypy", "types-tqdm"],
     "imports": ["import-linter"],
 }
-# The versions of which MMDetection's operators are known to compile; newer ones of torch and setuptools do not do.
+# Versions that fit each other. The operators of mmcv come as source, whose build asks for an older setuptools.
 MMDET = {
     "builders": ["torch==2.7.0", "torchvision==0.22.0", "setuptools<75", "wheel", "ninja"],
     "operators": ["mmcv==2.1.0"],

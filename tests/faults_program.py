@@ -56,7 +56,7 @@ def train(folder, result):
         optimizers=optimizer,
         schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         algorithms=[MixUp(), EMA(half_life="4ba"), SAM(interval=3)],
-        device_train_microbatch_size=3,
+        device_train_microbatch_size=2,
         max_duration="4ep",
         run_name="run",
         save_folder=folder,
@@ -186,19 +186,20 @@ def register_slow_files():
     class SlowFiles(LocalFileSystem):
         protocol = ("slowfile",)
 
-        def put_file(self, path1, path2, callback=None, **kwargs):
-            del callback, kwargs
-            self.pipe_file(path2, Path(path1).read_bytes())
+        def __init__(self, **options):
+            super().__init__(**options | {"auto_mkdir": True})
 
-        def pipe_file(self, path, value, **kwargs):
-            del kwargs
-            target = Path(self._strip_protocol(path))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as file:
-                for start in range(0, len(value), 4096):
-                    file.write(value[start : start + 4096])
-                    file.flush()
-                    time.sleep(0.0002)
+        def _open(self, path, mode="rb", **options):
+            file = super()._open(path, mode, **options)
+            if "w" in mode:
+                write = file.f.write
+                file.write = lambda content: sum(slowly(write, memoryview(content).cast("B")))
+            return file
+
+    def slowly(write, content):
+        for start in range(0, len(content), 4096):
+            time.sleep(0.0002)
+            yield write(content[start : start + 4096])
 
     fsspec.register_implementation("slowfile", SlowFiles, clobber=True)
 

@@ -107,7 +107,7 @@ def test_precision_rises(detector):
     assert {"loss/train/loss_cls", "loss/train/loss_bbox", "loss/train/loss_obj"} <= log.data.keys()
     assert sum(losses[-12:]) < 0.6 * sum(losses[:12])
     assert before < 0.05
-    assert after > 0.5
+    assert after > 0.25
 
 
 def test_predictions_are_those_of_mmdetection(detector):

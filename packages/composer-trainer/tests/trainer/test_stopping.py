@@ -12,7 +12,8 @@ import pytest
 from composer.trainer.stopping import StopSignals
 
 PROGRAM = """
-import sys, time, torch
+import signal, sys, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever has started the tests
 from composer.core import Callback
 from composer.loggers import FileLogger
 from composer.models import ComposerClassifier
@@ -104,6 +105,17 @@ class TestListening:
 
             assert during == (signal.SIGTERM, [])
             assert called == [signal.SIGTERM]
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def test_what_is_ignored_stays_so(self):
+        """A signal that the program ignores, as one that nohup has started does, stops nothing."""
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            with StopSignals() as signals:
+                signal.raise_signal(signal.SIGTERM)
+
+            assert signals.received is None
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -34,6 +34,9 @@ __all__ = ["Engine"]
 
 PassAt: TypeAlias = tuple[AlgorithmPass, int]
 
+_DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
+"""Where what waits for loggers is handed over to them, after the callbacks and before the loggers' own hooks."""
+
 
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
@@ -200,9 +203,11 @@ class Engine:
             return
         self._closed = True
         self._table = {}
-        everyone: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
+        callbacks, destinations = list(self.state.callbacks), list(self.logger.destinations)
+        everyone: list[Callback] = [*callbacks, *destinations]
         errors: list[Exception] = []
         closing: list[Call] = [partial(one.close, self.state, self.logger) for one in everyone]
+        closing.insert(len(callbacks), self.logger.deliver)  # what callbacks log last, too
         for close in [*closing, *(one.post_close for one in everyone)]:
             try:
                 close()
@@ -235,6 +240,9 @@ class Engine:
 
     def _calls(self, event: Event, entries: Sequence[Entry]) -> tuple[Call, ...]:
         calls = tuple(self._call(event, order, entry) for order, entry in enumerate(entries))
+        if event in _DELIVERING:
+            loggers = sum(entry.kind == "logger" for entry in entries)
+            calls = (*calls[: len(calls) - loggers], self.logger.deliver, *calls[len(calls) - loggers :])
         if event in MODEL_EVENTS and any(entry.kind != "logger" for entry in entries):
             calls = self._with_checks(event, entries, calls)
         alone: Call = partial(_call_all, calls)

@@ -13,12 +13,12 @@ from composer.trainer.metric_state import load_metrics, save_metrics
 from composer.trainer.randomness import load_rng_state, rng_state
 
 if TYPE_CHECKING:
-    from composer.core import State
+    from composer.core import Logger, State
     from composer.trainer.training_data import TrainingData
 
 __all__ = ["Progress", "SavesProgress"]
 
-_PARTS = ("clock_before", "data", "metrics", "microbatch_size", "rng", "skipped_steps", "world_size")
+_PARTS = ("clock_before", "data", "loggers", "metrics", "microbatch_size", "rng", "skipped_steps", "world_size")
 
 
 @runtime_checkable
@@ -37,10 +37,11 @@ class Progress:
     Args:
         state: The run.
         data: What it trains on.
+        logger: Whose destinations go on in the runs of other products that they have begun.
     """
 
-    def __init__(self, state: State, data: TrainingData) -> None:
-        self._state, self._data = state, data
+    def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
+        self._state, self._data, self._logger = state, data, logger
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
         self._draws: dict[str, Any] | None = None
@@ -52,6 +53,7 @@ class Progress:
         return {
             "clock_before": state.previous_timestamp.state_dict(),
             "data": None if batches is None else batches.state_dict(),
+            "loggers": self._logger.state_dict(),
             "metrics": save_metrics(state.train_metrics),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
             "rng": all_gather_object(rng_state(state.device)),
@@ -65,13 +67,16 @@ class Progress:
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
         batches, place = self._data.batches, saved["data"]
-        if not isinstance(saved["rng"], list) or not isinstance(saved["metrics"], Mapping):
-            return ["extra: rng must be a list and metrics a dictionary."]
+        if not isinstance(saved["rng"], list) or not all(
+            isinstance(saved[name], Mapping) for name in ("metrics", "loggers")
+        ):
+            return ["extra: rng must be a list, metrics and loggers dictionaries."]
         return [] if batches is None or place is None else batches.check_state_dict(place)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Keep what was saved until training goes on: data and loaders may only then be there."""
         self._loaded = dict(saved)
+        self._logger.load_state_dict(saved["loggers"])
 
     def forget(self) -> None:
         """Go on from the beginning."""

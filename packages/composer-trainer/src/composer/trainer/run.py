@@ -206,25 +206,28 @@ class Run:
 
     def log_batch(self) -> None:
         """Log the batch's loss, by the number that the batch has."""
-        logger, timestamp = self.engine.logger, self.state.timestamp
+        logger = self.engine.logger
         if not self._runs_alone:
             self._logged = self.parallel.reduce_mean(self._logged)
         if not logger.destinations:
             return
+        # Read once as it is stored: eight look-ups by name and unit would be most of what this costs.
+        now = vars(self.state.timestamp)
         metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._logged.items()}
         metrics |= {
-            "time/iteration": timestamp.count(TimeUnit.ITERATION),
-            "time/epoch": timestamp.count(TimeUnit.EPOCH),
-            "time/batch": timestamp.count(TimeUnit.BATCH),
-            "time/sample": timestamp.count(TimeUnit.SAMPLE),
-            "time/token": timestamp.count(TimeUnit.TOKEN),
-            "time/batch_in_epoch": timestamp.count(TimeUnit.BATCH, in_epoch=True),
-            "time/sample_in_epoch": timestamp.count(TimeUnit.SAMPLE, in_epoch=True),
-            "time/token_in_epoch": timestamp.count(TimeUnit.TOKEN, in_epoch=True),
+            "time/iteration": now["_iteration"],
+            "time/epoch": now["_epoch"],
+            "time/batch": now["_batch"],
+            "time/sample": now["_sample"],
+            "time/token": now["_token"],
+            "time/batch_in_epoch": now["_batch_in_epoch"],
+            "time/sample_in_epoch": now["_sample_in_epoch"],
+            "time/token_in_epoch": now["_token_in_epoch"],
             "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
-            **self.optimization.figures(),
         }
-        logger.log_metrics(metrics)
+        if self.state.scaler is not None:
+            metrics |= self.optimization.figures()
+        logger.log_metrics(metrics, now["_batch"])
 
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""

@@ -35,7 +35,9 @@ class StopSignals:
     def __enter__(self) -> Self:
         """Listen."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {one: signal.signal(one, self._receive) for one in (signal.SIGINT, signal.SIGTERM)}
+            for one in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(one) is not signal.SIG_IGN:  # as of a program that nohup has started
+                    self._before[one] = signal.signal(one, self._receive)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -60,5 +62,5 @@ class StopSignals:
         handler = self._before.get(received)
         if callable(handler):
             handler(received, None)
-        elif handler is not signal.SIG_IGN:
+        else:
             raise SystemExit(128 + received)

@@ -331,7 +331,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
         self._data.install(self.state)
         self._evaluations.install(self.state)
-        self._progress = Progress(self.state, self._data)
+        self._progress = Progress(self.state, self._data, self.logger)
         for callback in self.state.callbacks:
             if isinstance(callback, SavesProgress):
                 callback.extra = self._progress.to_data
