@@ -28,10 +28,10 @@ def test_context_ends():
     assert nn.Linear(2, 2)(torch.rand(1, 2)).dtype is torch.float32
 
 
-def test_fp8_is_refused_with_a_remedy():
-    """What is not there yet says what to use instead."""
-    with pytest.raises(NotImplementedError, match="use 'amp_bf16'"):
-        get_precision_context("amp_fp8")
+def test_fp8_leaves_the_rest_to_bfloat16():
+    """Layers that compute in 8 bits are made by the trainer; everything else is in bfloat16."""
+    with get_precision_context("amp_fp8"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
 
 
 def test_unknown_precision_is_refused():
