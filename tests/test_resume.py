@@ -296,91 +296,59 @@ class TestEachWayToTrain:
     def test_with_torchs_schedulers(self, tmp_path, make):
         """Torch's own schedulers go on, those that change other settings than the rate as well."""
 
-        def options():
-            model = image_model()
+        def settings(model):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-            return model, optimizer, make(optimizer)
+            return {"optimizers": optimizer, "schedulers": make(optimizer)}
 
-        results = []
-        for load in (None, tmp_path / "0" / "ep1-ba5"):
-            model, optimizer, scheduler = options()
-            log = InMemoryLogger()
-            trainer = Trainer(
-                model=model,
-                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
-                optimizers=optimizer,
-                schedulers=scheduler,
-                loggers=log,
-                max_duration="3ep",
-                progress_bar=False,
-                device="cpu",
-                seed=5,
-                run_name="run",
-                save_folder=str(tmp_path / str(len(results))),
-                save_interval="1ba",
-                load_path=None if load is None else str(load),
-            )
-            trainer.fit()
-            trainer.close()
-            results.append(compared(trainer, log, STEPS - 5))
-
-        assert_same(*results)
+        assert_same(*twice(tmp_path, settings, stop="ep1-ba5"))
 
     def test_several_optimizers(self, tmp_path):
         """Each of several optimizers goes on with its own state."""
-        results = []
-        for load in (None, str(tmp_path / "0" / "ep0-ba2")):
-            model = image_model()
-            weights = list(model.parameters())
-            log = InMemoryLogger()
-            trainer = Trainer(
-                model=model,
-                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
-                optimizers=[torch.optim.Adam(weights[:5], lr=0.01), torch.optim.SGD(weights[5:], 0.01, momentum=0.9)],
-                loggers=log,
-                max_duration="3ep",
-                progress_bar=False,
-                device="cpu",
-                seed=5,
-                run_name="run",
-                save_folder=str(tmp_path / str(len(results))),
-                save_interval="1ba",
-                load_path=load,
-            )
-            trainer.fit()
-            trainer.close()
-            results.append(compared(trainer, log, STEPS - 2))
 
-        assert_same(*results)
+        def settings(model):
+            weights = list(model.parameters())
+            second = torch.optim.SGD(weights[5:], 0.01, momentum=0.9)
+            return {"optimizers": [torch.optim.Adam(weights[:5], lr=0.01), second]}
+
+        assert_same(*twice(tmp_path, settings, stop="ep0-ba2"))
 
     def test_schedule_free(self, tmp_path):
         """An optimizer with weights of its own to evaluate on goes on with those to train on."""
         schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
-        results = []
-        for load in (None, str(tmp_path / "0" / "ep1-ba5")):
-            model = image_model()
-            log = InMemoryLogger()
-            trainer = Trainer(
-                model=model,
-                train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
-                eval_dataloader=DataLoader(Images(), batch_size=4),
-                eval_interval="2ba",
-                optimizers=schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01),
-                loggers=log,
-                max_duration="3ep",
-                progress_bar=False,
-                device="cpu",
-                seed=5,
-                run_name="run",
-                save_folder=str(tmp_path / str(len(results))),
-                save_interval="1ba",
-                load_path=load,
-            )
-            trainer.fit()
-            trainer.close()
-            results.append(compared(trainer, log, STEPS - 5))
 
-        assert_same(*results)
+        def settings(model):
+            return {
+                "optimizers": schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01),
+                "eval_dataloader": DataLoader(Images(), batch_size=4),
+                "eval_interval": "2ba",
+            }
+
+        assert_same(*twice(tmp_path, settings, stop="ep1-ba5"))
+
+
+def twice(tmp_path, settings, stop):
+    """Train by ``settings(model)``, without a stop and from a checkpoint; return what has to be the same of both."""
+    results = []
+    for number, load in enumerate((None, str(tmp_path / "0" / stop))):
+        model, log = image_model(), InMemoryLogger()
+        trainer = Trainer(
+            model=model,
+            train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True),
+            loggers=log,
+            max_duration="3ep",
+            progress_bar=False,
+            device="cpu",
+            seed=5,
+            run_name="run",
+            save_folder=str(tmp_path / str(number)),
+            save_interval="1ba",
+            load_path=load,
+            **settings(model),
+        )
+        trainer.fit()
+        trainer.close()
+        results.append(compared(trainer, log, STEPS - int(stop.partition("-ba")[2])))
+    return results
 
 
 class Stream(IterableDataset):

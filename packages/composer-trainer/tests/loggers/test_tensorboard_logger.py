@@ -1,5 +1,7 @@
 """TensorBoard's files, read by TensorBoard."""
 
+import time
+
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -133,6 +135,7 @@ class TestResuming:
         loop = make_loop(first, run_name="a")
         loop.fit(epochs=1)
         loop.engine.close()
+        time.sleep(1.1)  # TensorBoard reads files in the order of their names, which begin with the second
         later = TensorboardLogger(str(tmp_path))
         state = State(model=None, run_name="a")
         later.load_state_dict(first.state_dict())
