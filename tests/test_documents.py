@@ -34,7 +34,9 @@ def program(text):
 def run(text, name, folder):
     """Run a document's code in a folder."""
     settings = os.environ | {"MPLBACKEND": "agg"}
-    command = [sys.executable, "-W", "error", "-c", RUN, name]
+    # torchao's sources, which Transformers imports where it is installed, have such a text.
+    torchao = [f"-Wignore:invalid escape sequence:{kind}" for kind in ("DeprecationWarning", "SyntaxWarning")]
+    command = [sys.executable, "-W", "error", *torchao, "-c", RUN, name]
     code = program(text)
     return subprocess.run(command, input=code, cwd=folder, env=settings, capture_output=True, text=True, check=False)
 
