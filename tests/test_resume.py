@@ -137,6 +137,7 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
         num_workers=workers,
         persistent_workers=options.pop("persistent_workers", False),
     )
+    seed = options.pop("seed", 5)
     settings = {
         "optimizers": optimizer,
         "schedulers": LinearScheduler(alpha_f=0.1),
@@ -154,7 +155,7 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
             max_duration="3ep",
             progress_bar=False,
             device="cpu",
-            seed=5,
+            seed=seed,
             run_name="run",
             save_folder=str(folder),
             load_path=load_path,
@@ -252,6 +253,13 @@ def conflicts(algorithms):
 
 
 class TestEachWayToTrain:
+    def test_a_seed_that_nobody_gave(self, tmp_path):
+        """The seed of the run that goes on is that of the first one, for draws and for the order of the data."""
+        whole, log = run(tmp_path / "whole", ["MixUp"], seed=None)
+        again, later = run(tmp_path / "again", ["MixUp"], seed=None, load_path=str(tmp_path / "whole" / "ep1-ba4"))
+
+        assert_same(compared(whole, log, STEPS - 4), compared(again, later, STEPS - 4))
+
     @pytest.mark.parametrize("stop", range(1, STEPS))
     def test_at_each_batch(self, tmp_path, stop):
         """Wherever it stops, in the middle or at the end of an epoch, the run goes on to the same bits."""

@@ -137,7 +137,11 @@ class TestRefusals:
 
     def test_functions_whose_arguments_nobody_knows(self, state):
         """Some of those written in C do not say what they take; they are believed."""
-        Engine(state).on("batch_end", dict)
+        engine = Engine(state)
+
+        engine.on("batch_end", dict)
+
+        assert [entry.kind for entry in engine.explain().entries["batch_end"]] == ["subscription"]
 
     def test_event_and_interval(self, state):
         """Neither a misspelt event nor an interval that is never due is taken."""

@@ -343,6 +343,7 @@ class Trainer:
             if self._loading.is_wanted:
                 self._course.prepare_schedulers(self.state)
                 self._loading.load(self.engine, self._progress, algorithm_passes)
+                self._data.install(self.state)  # the order of the data hangs on the seed, which is now the saved run's
             self.engine.run_event(Event.AFTER_LOAD)
             broadcast_model(self.state.model)
             self._computing.compile(self.state.model)
