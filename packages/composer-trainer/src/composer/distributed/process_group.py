@@ -7,6 +7,7 @@ import datetime
 import math
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """With a GPU, numbers that the host knows are still exchanged by hosts, so that nobody waits for a device."""
 
 _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
+_LETTING_GO_SECONDS = 0.05
 _made_here: list[ProcessGroup] = []
 _closed: list[bool] = []
 
@@ -86,6 +88,7 @@ def close_dist() -> None:
     if _made_here and is_initialized() and torch.distributed.group.WORLD is _made_here[-1]:
         if get_world_size() > 1:
             _closed.append(True)
+            _let_go_of_tensors()
         torch.distributed.destroy_process_group()
     _made_here.clear()
 
@@ -135,6 +138,14 @@ def _remember() -> None:
     if not _made_here:
         atexit.register(_close_at_exit)
     _made_here.append(torch.distributed.group.WORLD)
+
+
+def _let_go_of_tensors() -> None:
+    """Let gloo's threads have the interpreter, which they need to let go of the last tensors that were exchanged.
+
+    One that gets to it only when the interpreter is being taken down makes C++ abort a program that has done its work.
+    """
+    time.sleep(_LETTING_GO_SECONDS)
 
 
 def _close_at_exit() -> None:
