@@ -25,16 +25,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = {
+    "ours": [str(folder) for folder in sorted(ROOT.glob("packages/composer-*"))],
     "composer": ["mosaicml==0.32.1"],
     "lightning": ["lightning>=2.6"],
     "fabric": ["lightning>=2.6"],
     "accelerate": ["accelerate"],
     "hf_trainer": ["transformers", "accelerate"],
     "ignite": ["pytorch-ignite"],
-    "torchtnt": ["torchtnt"],
+    "torchtnt": ["torchtnt", "setuptools<80"],
 }
-CASES = ["loop", "ours", *PACKAGES]
+CASES = ["loop", *PACKAGES]
 VARIANTS = ["bare", "callbacks", "logged", "bar"]
 ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case != "accelerate"]}
 
@@ -102,9 +104,21 @@ def compare(arguments: argparse.Namespace) -> None:
 def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what a process of its own measures."""
     python = sys.executable
-    if arguments.environments and case in PACKAGES:
+    if arguments.environments and (arguments.environments / case).is_dir():
         python = str(arguments.environments / case / "bin" / "python")
-    command = [python, __file__, "--child", case, variant, "--steps", str(arguments.steps), "--model", arguments.model]
+    # -P: the programs beside this one have names under which others look for packages.
+    command = [
+        python,
+        "-P",
+        __file__,
+        "--child",
+        case,
+        variant,
+        "--steps",
+        str(arguments.steps),
+        "--model",
+        arguments.model,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -218,7 +232,7 @@ def run_ours(network: Any, batches: Batches, variant: str) -> str:
         def batch_end(self, state: Any, logger: Any) -> None:
             pass
 
-    model = ComposerClassifier(network, num_classes=10, train_metrics=[])
+    model = ComposerClassifier(network, num_classes=10, train_metrics=[], val_metrics=[])
     with Path(os.devnull).open("w") as nowhere:
         Trainer(
             model=model,
@@ -253,7 +267,8 @@ def run_composer(network: Any, batches: Batches, variant: str) -> str:
 
     from torchmetrics import MetricCollection
 
-    model = ComposerClassifier(network, num_classes=10, train_metrics=MetricCollection([]))
+    none = MetricCollection([])
+    model = ComposerClassifier(network, num_classes=10, train_metrics=none, val_metrics=none)
     Trainer(
         model=model,
         train_dataloader=batches,
@@ -263,6 +278,7 @@ def run_composer(network: Any, batches: Batches, variant: str) -> str:
         progress_bar=False,
         max_duration="1ep",
         device="cpu",
+        device_train_microbatch_size=8,
         seed=0,
     ).fit()
     return f"mosaicml {composer.__version__}"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
-from composer.algorithms import EMA, GradientClipping, LabelSmoothing, LayerFreezing
+from composer.algorithms import EMA, SWA, GradientClipping, LabelSmoothing, LayerFreezing
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -26,7 +26,12 @@ RUNS = {
     "fsdp, microbatches": {"parallelism_config": {"fsdp": {}}, "device_train_microbatch_size": 1},
     "algorithms": {"algorithms": lambda: [LabelSmoothing(0.1), GradientClipping("norm", 0.2), EMA("2ba")]},
     "fsdp, algorithms": {
-        "algorithms": lambda: [LabelSmoothing(0.1), GradientClipping("norm", 0.2)],
+        "algorithms": lambda: [LabelSmoothing(0.1), GradientClipping("norm", 0.2), EMA("2ba")],
+        "parallelism_config": {"fsdp": {}},
+    },
+    "SWA": {"algorithms": lambda: [SWA("1ep", "1dur", update_interval="1ba")]},
+    "fsdp, SWA": {
+        "algorithms": lambda: [SWA("1ep", "1dur", update_interval="1ba")],
         "parallelism_config": {"fsdp": {}},
     },
     "freezing": {"algorithms": lambda: [LayerFreezing(0.0, 1.0)]},

@@ -19,6 +19,8 @@ RUNS = [
     "fsdp, microbatches",
     "algorithms",
     "fsdp, algorithms",
+    "SWA",
+    "fsdp, SWA",
     "freezing",
 ]
 

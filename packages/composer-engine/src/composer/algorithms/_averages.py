@@ -45,6 +45,7 @@ class AveragedWeights:
     _places: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False)
     _used_by: set[Event] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
+    _is_sharded: bool = attrs.field(default=False, init=False)
 
     def __bool__(self) -> bool:
         return bool(self._outside)
@@ -52,8 +53,10 @@ class AveragedWeights:
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
         """Start with the model's weights."""
+        _reshard(model)
         self._model, places = model, _places(model)
         self._places = list(places.values())
+        self._is_sharded = any(_is_sharded(weight) for weight in self._weights())
         self._outside = {name: weight.clone() for name, weight in zip(places, self._weights(), strict=True)}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
@@ -72,8 +75,11 @@ class AveragedWeights:
             )
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the averages and the model's weights, in the same order, while training goes on."""
-        return list(self._outside.values()), self._weights()
+        """Return the averages and the model's weights, in the same order, while training goes on.
+
+        Of sharded weights (DTensors, as ``fully_shard`` makes them) these are the parts that this process holds.
+        """
+        return self._own_parts(list(self._outside.values())), self._own_parts(self._weights())
 
     def swap(self, event: Event) -> None:
         """Put the averages into the model when an evaluation or prediction starts, and out again at its end."""
@@ -156,6 +162,7 @@ class AveragedWeights:
                     f"{tuple(self._outside[name].shape)} there and {tuple(holder[key].shape)} here."
                 )
         self._model, self._places = model, list(places.values())
+        self._is_sharded = any(_is_sharded(weight) for weight in self._weights())
         pairs = zip(places, self._weights(), strict=True)
         self._outside = {name: self._outside[name].to(weight.device) for name, weight in pairs}
 
@@ -166,11 +173,31 @@ class AveragedWeights:
     def _exchange(self, *, into_model: bool) -> None:
         if self._is_in_model is into_model or not self._places:
             return
-        outside, weights = list(self._outside.values()), self._weights()
+        if self._is_sharded and self._model is not None:
+            _reshard(self._model)
+        outside, weights = self.tensors()
         held = [weight.clone() for weight in weights]
         torch._foreach_copy_(weights, outside)
         torch._foreach_copy_(outside, held)
         self._is_in_model = into_model
+
+    def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return tensors as they are, or of DTensors, for which torch has no foreach kernels, their local parts."""
+        if not self._is_sharded:
+            return tensors
+        return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[operator]
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")  # a DTensor; asking so does not import what defines it
+
+
+def _reshard(model: nn.Module) -> None:
+    """Let modules that hold their whole weights after an evaluation's forward pass hold their shards again."""
+    for module in model.modules():
+        reshard = getattr(module, "reshard", None)
+        if callable(reshard) and callable(getattr(module, "unshard", None)):  # as fully_shard's modules have them
+            reshard()
 
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:
