@@ -48,6 +48,28 @@ class TestCrossEntropy:
 
         assert metric.compute().item() == pytest.approx(_mean_by_hand(logits, targets), rel=1e-6)
 
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+    def test_ids_of_any_integer(self, dtype):
+        """Ids of a vector or of a mask may be of any integer type, as the losses take them."""
+        logits, targets = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+        metric, expected = CrossEntropy(), CrossEntropy()
+
+        metric.update(logits, targets.to(dtype))
+        metric.update(logits[:, :, 0, 0], targets[:, 0, 0].to(dtype))
+
+        expected.update(logits, targets)
+        expected.update(logits[:, :, 0, 0], targets[:, 0, 0])
+        assert metric.compute() == expected.compute()
+
+    def test_one_hot_integers_are_probabilities(self):
+        """What torch's one_hot makes of ids counts as the ids do."""
+        logits, targets = torch.randn(6, 4), torch.randint(4, (6,))
+        metric = CrossEntropy()
+
+        metric.update(logits, torch.nn.functional.one_hot(targets, 4))
+
+        assert metric.compute().item() == pytest.approx(_mean_by_hand(logits, targets), rel=1e-6)
+
     def test_probabilities_weigh_the_classes(self):
         """With class probabilities the value is their weighted mean of -log softmax, one a sample."""
         logits, probabilities = torch.randn(6, 4), torch.rand(6, 4).softmax(dim=1)

@@ -159,7 +159,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"got shapes \(1, 3, 4, 4\) and \(1, 8, 8\)"):
             MIoU(3).update(torch.zeros(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
 
-    @pytest.mark.parametrize(("wrong", "found"), [(4, "0 to 4"), (-2, "-2 to 0")])
+    @pytest.mark.parametrize(("wrong", "found"), [(3, "0 to 3"), (4, "0 to 4"), (-2, "-2 to 0")])
     def test_an_id_that_is_no_class(self, wrong, found):
         """A pixel of a class that does not exist is found, with the range that is allowed."""
         with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {found}"):

@@ -154,6 +154,21 @@ class TestIncompleteSubclasses:
         with pytest.raises(AttributeError, match="wieght"):
             Mistaken()
 
+    def test_layer_that_forgets_super_init_is_told(self):
+        """A layer that calls no super().__init__() fails as in torch, although the model around it does."""
+
+        class Forgetful(nn.Module):
+            def __init__(self):
+                self.layer = nn.Linear(1, 1)
+
+        class Outer(Doubler):
+            def __init__(self):
+                super().__init__()
+                self.inner = Forgetful()
+
+        with pytest.raises(AttributeError, match=r"before Module.__init__\(\) call"):
+            Outer()
+
     def test_other_attribute_errors_before_super_init_are_the_cause(self):
         """One raised before super().__init__() is not lost."""
 

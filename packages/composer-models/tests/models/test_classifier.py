@@ -389,3 +389,12 @@ class TestMetrics:
 
         assert not other.get_metrics(is_train=True)["MulticlassAccuracy"].update_called
         assert other.module.weight is not model.module.weight
+
+
+def test_index_error_of_the_loss_function_passes():
+    """Only an id that is no class's is said to be one; another mistake of a loss function arrives as it is."""
+    model = ComposerClassifier(nn.Linear(4, 3), loss_fn=lambda outputs, target: [outputs][len(target)])
+    batch = torch.rand(2, 4), torch.tensor([0, 1])
+
+    with pytest.raises(IndexError, match="list index out of range"):
+        model.loss(model(batch), batch)

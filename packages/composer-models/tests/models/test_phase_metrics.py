@@ -31,6 +31,13 @@ def test_every_form_has_names(given, names):
         }
 
 
+def test_none_can_be_handed_on():
+    """What was made of no metrics may be given again, as the copies for evaluation are."""
+    none = as_collection([], "metrics")
+
+    assert by_name(as_collection(none, "eval_metrics"), "eval_metrics") == {}
+
+
 def test_metrics_share_no_counts():
     """A trainer updates each metric by itself, so torchmetrics may not group them."""
     named = by_name(as_collection([MeanMetric(), SumMetric()], "val_metrics"), "val_metrics")

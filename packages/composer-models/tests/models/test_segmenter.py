@@ -274,3 +274,11 @@ class TestBadInput:
 
         with pytest.raises(ValueError, match="to be of type Sequence"):
             one_head().update_metric(BATCH, torch.zeros(2, 3, 6, 6), MeanAveragePrecision())
+
+
+def test_index_error_of_the_loss_function_passes():
+    """Only an id that is no class's is said to be one; another mistake of a loss function arrives as it is."""
+    model = one_head(loss_fn=lambda scores, masks: [scores][len(masks)])
+
+    with pytest.raises(IndexError, match="list index out of range"):
+        model.loss(model(BATCH), BATCH)

@@ -213,6 +213,19 @@ class TestWeights:
         assert model.module.transform_input
         assert model(((torch.rand(2, 3, 64, 64)), None)).shape == (2, 5)
 
+    @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+    def test_weights_with_auxiliary_heads(self, weights, name):
+        """With its own number of classes such a model has all of its weights, and no auxiliary heads."""
+        pretrained = weights(name, init_weights=False).state_dict()
+
+        model = composer_torchvision(name, weights="DEFAULT")
+
+        loaded = model.module.state_dict()
+        assert model.num_classes == 1000
+        assert model.module.transform_input
+        assert not [key for key in loaded if key.lower().startswith("aux")]
+        assert all(torch.equal(value, pretrained[key]) for key, value in loaded.items())
+
     def test_settings_that_change_the_layers(self, weights):
         """Weights that fit nowhere are an error, not a model that knows nothing."""
         weights("resnet50")

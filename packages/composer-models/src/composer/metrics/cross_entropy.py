@@ -44,16 +44,16 @@ class CrossEntropy(MeanMetricBase):
 
         Args:
             preds: Logits, shape ``(N, C, ...)``.
-            targets: Class ids ``(N, ...)`` or class probabilities ``(N, C, ...)``.
+            targets: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``.
 
         Raises:
             ValueError: The shapes do not fit each other.
         """
         preds = preds.float()
-        if targets.is_floating_point():
+        if targets.is_floating_point() or targets.shape == preds.shape:
             self.add(cross_entropy(preds, targets.float(), reduction="sum"), targets.numel() // targets.shape[1])
         else:
-            batch_sum = cross_entropy(preds, targets, ignore_index=self.ignore_index, reduction="sum")
+            batch_sum = cross_entropy(preds, targets.long(), ignore_index=self.ignore_index, reduction="sum")
             self.add(batch_sum, (targets != self.ignore_index).sum())
 
     def compute(self) -> Tensor:

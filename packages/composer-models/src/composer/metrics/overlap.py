@@ -30,13 +30,16 @@ def count_overlap(
         (tensor([1, 0]), tensor([2, 0]), tensor([1, 1]))
     """
     ids, truth = _predicted_ids(preds, targets, num_classes).long(), targets.long()
-    # Counted without looking at the values, which would wait for the device: one more class takes what does not count.
-    nothing = num_classes
+    # Counted without looking at the values, which would wait for the device: what does not count adds 0 to a class.
     counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
-    ids, truth = ids.where(counted, nothing), truth.where(counted, nothing)
-    agreed = truth.where(ids == truth, nothing)
+    ids, truth = ids.where(counted, 0), truth.where(counted, 0)
+    agreed = counted & (ids == truth)
     try:
-        return _count(agreed, num_classes), _count(ids, num_classes), _count(truth, num_classes)
+        return (
+            _count(truth, agreed, num_classes),
+            _count(ids, counted, num_classes),
+            _count(truth, counted, num_classes),
+        )
     except RuntimeError as error:
         if "out of bounds" not in str(error):
             raise
@@ -80,9 +83,8 @@ def _predicted_ids(preds: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     )
 
 
-def _count(ids: Tensor, num_classes: int) -> Tensor:
-    ids = ids.flatten()
-    return ids.new_zeros(num_classes + 1).scatter_add_(0, ids, torch.ones_like(ids))[:num_classes]
+def _count(ids: Tensor, counted: Tensor, num_classes: int) -> Tensor:
+    return ids.new_zeros(num_classes).scatter_add_(0, ids.flatten(), counted.flatten().long())
 
 
 def _span(ids: Tensor) -> str:

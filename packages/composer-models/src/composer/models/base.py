@@ -141,7 +141,7 @@ def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
         try:
             init(self, *args, **kwargs)
         except AttributeError as error:
-            if not _comes_before_module_init(error):
+            if "_modules" in self.__dict__ or not _comes_before_module_init(error):
                 raise
         if "_modules" not in self.__dict__:
             name = type(self).__name__

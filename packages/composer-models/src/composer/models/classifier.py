@@ -129,6 +129,8 @@ class ComposerClassifier(ComposerModel):
         try:
             return self.loss_fn(outputs, target, *args, **kwargs)
         except IndexError as error:
+            if not str(error).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+                raise
             raise ValueError(
                 f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {error} "
                 f"Class ids run from 0 to {outputs.shape[1] - 1}."

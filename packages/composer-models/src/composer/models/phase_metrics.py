@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["as_collection", "by_name"]
 
 
-def as_collection(metrics: Metrics, name: str) -> MetricCollection | nn.ModuleDict:
+def as_collection(metrics: Metrics | nn.ModuleDict, name: str) -> MetricCollection | nn.ModuleDict:
     """Return the metrics as one module, which moves to a device together with the model.
 
     Without any, torchmetrics is not imported for it: that takes a second, and 137 MiB where torchvision is there.
@@ -32,7 +32,7 @@ def as_collection(metrics: Metrics, name: str) -> MetricCollection | nn.ModuleDi
         >>> list(as_collection([MeanMetric()], "val_metrics"))
         ['MeanMetric']
     """
-    if isinstance(metrics, (list, tuple, dict)) and not metrics:
+    if isinstance(metrics, (list, tuple, dict, nn.ModuleDict)) and not metrics:  # the last is what this returns
         return nn.ModuleDict()
     from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second)
 

@@ -128,6 +128,8 @@ class ComposerSegmenter(ComposerModel):
         try:
             loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
         except IndexError as error:
+            if not str(error).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+                raise
             raise ValueError(
                 f"A mask does not fit the scores of shape {tuple(scores.shape)}: {error} Class ids run from 0 to "
                 f"{scores.shape[1] - 1}, and {self.ignore_index} is ignored. Set ignore_index= for another."

@@ -159,7 +159,9 @@ def _build(
 ) -> nn.Module:
     """Build the model; with weights of another number of classes, load all of them but those of the last layers."""
     chosen = _find_weights(builder, weights)
-    if chosen is None or num_classes in {None, len(chosen.meta["categories"])}:
+    fits = chosen is None or num_classes in {None, len(chosen.meta["categories"])}
+    # With auxiliary heads in its weights, torchvision builds a model only if it shall have them.
+    if chosen is None or (fits and builder.__name__ not in _WITH_AUXILIARY_HEADS):
         return builder(weights=chosen, **_given(num_classes), **kwargs)
     takes = inspect.signature(builder).parameters.keys()
     # What torchvision sets by itself when it loads weights.
@@ -168,7 +170,7 @@ def _build(
         implied.pop("aux_loss", None)
     if builder.__name__ in _WITH_AUXILIARY_HEADS:
         implied |= {"transform_input": True, "init_weights": False}
-    module = builder(num_classes=num_classes, **(implied | kwargs))
+    module = builder(**_given(num_classes), **(implied | kwargs))
     _load_all_but_scores(module, chosen)
     return module
 
