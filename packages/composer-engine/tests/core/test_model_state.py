@@ -341,3 +341,17 @@ class TestOptimizers:
 
         with pytest.raises(NotSerializableError, match=r"optimizers\.SGD\.param_groups\[0\]\.hook: function"):
             state.get_optim_state_dict()
+
+
+class TestManyNames:
+    def test_all_are_told_in_a_moment(self):
+        """Where no name of thousands fits, each is told, and the nearest is looked for of the first ones only."""
+        own = nn.ModuleDict({f"layer_{place}": nn.Linear(1, 1) for place in range(1500)})
+        saved = {f"layers.{place}.attention.weight": torch.ones(1, 1) for place in range(1500)}
+
+        with pytest.raises(StateMismatchError) as caught:
+            State(own).load_model_state({"model": saved})
+
+        told = [problem for problem in caught.value.problems if "has no such weight" in problem]
+        assert len(told) == 1500
+        assert all(problem.endswith(("no such weight.", "?")) for problem in told)

@@ -134,6 +134,12 @@ class TestWords:
         assert nearest("x", ["alpha"]) == "."
         assert nearest(3, []) == "."
 
+    def test_nearest_of_endless_names(self):
+        """Texts that are no names, each as long as a file, are not compared: that would take hours."""
+        name = "".join(chr(97 + place * place % 251) for place in range(300_000))
+
+        assert nearest(name, [name[1:]]) == "."
+
 
 class TestSavedFields:
     def test_saved_fields_are_the_state(self):

@@ -127,6 +127,17 @@ class TestWhen:
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
         assert (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns == before
 
+    def test_training_anew(self, make_trainer, tmp_path):
+        """A training whose clock was set back replaces what it comes to again, if it may."""
+        saver = CheckpointSaver(tmp_path, overwrite=True)
+        trainer = make_trainer(saver, max_duration="1ep")
+
+        trainer.fit()
+        trainer.fit(duration="1ep", reset_time=True)
+
+        saved = load_file(tmp_path / "ep1-ba5" / "model.safetensors")
+        assert all(torch.equal(saved[name], value) for name, value in trainer.state.model.state_dict().items())
+
     def test_end_has_the_last_evaluation(self, make_trainer, tmp_path):
         """The last checkpoint knows what the evaluation at the end came to."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
@@ -373,6 +384,33 @@ class TestFailures:
         monkeypatch.setattr(local.LocalFolder, "write", write)
 
         assert not any(one.is_whole for one in find_checkpoints(tmp_path))
+
+    def test_tried_again_by_hand(self, make_trainer, tmp_path, monkeypatch):
+        """A save that has failed counts as none: asked again at the same moment, once there is space, it is made."""
+        saver = CheckpointSaver(tmp_path, save_interval="1ep")
+        trainer = make_trainer(saver, max_duration="1ep")
+
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointSaveError, match="the disk is full"):
+            trainer.fit()
+        monkeypatch.undo()
+        trainer.save_checkpoint_to_save_folder()
+        saver.close(trainer.state, trainer.logger)
+
+        assert verify_checkpoint(tmp_path / "ep1-ba5")
+
+    def test_a_file_in_the_way(self, make_trainer, tmp_path):
+        """Where the folder cannot be made, a sentence says so before the first batch."""
+        (tmp_path / "file").write_text("")
+        trainer = make_trainer(CheckpointSaver(tmp_path / "file" / "runs"))
+
+        with pytest.raises(CheckpointSaveError, match="runs was not saved: Not a directory"):
+            trainer.fit()
+
+        assert int(trainer.state.timestamp.batch) == 0
 
 
 class TestSettings:

@@ -1,5 +1,6 @@
 """One save at a time, whose failure is not lost."""
 
+import signal
 import threading
 
 import pytest
@@ -57,3 +58,19 @@ class TestBackground:
         assert background.is_busy
         go.set()
         background.wait()
+
+    def test_ctrl_c_while_waiting(self):
+        """Who stops waiting has not ended the job: it is waited for the next time, and its failure is not lost."""
+        background, go = Background(), threading.Event()
+        background.start(lambda: (go.wait(10), fail()))
+        interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            background.wait()
+        was_busy = background.is_busy
+        go.set()
+
+        with pytest.raises(OSError, match="full"):
+            background.wait()
+
+        assert was_busy

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -86,6 +87,22 @@ class TestWholeCheckpoints:
         loaded = load_checkpoint(given, later, folder=saved.parent)
 
         assert loaded.path == str(saved)
+
+    def test_a_folder_with_the_name_of_a_file(self, runs, later, tmp_path):
+        """A checkpoint is one whatever its name: Composer's usual names end as those of files."""
+        path = save_checkpoint(runs.make(), tmp_path / "ep1-ba5-rank0.pt")
+
+        load_checkpoint(path, later)
+
+        assert runs.same(runs.make(), later)
+
+    def test_a_link_does_not_lead_out(self, saved, later):
+        """A file that is to name the newest checkpoint can name none outside of its folder."""
+        (saved.parent / "inner").mkdir()
+        (saved.parent / "inner" / "latest").write_text("..")
+
+        with pytest.raises(CheckpointError, match="latest cannot be read: Not a directory"):
+            load_checkpoint(saved.parent / "inner" / "latest", later)
 
     def test_nothing_there(self, later, tmp_path):
         """A path where nothing is, and a folder without checkpoints, are told apart."""
@@ -303,6 +320,14 @@ class TestWeightsOnly:
         with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; say weights_only"):
             load_checkpoint(tmp_path / "weights.safetensors", later)
 
+    def test_dtypes_that_torch_does_not_have(self, later, tmp_path):
+        """A file of a dtype that torch has no tensors for is refused by its name."""
+        header = b'{"0.weight": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}'
+        (tmp_path / "six.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+
+        with pytest.raises(CheckpointError, match=r"six\.safetensors (holds a tensor that cannot|is no whole)"):
+            load_checkpoint(tmp_path / "six.safetensors", later, weights_only=True)
+
     def test_file_that_is_not_there(self, later):
         """A file that does not exist is told of."""
         with pytest.raises(CheckpointError, match=r"nowhere\.pt does not exist"):
@@ -359,6 +384,37 @@ class TestContents:
 
         with pytest.raises(CheckpointError, match="have no place in the data"):
             load_checkpoint(saved, later)
+
+    def test_long_names_one_in_the_other(self, runs, saved, later):
+        """Long names one in the other do not take memory with the square of the file's size."""
+        inner = 0
+        for _ in range(100):
+            inner = {"k" * 50_000: inner}
+        runs.edit(saved, lambda data: data["extra"].update(more=inner))
+
+        tracemalloc.start()
+        loaded = load_checkpoint(saved, later)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+        assert loaded.extra["more"] == inner
+        assert peak < 12 * (saved / "state.json").stat().st_size
+
+    def test_many_names_of_which_one_is_there_twice(self, runs, saved, later):
+        """However many names there are, the one that is there twice is found in a moment."""
+        names = ", ".join(f'"{number}": 0' for number in range(300_000))
+        (saved / "state.json").write_text(f'{{{names}, "299999": 1}}')
+        runs.sign(saved)
+
+        with pytest.raises(CheckpointError, match="'299999' is there twice"):
+            load_checkpoint(saved, later)
+
+    def test_ignored_of_a_malformed_list(self, runs, saved, later):
+        """Also where something is to be ignored, a list of anything is refused with a sentence."""
+        runs.edit(saved, lambda data: data.update(callbacks=[{"key": "LRMonitor"}, "x"]))
+
+        with pytest.raises(CheckpointError, match=r"callbacks\[0\]: must be a dictionary"):
+            load_checkpoint(saved, later, ignore_keys="callbacks/LRMonitor")
 
     def test_shown_by_the_path_that_was_given(self, runs, saved, later):
         """Errors name the checkpoint's own path."""

@@ -170,22 +170,32 @@ class TestWrite:
             process.kill()
             process.wait()
         found = find_checkpoints(tmp_path)
-        LocalFolder(tmp_path).make()
+        LocalFolder(tmp_path).tidy()
 
         assert found
         assert all(verify_checkpoint(one.path) for one in found)
         assert not [name for name in names_in(tmp_path) if name.endswith(".tmp")]
 
 
-class TestMake:
+class TestTidy:
     def test_only_our_leftovers_are_removed(self, folder):
         """What a killed save has left goes, and what others keep in the folder stays."""
         for name in (".ep2.123-0a1b2c3d.tmp", "notes", ".config", "x.tmp"):
             (folder.path / name).mkdir()
 
-        folder.make()
+        folder.tidy()
 
         assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
+
+
+class TestMake:
+    def test_a_save_under_way_is_left_alone(self, runs, folder):
+        """What another process is just writing into the folder stays there when something else is saved beside it."""
+        (folder.path / ".ep2.123-0a1b2c3d.tmp").mkdir()
+
+        save_checkpoint(runs.make(), folder.path / "best")
+
+        assert names_in(folder.path) == [".ep2.123-0a1b2c3d.tmp", "best", "ep1-ba5"]
 
     def test_a_file_in_the_way(self, tmp_path):
         """A file where the folder is to be is told of."""

@@ -1,5 +1,6 @@
 """The command line."""
 
+import json
 import subprocess
 import sys
 
@@ -116,3 +117,23 @@ class TestDiff:
             main(arguments)
 
         assert caught.value.code == 2
+
+
+class TestCraftedFiles:
+    @pytest.mark.parametrize("command", ["show", "diff"])
+    @pytest.mark.parametrize("state", ["nothing", "deep"])
+    def test_told_in_a_line(self, runs, saved, capsys, command, state):
+        """A checkpoint that was made up, without a state or with one nested without end, is refused in one line."""
+        path = saved / "state.json"
+        if state == "deep":
+            text = json.dumps({"algorithms": [{"key": "A", "settings": {"a": "DEEP"}}]})
+            path.write_text(text.replace('"DEEP"', "[" * 900 + "]" * 900))
+        else:
+            path.unlink()
+        runs.sign(saved)
+
+        code = main([command, str(saved), *([str(saved)] * (command == "diff"))])
+
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (1, "") or (state, command, code) == ("deep", "show", 0)
+        assert code == 0 or (printed.err.count("\n") == 1 and "state.json is" in printed.err)

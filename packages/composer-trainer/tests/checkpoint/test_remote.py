@@ -161,6 +161,19 @@ class TestRemoteFolder:
         assert len(removed) == 4
         assert find_checkpoints(path) == []
 
+    def test_gone_while_it_is_looked_at(self, runs, url):
+        """A file that is deleted after its manifest was read is told of, and what is gone can be deleted."""
+        save_checkpoint(runs.make(), f"{url}/one")
+        folder = RemoteFolder(url, wait=0.001)
+        manifest = folder.manifest("one")
+        folder.delete("one")
+
+        with pytest.raises(CheckpointError, match=r"one/\S+ is missing, and the manifest lists it"):
+            folder.check("one", manifest)
+        folder.delete("one")
+
+        assert find_checkpoints(url) == []
+
     def test_foreign_files_are_not_deleted(self, runs, url):
         """What others keep under a checkpoint's name is neither replaced nor deleted."""
         put(f"{url}/one/notes.txt", b"precious")

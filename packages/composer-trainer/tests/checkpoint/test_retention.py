@@ -86,6 +86,17 @@ class TestDeleteOld:
         assert deleted == ["ba1", "ba3"]
         assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
 
+    def test_weights_do_not_stand_for_a_run(self, runs, tmp_path):
+        """Checkpoints to go on from and those of weights alone are counted apart: neither kind costs the other."""
+        for batch in (1, 2):
+            save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
+            save_checkpoint(runs.make(batch=batch), tmp_path / f"weights{batch}", weights_only=True)
+
+        deleted = delete_old(LocalFolder(tmp_path), "blur", 1, weights_only=True)
+
+        assert deleted == ["weights1"]
+        assert sorted(names_in(tmp_path)) == ["ba1", "ba2", "weights2"]
+
 
 class TestKeepBest:
     @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])

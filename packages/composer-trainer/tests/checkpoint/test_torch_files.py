@@ -3,6 +3,8 @@
 import collections
 import datetime
 import os
+import re
+import struct
 import zipfile
 
 import pytest
@@ -123,3 +125,39 @@ class TestLoadTorchWeights:
 
         with pytest.raises(CheckpointError, match="is a compressed archive"):
             load_torch_weights(tmp_path / "small.pt")
+
+    @pytest.mark.parametrize("way", ["bytes behind the end", "two tables of contents"])
+    def test_hidden_compression(self, way, tmp_path):
+        """An archive in which Python and torch would see different contents is refused, whatever torch would find."""
+        torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
+        with (
+            zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+            zipfile.ZipFile(tmp_path / "small.pt", "w", zipfile.ZIP_DEFLATED) as small,
+        ):
+            for one in plain.infolist():
+                small.writestr(one.filename, plain.read(one))
+        content = (tmp_path / "small.pt").read_bytes()
+        size, begin = struct.unpack("<LL", content[-10:-2])
+        table = bytearray(content[begin : begin + size])
+        for entry in re.finditer(b"PK\x01\x02", bytes(table)):
+            table[entry.start() + 10 : entry.start() + 12] = b"\0\0"  # says: not compressed
+        hidden = content + b"PK\5\6" if way == "bytes behind the end" else content[:-22] + table + content[-22:]
+        (tmp_path / "small.pt").write_bytes(hidden)
+
+        with pytest.raises(CheckpointError, match=r"small\.pt is no (archive as|whole file of) torch\.save"):
+            load_torch_weights(tmp_path / "small.pt")
+
+    def test_parts_that_overlap(self, tmp_path):
+        """A file that claims the same bytes several times, to become a large one, is refused."""
+        torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
+        with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "twice.pt", "w") as twice:
+            for one in plain.infolist():
+                twice.writestr(one.filename, plain.read(one))
+        content = (tmp_path / "twice.pt").read_bytes()
+        size, begin = struct.unpack("<LL", content[-10:-2])
+        count = struct.unpack("<H", content[-12:-10])[0]
+        end = b"PK\5\6\0\0\0\0" + struct.pack("<HHLLH", 2 * count, 2 * count, 2 * size, begin, 0)
+        (tmp_path / "twice.pt").write_bytes(content[:-22] + content[begin : begin + size] + end)
+
+        with pytest.raises(CheckpointError, match="is an archive whose parts overlap"):
+            load_torch_weights(tmp_path / "twice.pt")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["Passes", "load_model", "load_optimizers", "load_state"]
+__all__ = ["Passes", "load_model", "load_optimizers", "load_state", "missing_algorithms", "trial_state"]
 
 Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None
 
@@ -45,8 +45,8 @@ def load_state(
     if not isinstance(saved, Mapping) or "model" not in saved:
         report = check_state(state, saved, strict=strict)
     else:
-        made = _missing_algorithms(state, saved, excluded)
-        report = check_state(_trial(state, made, passes), saved, strict=strict)
+        made = missing_algorithms(state, saved, excluded)
+        report = check_state(trial_state(state, made, passes), saved, strict=strict)
         _add(state, made, logger, passes)
     _load_state(state, saved)
     _warn(report)
@@ -64,8 +64,8 @@ def load_model(
 ) -> LoadReport:
     """Check a model's weights, then load them; see :meth:`State.load_model_state`."""
     findings = Findings()
-    made = _missing_algorithms(state, saved, excluded)
-    check_part(_trial(state, made, passes), "model", saved.get("model"), findings)
+    made = missing_algorithms(state, saved, excluded)
+    check_part(trial_state(state, made, passes), "model", saved.get("model"), findings)
     report = findings.report(strict=strict)
     _add(state, made, logger, passes)
     model_state.load_weights(state.model, saved["model"])
@@ -89,8 +89,18 @@ def _warn(report: LoadReport) -> None:
         warnings.warn(lines, UserWarning, stacklevel=4)
 
 
-def _missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collection[str]) -> dict[int, Algorithm]:
-    """Return new algorithms for those that the saved weights need and the run lacks, by their place in the list."""
+def missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collection[str]) -> dict[int, Algorithm]:
+    """Return new algorithms for those that the saved weights need and the run lacks, by their place in the list.
+
+    Args:
+        state: The run; it is left as it is.
+        saved: What was saved, as :meth:`State.state_dict` returned it.
+        excluded: Names or keys of algorithms that are not to be made again.
+
+    Raises:
+        StateMismatchError: The saved list of algorithms is malformed, or one cannot be made again from its name and
+            settings.
+    """
     records = saved.get("algorithms", [])
     problems, made = malformed("algorithms", records), {}
     own = components_by_key(state, "algorithms")
@@ -106,8 +116,14 @@ def _missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collec
     return made
 
 
-def _trial(state: State, made: dict[int, Algorithm], passes: Passes) -> State:
-    """Return a state as it would be with the new algorithms, of copies of what they change."""
+def trial_state(state: State, made: dict[int, Algorithm], passes: Passes) -> State:
+    """Return a state as it would be with the new algorithms, of copies of what they change.
+
+    Args:
+        state: The run; it is left as it is, and returned itself if there are no new algorithms.
+        made: The new algorithms by their place in the list; see :func:`missing_algorithms`.
+        passes: Passes that order them.
+    """
     if not made:
         return state
     model, optimizers, copies = copy.deepcopy((state.model, state.optimizers, made))

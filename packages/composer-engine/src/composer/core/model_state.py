@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_HINTS = 10
+"""For how many names the nearest is looked for: of thousands, each with thousands of others, it would take minutes."""
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -84,9 +86,8 @@ def check_weights(model: nn.Module, saved: Mapping[str, Any]) -> tuple[list[str]
     missing = [f"model.{name} is not saved." for name in own if name not in saved]
     candidates = [name for name in own if name not in saved]
     unexpected = [
-        f"model.{name} is saved, and the model has no such weight{nearest(name, candidates)}"
-        for name in saved
-        if name not in own
+        f"model.{name} is saved, and the model has no such weight{nearest(name, candidates) if place < _HINTS else '.'}"
+        for place, name in enumerate(name for name in saved if name not in own)
     ]
     return wrong, missing, unexpected
 
@@ -216,9 +217,8 @@ def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[
     missing = [f"{name} is not saved." for name in place_of if name not in saved_place_of]
     candidates = [name for name in place_of if name not in saved_place_of]
     unexpected = [
-        f"{name} is saved, and the optimizer does not hold it{nearest(name, candidates)}"
-        for name in saved_place_of
-        if name not in place_of
+        f"{name} is saved, and the optimizer does not hold it{nearest(name, candidates) if place < _HINTS else '.'}"
+        for place, name in enumerate(name for name in saved_place_of if name not in place_of)
     ]
     unexpected += [
         f"{name} was saved in group {saved_place_of[name]}, and is in group {place}."

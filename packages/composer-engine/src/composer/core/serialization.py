@@ -35,6 +35,7 @@ __all__ = [
 
 MAX_DEPTH = 64
 MAX_BITS = 4096
+_LONGEST_NAME = 500
 _HOLDS = "A checkpoint holds numbers, text, lists, tuples, dictionaries, None and tensors"
 
 
@@ -179,5 +180,8 @@ def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
         >>> nearest("halflife", ["half_life", "smoothing"])
         "; did you mean 'half_life'?"
     """
-    found = difflib.get_close_matches(str(name), list(names), n=1)
+    text = str(name)
+    # Of texts that nobody would call names, the comparison takes time with the square of their length.
+    known = [one for one in names if len(one) <= _LONGEST_NAME] if len(text) <= _LONGEST_NAME else []
+    found = difflib.get_close_matches(text, known, n=1)
     return f"; did you mean {found[0]!r}?" if found else end

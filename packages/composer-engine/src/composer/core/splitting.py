@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from composer.core.serialization import MAX_DEPTH, NotSerializableError, at, nearest, plain
+from composer.core.serialization import MAX_DEPTH, NotSerializableError, at, nearest, plain, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["join_tensors", "split_tensors"]
 
 _MAX_DEPTH = 2 * MAX_DEPTH
+
+_Path: TypeAlias = "tuple[_Path, object] | None"
+"""Where something lies: where that lies which it is in, and its key there. Only an error makes text of it."""
 
 
 def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -61,7 +65,7 @@ def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
         {'betas': (0.9, inf)}
     """
     joiner = _Joiner(tensors)
-    state = joiner.join(data, "", 0)
+    state = joiner.join(data, None, 0)
     unused = sorted(set(tensors) - joiner.used)
     if unused:
         raise ValueError(f"These tensors have no place in the data: {', '.join(map(repr, unused))}.")
@@ -109,10 +113,19 @@ class _Splitter:
         return name
 
 
+def _told(path: _Path) -> str:
+    """Return where something lies in the data, as text, cut off where it is long."""
+    keys = []
+    while path is not None:
+        path, key = path
+        keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
+    return functools.reduce(at, reversed(keys), "")
+
+
 class _Joiner:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self._read: Mapping[str, Callable[[Any, str, int], Any]] = {
+        self._read: Mapping[str, Callable[[Any, _Path, int], Any]] = {
             "$tensor": self._tensor,
             "$float": self._float,
             "$tuple": self._tuple,
@@ -120,43 +133,43 @@ class _Joiner:
         }
         self.used: set[str] = set()
 
-    def join(self, data: Any, path: str, depth: int) -> Any:
+    def join(self, data: Any, path: _Path, depth: int) -> Any:
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{path[:80]}...: is nested more than {_MAX_DEPTH} deep.")
+            raise ValueError(f"{_told(path)[:80]}...: is nested more than {_MAX_DEPTH} deep.")
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         if isinstance(data, list):
-            return [self.join(item, at(path, place), depth + 1) for place, item in enumerate(data)]
+            return [self.join(item, (path, place), depth + 1) for place, item in enumerate(data)]
         if not isinstance(data, dict):
-            raise ValueError(f"{path}: must be what JSON can hold, got {type(data).__name__}.")  # noqa: TRY004
+            raise ValueError(f"{_told(path)}: must be what JSON can hold, got {type(data).__name__}.")  # noqa: TRY004
         tags = [key for key in data if not isinstance(key, str) or key.startswith("$")]
         if not tags:
-            return {key: self.join(item, at(path, key), depth + 1) for key, item in data.items()}
+            return {key: self.join(item, (path, key), depth + 1) for key, item in data.items()}
         if len(data) > 1 or tags[0] not in self._read:
-            raise ValueError(f"{path}: {tags[0]!r} is no key of a dictionary in saved data.")
+            raise ValueError(f"{_told(path)}: {tags[0]!r} is no key of a dictionary in saved data.")
         return self._read[tags[0]](data[tags[0]], path, depth + 1)
 
-    def _tensor(self, name: Any, path: str, _: int) -> Tensor:
+    def _tensor(self, name: Any, path: _Path, _: int) -> Tensor:
         if not isinstance(name, str) or name not in self._tensors:
-            raise ValueError(f"{path}: there is no tensor {name!r}{nearest(name, self._tensors)}")
+            raise ValueError(f"{_told(path)}: there is no tensor {name!r}{nearest(name, self._tensors)}")
         self.used.add(name)
         return self._tensors[name]
 
-    def _float(self, text: Any, path: str, _: int) -> float:
+    def _float(self, text: Any, path: _Path, _: int) -> float:
         if not isinstance(text, str) or text not in {"nan", "inf", "-inf"}:
-            raise ValueError(f"{path}: '$float' must be 'nan', 'inf' or '-inf', got {text!r}.")
+            raise ValueError(f"{_told(path)}: '$float' must be 'nan', 'inf' or '-inf', got {text!r}.")
         return float(text)
 
-    def _tuple(self, items: Any, path: str, depth: int) -> tuple[Any, ...]:
+    def _tuple(self, items: Any, path: _Path, depth: int) -> tuple[Any, ...]:
         if not isinstance(items, list):
-            raise ValueError(f"{path}: '$tuple' must be a list, got {items!r}.")  # noqa: TRY004
+            raise ValueError(f"{_told(path)}: '$tuple' must be a list, got {items!r}.")  # noqa: TRY004
         return tuple(self.join(items, path, depth))
 
-    def _dict(self, pairs: Any, path: str, depth: int) -> dict[Any, Any]:
+    def _dict(self, pairs: Any, path: _Path, depth: int) -> dict[Any, Any]:
         if not isinstance(pairs, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
-            raise ValueError(f"{path}: '$dict' must be a list of pairs.")
+            raise ValueError(f"{_told(path)}: '$dict' must be a list of pairs.")
         joined = [(self.join(key, path, depth), item) for key, item in pairs]
         try:
-            return {key: self.join(item, at(path, key), depth) for key, item in joined}
+            return {key: self.join(item, (path, key), depth) for key, item in joined}
         except TypeError:
-            raise ValueError(f"{path}: a key of '$dict' must be a number, a text or a tuple of them.") from None
+            raise ValueError(f"{_told(path)}: a key of '$dict' must be a number, a text or a tuple of them.") from None

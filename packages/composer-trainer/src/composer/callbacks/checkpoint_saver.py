@@ -106,6 +106,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Make the folder, and see that nobody else saves to it."""
         del logger
+        self._last = None  # a clock that was set back comes to the same moments again
         if self._opened is None and state.rank == 0:
             self._open(state)
 
@@ -154,15 +155,16 @@ class CheckpointSaver(Callback):
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
             return
-        self._last = moment
         # Before the copy is made: one in memory is enough.
         self._saving.wait()
         extra = None if self.extra is None else self.extra()
         if state.rank != 0:
+            self._last = moment
             return
         folder = self._opened or self._open(state)
         snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys)
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
+        self._last = moment
         self._saving.start(partial(self._write, folder, name, latest, snapshot))
         if not self.background:
             self._saving.wait()
@@ -180,21 +182,31 @@ class CheckpointSaver(Callback):
             self.save(state)
 
     def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:
-        write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
+        try:
+            write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
+        except BaseException:
+            self._last = None  # so that it can be tried again
+            raise
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:
             folder.point(latest, name)
-        deleted = delete_old(folder, snapshot.manifest.run_name, self.num_checkpoints_to_keep, self.keep_best)
+        deleted = delete_old(
+            folder,
+            snapshot.manifest.run_name,
+            self.num_checkpoints_to_keep,
+            self.keep_best,
+            weights_only=self.weights_only,
+        )
         gone = {folder.at(one) for one in deleted}
         self._saved = [path for path in self._saved if path not in gone]
 
     def _open(self, state: State) -> Folder:
         folder = open_folder(filled_in(self.folder, state))
-        if isinstance(folder, LocalFolder):
-            folder.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(folder.path)
         folder.make()
+        if isinstance(folder, LocalFolder):
+            self._lock = self._lock or FolderLock(folder.path)
+            folder.tidy()
         if not self.overwrite and not self.goes_on:
             _check_no_later_ones(folder, state)
         self._opened = folder

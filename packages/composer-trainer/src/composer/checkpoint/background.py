@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Background:
         Raises:
             Exception: The job has failed.
         """
-        job, self._job = self._job, None
+        job = self._job
         if job is not None:
+            wait([job])  # Ctrl-C while this waits leaves the job to the next who waits
+            self._job = None
             job.result()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.opening import locate, open_checkpoint
 from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.snapshot import MODEL, STATE
@@ -17,6 +19,7 @@ from composer.core import TimeUnit
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
     from composer.checkpoint.manifest import Manifest
     from composer.checkpoint.opening import OpenCheckpoint
@@ -63,9 +66,24 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
         ...
     """
     with open_checkpoint(path, names=(STATE, MODEL)) as opened:
-        data = read_json((opened.files / STATE).read_bytes(), opened.files / STATE)
-        lines = [opened.path, *_about(opened.manifest), *_components(data)]
+        with _not_too_deep(opened.path):
+            lines = [opened.path, *_about(opened.manifest), *_components(_state(opened))]
         return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
+
+
+def _state(opened: OpenCheckpoint) -> dict[str, Any]:
+    path = f"{opened.path}/{STATE}"
+    if STATE not in opened.manifest.files:
+        raise CheckpointError(path, "is missing.")
+    return read_json((opened.files / STATE).read_bytes(), path)
+
+
+@contextmanager
+def _not_too_deep(path: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise CheckpointError(f"{path}/{STATE}", "is nested deeper than anything that is saved.") from None
 
 
 def _row(name: str, value: object) -> str:
@@ -171,7 +189,8 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
         ['model.safetensors weight: differs by at most 0.5']
     """
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
-        lines = _diff_data(_compared(one), _compared(other), "")
+        with _not_too_deep(one.path):
+            lines = _diff_data(_compared(one), _compared(other), "")
         names = [name for name in (*one.manifest.files, *other.manifest.files) if name.endswith(".safetensors")]
         for name in dict.fromkeys(names):
             lines += _diff_tensors(name, _tensors(one, name), _tensors(other, name))
@@ -179,8 +198,7 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
 
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
-    path = opened.files / STATE
-    data = read_json(path.read_bytes(), path)
+    data = _state(opened)
     clock = data.get("timestamp")
     if isinstance(clock, dict):
         data["timestamp"] = {name: value for name, value in clock.items() if not name.endswith("_wct")}

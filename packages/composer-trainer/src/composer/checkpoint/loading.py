@@ -224,8 +224,8 @@ class _Load:
 
     def _misfits(self, saved: dict[str, Any]) -> list[str]:
         """Return which weights only one side has, if that matters; raise what cannot be loaded at all."""
-        made = loading._missing_algorithms(self.state, saved, self.excluded) if "model" in saved else {}  # noqa: SLF001
-        trial = loading._trial(self.state, made, self.passes)  # noqa: SLF001
+        made = loading.missing_algorithms(self.state, saved, self.excluded) if "model" in saved else {}
+        trial = loading.trial_state(self.state, made, self.passes)
         report = saved_state.check_state(trial, saved)
         one_sided = (*report.missing, *report.unexpected)
         return [line for line in one_sided if line.startswith("model.")] if self.strict else []

@@ -155,13 +155,23 @@ class LocalFolder:
         return str(self.path / name)
 
     def make(self) -> None:
-        """Make the folder, and remove what killed processes have left half done in it.
+        """Make the folder.
 
         Raises:
             CheckpointSaveError: It cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointSaveError(self.path, _reason(error)) from error
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left half done; only for who knows that no other is saving here.
+
+        Raises:
+            CheckpointSaveError: The folder cannot be read.
+        """
+        try:
             for left in self.path.iterdir():
                 if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
                     shutil.rmtree(left, ignore_errors=True)

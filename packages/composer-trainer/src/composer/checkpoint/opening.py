@@ -42,13 +42,14 @@ class OpenCheckpoint:
 
 
 def is_weights_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path names a single file of weights, by its ending.
+    """Return whether a path names a single file of weights, by its ending; a folder here is none, whatever its name.
 
     Example:
         >>> is_weights_file("resnet.pt"), is_weights_file("runs/ep3-ba1200")
         (True, False)
     """
-    return str(path).endswith(_WEIGHTS)
+    text = str(path)
+    return text.endswith(_WEIGHTS) and (is_remote(text) or not Path(text.removeprefix("file://")).is_dir())
 
 
 def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> tuple[Folder, str]:
@@ -71,7 +72,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     parent, _, name = text.rpartition("/")
     opened = open_folder(parent or "/")
     named = opened.pointed(name)
-    if named is not None and opened.exists(named) and named == Path(named).name:
+    if named and named != ".." and named == Path(named).name and opened.exists(named):
         name = named
     elif not opened.exists(name):
         raise CheckpointError(path, "does not exist.")

@@ -135,7 +135,10 @@ class RemoteFolder:
 
     def _fetch(self, name: str, file: str, manifest: Manifest, to: Path | None) -> None:
         path = f"{self.at(name)}/{file}"
-        digest = self._read(path, lambda: self._copy(f"{name}/{file}", manifest.files[file].size, to))
+        try:
+            digest = self._read(path, lambda: self._copy(f"{name}/{file}", manifest.files[file].size, to))
+        except FileNotFoundError:
+            raise CheckpointError(path, "is missing, and the manifest lists it.") from None
         if digest != manifest.files[file].sha256:
             raise CheckpointError(path, "has been changed since it was written: its SHA-256 is not the manifest's.")
 
@@ -194,7 +197,10 @@ class RemoteFolder:
 
     def _delete(self, name: str) -> None:
         files, root = self._files()
-        found = [one["name"] for one in files.ls(f"{root}/{name}", detail=True)]
+        try:
+            found = [one["name"] for one in files.ls(f"{root}/{name}", detail=True)]
+        except FileNotFoundError:  # also when this is tried again, and the last file was deleted the first time
+            return
         foreign = sorted({path.rpartition("/")[2] for path in found} - {MANIFEST, *FILE_NAMES})
         if foreign:
             raise CheckpointSaveError(

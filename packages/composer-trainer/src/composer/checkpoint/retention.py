@@ -72,23 +72,31 @@ def superfluous(
     return [one for one in whole if one not in kept]
 
 
-def delete_old(folder: Folder, run_name: str, keep_last: int, keep_best: KeepBest | None = None) -> list[str]:
+def delete_old(
+    folder: Folder, run_name: str, keep_last: int, keep_best: KeepBest | None = None, *, weights_only: bool = False
+) -> list[str]:
     """Delete the checkpoints of a run that need not be kept, and return their names.
 
-    What is no whole checkpoint, or is another run's, is left alone.
+    What is no whole checkpoint, or is another run's or of the other kind, is left alone: weights alone cannot stand for
+    a checkpoint to go on from.
 
     Args:
         folder: Where they are.
         run_name: The run.
         keep_last: How many of the last to keep; -1 keeps all.
         keep_best: Which to keep beside them.
+        weights_only: Whether those are meant that hold nothing but weights, or the others.
 
     Raises:
         CheckpointSaveError: One cannot be deleted.
     """
     if keep_last < 0:
         return []
-    own = [one for one in find_checkpoints(folder) if one.manifest is not None and one.manifest.run_name == run_name]
+    own = [
+        one
+        for one in find_checkpoints(folder)
+        if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
+    ]
     names = [one.name for one in superfluous(own, keep_last, keep_best)]
     for name in names:
         folder.delete(name)

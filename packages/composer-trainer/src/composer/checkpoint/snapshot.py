@@ -219,8 +219,8 @@ def _take_out(saved: dict[str, Any], path: str) -> None:
     if not inner or name not in saved:
         saved.pop(name, None)
     elif isinstance(saved[name], list):
-        saved[name] = [one for one in saved[name] if one.get("key") != inner]
-    else:
+        saved[name] = [one for one in saved[name] if not isinstance(one, Mapping) or one.get("key") != inner]
+    elif isinstance(saved[name], dict):
         saved[name].pop(inner, None)
 
 

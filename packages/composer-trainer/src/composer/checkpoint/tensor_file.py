@@ -213,9 +213,14 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     Raises:
         CheckpointError: It is no safetensors file.
     """
+    from safetensors import SafetensorError  # noqa: PLC0415
+
     with _opened(path) as file:
         settings = _read_settings(path, file.metadata())
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(path, f"holds a tensor that cannot be read: {error}.") from None
     if not mapped:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     return _restored(path, tensors, settings)

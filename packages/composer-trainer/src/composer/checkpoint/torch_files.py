@@ -20,6 +20,9 @@ __all__ = ["load_torch_weights"]
 
 _NESTS = (("state", "model"), ("state_dict",), ("model",))
 """Where weights lie in files that hold more: of Composer, of Lightning and many others."""
+_ARCHIVE = b"PK\x03\x04"
+_END = 22 + 20 + 56
+"""Bytes at the end of an archive that say where its table of contents is, in 32 and 64 bits."""
 
 
 def load_torch_weights(path: Path) -> dict[str, Tensor]:
@@ -55,15 +58,41 @@ def load_torch_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_not_compressed(path: Path) -> None:
-    """Refuse what torch never writes: a small file that becomes a large one."""
+    """Refuse what torch never writes: a small file that becomes a large one, by compression or by parts that overlap.
+
+    torch reads archives by another library than Python's; where the two could see different contents, none is read.
+    """
     try:
-        if not zipfile.is_zipfile(path):
-            return
+        with path.open("rb") as file:
+            if file.read(len(_ARCHIVE)) != _ARCHIVE:  # what torch goes by, too
+                return
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END))
+            end = file.read()
         with zipfile.ZipFile(path) as archive:
-            if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
-                raise CheckpointError(path, "is a compressed archive, which torch.save does not write.")
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+            records = archive.infolist()
+            if _directory(end, size) != archive.start_dir:
+                raise CheckpointError(path, "is no archive as torch.save writes it: its table of contents is hidden.")
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(path, f"is no whole file of torch.save: {error}.") from None
+    if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in records):
+        raise CheckpointError(path, "is a compressed archive, which torch.save does not write.")
+    if sum(one.file_size for one in records) > size:
+        raise CheckpointError(path, "is an archive whose parts overlap, which torch.save does not write.")
+
+
+def _directory(end: bytes, size: int) -> int | None:
+    """Return where an archive's table of contents begins, as its last bytes say; None if there is more behind them."""
+    record = end[-22:]
+    if not record.startswith(b"PK\5\6") or record[20:] != b"\0\0":
+        return None
+    if end[-42:-38] != b"PK\6\7":
+        return int.from_bytes(record[16:20], "little")
+    # Of more than 4 GiB: what is said in 64 bits lies right before.
+    is_there = end.startswith(b"PK\6\6") and int.from_bytes(end[-34:-26], "little") == size - _END
+    return int.from_bytes(end[48:56], "little") if is_there else None
 
 
 def _allowed() -> list[Any]:
