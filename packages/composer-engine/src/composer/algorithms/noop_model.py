@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.core import Algorithm, Batch, Event, Logger, Owned, Stage, State
+from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, Logger, Owned, Stage, State
+from composer.core.conflicts import Conflict
+from composer.core.data_spec import count_samples
 
 __all__ = ["NoOpModel"]
 
@@ -25,9 +27,9 @@ class _Nothing(nn.Module):
         del batch
         return self.weight
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        del batch
-        return outputs.square().sum()
+    def loss(self, outputs: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
+        loss = outputs.square().sum()
+        return loss.expand(count_samples(batch)) if reduction == "none" else loss
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> Tensor:
         return self.forward(batch) if outputs is None else outputs
@@ -45,7 +47,10 @@ class NoOpModel(Algorithm):
     """Exchange the model for one that does nothing, to see how fast the data comes.
 
     Nothing is trained: the optimizers hold the one weight of the new model. It goes last in the list, and with no
-    algorithm that looks at outputs or losses: there are none.
+    algorithm that looks at outputs, as LabelSmoothing and MixUp do: there are none.
+
+    Raises:
+        AlgorithmConflictError: At ``INIT``, if there is such an algorithm.
 
     Example:
         >>> NoOpModel()
@@ -65,6 +70,10 @@ class NoOpModel(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Exchange the model and tell the optimizers."""
         del event
+        looking = [one for one in state.algorithms if "outputs" in one.reads]
+        if looking:
+            remedy = "There is no model whose outputs it could see."
+            raise AlgorithmConflictError(Conflict(one, self, ("the model's outputs",), (remedy,)) for one in looking)
         former, nothing = state.model, _Nothing().to(state.device)
         for optimizer in state.optimizers:
             cf.update_params_in_optimizer(former.parameters(), nothing.parameters(), optimizer)
