@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
-from composer.algorithms import EMA, SWA, GradientClipping, LabelSmoothing, LayerFreezing
+from composer.algorithms import EMA, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -57,7 +58,8 @@ def make_loader(samples, batch_size, seed):
 
 def make_trainer(**options):
     torch.manual_seed(distributed.get_global_rank())  # each process has weights of its own, at first
-    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    dropout = nn.Dropout(options.pop("dropout", 0.0))
+    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), dropout, nn.Linear(8, 3)).double()
     model = ComposerClassifier(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
     algorithms = options.pop("algorithms", list)()
     return Trainer(
@@ -110,10 +112,28 @@ def end_by_time():
     return [int(trainer.state.timestamp.batch), trainer.state.timestamp.total_wct.total_seconds()]
 
 
+def go_on(folder):
+    """Return the weights and metric of a whole training, and of one that goes on from its fourth batch by itself."""
+    found = []
+    for options in ({"save_folder": folder, "save_interval": "2ba"}, {"load_path": f"{folder}/ep1-ba4"}):
+        trainer = make_trainer(algorithms=lambda: [EMA("2ba"), MixUp(0.4)], dropout=0.3, **options)
+        trainer.fit()
+        weights = [parameter.flatten().tolist() for parameter in trainer.state.model.parameters()]
+        by_hand = trainer.save_checkpoint(f"{folder}/by_hand{len(found)}/ep{{epoch}}")
+        metrics = trainer.logger.destinations[0].data["metrics/train/MulticlassAccuracy"]
+        found.append(
+            {"weights": weights, "metrics": [float(value) for _, value in metrics][-2:], "saved": by_hand[-3:]}
+        )
+        trainer.close()
+        distributed.barrier()
+    return found
+
+
 def main(folder):
     results = {name: train(options) for name, options in RUNS.items()}
     if distributed.get_world_size() > 1:
-        results |= {"stopped": stop(), "by time": end_by_time()}
+        saved = distributed.from_rank_zero(tempfile.mkdtemp())
+        results |= {"stopped": stop(), "by time": end_by_time(), "gone on": go_on(saved)}
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

@@ -84,3 +84,10 @@ class TestTwoProcesses:
 
         assert first == second
         assert first[1] >= 2
+
+    def test_goes_on_to_the_same_bits(self, together):
+        """From a checkpoint within an epoch, each process with its own draws, metrics and place in the data."""
+        for result in together:
+            whole, again = result["gone on"]
+            assert again == whole
+            assert whole["saved"] == "ep3"

@@ -121,7 +121,8 @@ class TestTwoProcesses:
     def test_a_batch_without_samples_is_refused(self, two_processes):
         """Nothing can be the mean of nothing."""
         for result in two_processes:
-            assert result["totals"]["nothing"] == "ValueError: No process has a sample to train on in this batch."
+            said = "No process has a sample (or token, if those are weighed) to train on in this batch."
+            assert result["totals"]["nothing"] == f"ValueError: {said}"
 
 
 class TestAlone:

@@ -4,7 +4,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from composer import distributed as cd
 from composer.core import DataSpec
@@ -182,13 +191,16 @@ class TestChecks:
         """What cannot be known is not refused."""
         assert two_processes[0]["samplers"]["own"] == ""
 
-    def test_wrapped_samplers_are_seen(self, monkeypatch):
+    @pytest.mark.parametrize(
+        "sampler", [RandomSampler(range(4)), SubsetRandomSampler(range(3)), WeightedRandomSampler([1.0, 2.0], 4)]
+    )
+    def test_wrapped_samplers_are_seen(self, monkeypatch, sampler):
         """A random sampler within torch's batch sampler is the same mistake."""
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "0")
-        batches = BatchSampler(RandomSampler(range(4)), 2, drop_last=False)
+        batches = BatchSampler(sampler, 2, drop_last=False)
 
-        with pytest.raises(ValueError, match="RandomSampler"):
+        with pytest.raises(ValueError, match=type(sampler).__name__):
             cd.check_sampler(DataLoader(range(4), batch_sampler=batches))
 
     def test_alone_every_loader_will_do(self):

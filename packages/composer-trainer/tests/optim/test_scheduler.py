@@ -71,6 +71,9 @@ FORMULAS = [
     ),
     (schedules.CosineAnnealingWithWarmupScheduler("0ba"), lambda k: cosine(k / 60)),
     (schedules.CosineAnnealingWarmRestartsScheduler("2ep"), lambda k: cosine(k % 20 / 20)),
+    # 0.05 of 6 epochs is 0.30000000000000004, which must not come a batch late.
+    (schedules.CosineAnnealingWarmRestartsScheduler("0.05dur"), lambda k: cosine(k % 3 / 3)),
+    (schedules.ConstantScheduler(t_max="0.05dur"), lambda k: 1.0 if k < 3 else 0.0),
     (
         schedules.CosineAnnealingWarmRestartsScheduler("8ba", t_mult=2.0, alpha_f=0.1),
         lambda k: cosine(

@@ -43,6 +43,17 @@ class TestInterval:
 
         assert count.batches == batches
 
+    def test_iterations_are_counted_too(self, make_trainer):
+        """An interval in iterations is due when one ends, not only when training does."""
+        count = CountEvaluations()
+        trainer = make_trainer(
+            eval_dataloader=make_trainer.loader(), eval_interval="1iter", callbacks=count, max_duration="2iter"
+        )
+
+        trainer.fit()
+
+        assert count.batches == [5, 10]
+
     def test_each_evaluator_has_its_own_interval(self, make_trainer):
         """An evaluator's interval goes before the trainer's."""
         labels = []
@@ -109,6 +120,17 @@ class TestResult:
 
         assert list(results) == ["test"]
         assert list(results["test"]) == ["MulticlassAccuracy"]
+
+    def test_other_data_under_the_same_label(self, make_trainer):
+        """What an evaluator measures stays, when other data of its label is evaluated on by all metrics in between."""
+        chosen = Evaluator(label="eval", dataloader=make_trainer.loader(), metric_names=["*Accuracy"])
+        trainer = make_trainer(eval_dataloader=chosen)
+
+        other = trainer.eval(make_trainer.loader(seed=1))
+        results = trainer.eval()
+
+        assert sorted(other["eval"]) == ["CrossEntropy", "MulticlassAccuracy"]
+        assert list(results["eval"]) == ["MulticlassAccuracy"]
 
     def test_microbatches_of_an_evaluation(self, make_trainer):
         """The result does not depend on how many samples go through the model at once."""
@@ -202,6 +224,23 @@ class TestTrainingDoesNotNotice:
 
         assert trainer.state.model.training
         assert trainer.state.dataloader_label == "train"
+
+    def test_a_part_in_evaluation_mode_stays_in_it(self, make_trainer):
+        """A layer that is trained in evaluation mode, as frozen batch norm is, is so after an evaluation, too."""
+
+        class Freeze(Callback):
+            def epoch_start(self, state, logger):
+                state.model.module[0].eval()
+
+        trainer = make_trainer(
+            eval_dataloader=make_trainer.loader(), eval_interval="2ba", callbacks=Freeze(), max_duration="4ba"
+        )
+
+        trainer.fit()
+
+        assert not trainer.state.model.module[0].training
+        assert trainer.state.model.training
+        assert trainer.state.model.module[2].training
 
     def test_evaluation_does_not_count_as_training_time(self, make_trainer):
         """The training's clock stands still while an evaluation runs."""

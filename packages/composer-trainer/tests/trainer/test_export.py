@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
+from composer.core import DataSpec
 from composer.models import ComposerClassifier
 from composer.trainer.export import ExportError, export_for_inference
 
@@ -354,6 +355,25 @@ def test_resnet(save_format, tmp_path):
     export_for_inference(model, save_format, tmp_path / "model", sample_input=inputs)
 
     assert (tmp_path / "model").stat().st_size > 40_000_000
+
+
+class TestOfATrainer:
+    def test_the_first_batch_is_transformed(self, make_trainer, tmp_path):
+        """Without a sample the model is exported with a batch as the data spec gives it to the model."""
+        batch = torch.ones(4, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
+        spec = DataSpec(
+            [batch],
+            batch_transforms=lambda batch: (batch[0].float(), batch[1]),
+            microbatch_transforms=lambda batch: (batch[0] / 255, batch[1]),
+        )
+        trainer = make_trainer(train_dataloader=spec)
+
+        trainer.export_for_inference("torchexport", tmp_path / "model.pt2")
+
+        inputs = torch.rand(3, 4)
+        with torch.no_grad():
+            expected = trainer.state.model.eval()((inputs, None))
+        torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs), expected)
 
 
 class TestEvaluationWeights:

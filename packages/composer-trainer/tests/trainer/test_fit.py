@@ -1,6 +1,7 @@
 """How long fit trains, where it goes on, and what it computes."""
 
 import datetime
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from composer.algorithms import SAM
 from composer.core import Algorithm, Callback, DataSpec, Event, Time, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
+from composer.optim import LinearWithWarmupScheduler
 from composer.trainer import Trainer
 
 
@@ -43,6 +45,19 @@ class TestDuration:
 
         spent = trainer.state.timestamp.total_wct
         assert datetime.timedelta(seconds=0.2) <= spent < datetime.timedelta(seconds=5)
+
+    def test_seconds_are_those_of_the_training(self, make_trainer):
+        """What callbacks do before the first epoch takes nothing from a duration in seconds."""
+
+        class Slow(Callback):
+            def fit_start(self, state, logger):
+                time.sleep(0.3)
+
+        trainer = make_trainer(callbacks=Slow(), max_duration="1ba")
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
 
     def test_nothing_left_returns_at_once(self, make_trainer):
         """A finished training is not trained on."""
@@ -88,6 +103,32 @@ class TestDuration:
 
         assert trainer.state.timestamp.batch == 3
 
+    @pytest.mark.parametrize(("warmup", "duration"), [("3ep", "10ep"), ("30sp", "200sp"), ("10ba", "50ba")])
+    @pytest.mark.parametrize("hook", ["after_train_batch", "batch_end", "epoch_end"])
+    def test_stop_training_within_the_warmup(self, make_trainer, warmup, duration, hook):
+        """A training that is ended before its warm-up is over ends as any other, whatever the schedule is told in."""
+        ends = []
+
+        class StopInTheFirstEpoch(Callback):
+            def fit_end(self, state, logger):
+                ends.append(state.optimizers[0].param_groups[0]["lr"])
+
+        def stop_at_the_end(self, state, logger):
+            if state.timestamp.batch >= 4:
+                state.stop_training()
+
+        setattr(StopInTheFirstEpoch, hook, stop_at_the_end)
+        trainer = make_trainer(
+            schedulers=LinearWithWarmupScheduler(warmup), max_duration=duration, callbacks=StopInTheFirstEpoch()
+        )
+
+        trainer.fit()
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == (4 if hook == "batch_end" else 5)
+        assert len(ends) == 1
+        assert 0 < ends[0] < 0.1
+
     def test_scale_schedule_ratio_shortens_the_training(self, make_trainer):
         """Half the ratio is half the length."""
         trainer = make_trainer(max_duration="4ep", scale_schedule_ratio=0.5)
@@ -95,6 +136,14 @@ class TestDuration:
         trainer.fit()
 
         assert trainer.state.timestamp.epoch == 2
+
+    @pytest.mark.parametrize("ratio", [0.5, -1])
+    def test_a_ratio_with_nothing_to_stretch(self, make_trainer, ratio):
+        """A ratio that fit is given alone is refused, as the length was stretched when the trainer was made."""
+        trainer = make_trainer(max_duration="1ep")
+
+        with pytest.raises(ValueError, match=r"scale_schedule_ratio=.* give duration or schedulers"):
+            trainer.fit(scale_schedule_ratio=ratio)
 
     def test_subset_shortens_the_epoch(self, make_trainer):
         """An epoch has as many batches as train_subset_num_batches says."""
@@ -152,6 +201,47 @@ class TestGoingOn:
         trainer.fit(duration="2ba")
 
         assert (count.starts, count.ends) == (1, 1)
+
+    def test_an_iteration_that_was_done_is_counted_after_a_resume(self, make_trainer, tmp_path):
+        """A checkpoint of an epoch's end is older than its iteration's: the run that goes on counts that first."""
+        make_trainer(max_duration="3iter", save_folder=str(tmp_path), run_name="run").fit()
+
+        resumed = make_trainer(max_duration="3iter", load_path=str(tmp_path / "ep1-ba5"))
+        resumed.fit()
+
+        clock = resumed.state.timestamp
+        assert (clock.iteration, clock.epoch, clock.batch, clock.epoch_in_iteration) == (3, 3, 15, 0)
+
+    def test_a_checkpoint_saved_between_loading_and_training(self, make_trainer, tmp_path):
+        """It holds the place that was loaded: a run that goes on from it comes to the bits of one without a stop."""
+        options = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
+        whole = make_trainer(
+            **options, model=make_trainer.model(), save_folder=str(tmp_path / "whole"), save_interval="1ba"
+        )
+        whole.fit()
+        between = make_trainer(
+            **options, model=make_trainer.model(), load_path=str(tmp_path / "whole" / "ep0-ba3"), run_name="between"
+        )
+        copied = between.save_checkpoint(str(tmp_path / "copied"))
+
+        resumed = make_trainer(**options, model=make_trainer.model(), load_path=copied)
+        resumed.fit()
+
+        assert resumed.state.timestamp.batch == 10
+        assert torch.equal(make_trainer.weights(whole), make_trainer.weights(resumed))
+
+    def test_a_loader_that_is_given_again_goes_on(self, make_trainer):
+        """The loader in use, given to each fit, does not begin its epoch anew."""
+        whole = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
+        whole.fit(duration="8ba")
+        loader = make_trainer.loader(shuffle=True)
+
+        parts = make_trainer(model=make_trainer.model(), train_dataloader=None)
+        for _ in range(4):
+            parts.fit(train_dataloader=DataSpec(loader), duration="2ba")
+
+        assert torch.equal(make_trainer.weights(whole), make_trainer.weights(parts))
+        assert parts.state.timestamp.epoch == 1
 
 
 class TestStep:
@@ -384,9 +474,10 @@ class TestErrors:
 
     def test_missing_optimizer_warns(self, make_trainer):
         """Without an optimizer there is a default, and a warning that says which."""
-        with pytest.warns(UserWarning, match=r"SGD.*lr=0.1"):
+        with pytest.warns(UserWarning, match=r"SGD.*lr=0.1") as warned:
             trainer = Trainer(model=make_trainer.model(), progress_bar=False, device="cpu")
 
+        assert [warning.filename for warning in warned] == [__file__]
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
 

@@ -73,6 +73,23 @@ class TestAuto:
         for name in ("loss/train/total", "metrics/train/MulticlassAccuracy"):
             assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
 
+    def test_a_try_that_fails_after_the_gradients_were_unscaled(self, make_trainer):
+        """With a scaled loss, a batch that fails when its gradients are there is computed anew, as any other."""
+
+        class Fails(Callback):
+            calls = 0
+
+            def after_train_batch(self, state, logger):
+                self.calls += 1
+                if self.calls == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        trainer, network = trained(make_trainer, 100, "auto", precision="amp_fp16", callbacks=Fails())
+
+        assert network.tried == [8, 4, 4, 4, 4, 4, 4]
+        assert trainer.state.timestamp.batch == 3
+        assert trainer.state.scaler.get_scale() == 65536
+
     def test_is_logged(self, make_trainer):
         """The size in use is logged with each batch."""
         log = InMemoryLogger()

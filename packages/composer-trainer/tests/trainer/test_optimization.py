@@ -41,6 +41,15 @@ class TestScaledLoss:
         assert [int(value) for _, value in log.data["trainer/skipped_steps"]] == [0, 1, 1]
         assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
 
+    def test_the_scale_goes_on_when_the_precision_is_given_again(self, make_trainer):
+        """What the loss scale has come to is not lost by fit(precision=) of the precision that is in use."""
+        trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")
+        trainer.fit()
+
+        trainer.fit(precision="amp_fp16", duration="1ba")
+
+        assert trainer.state.scaler.get_scale() == 32768
+
     def test_sam(self, make_trainer):
         """SAM, which computes the gradients twice, trains with a scaled loss, near to what it does without."""
         weights = {}

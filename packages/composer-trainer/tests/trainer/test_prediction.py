@@ -53,6 +53,17 @@ class TestPredict:
         assert len(seen.outputs) == 2
         assert seen.events == [("predict", 2), "end"]
 
+    @pytest.mark.parametrize(("subset", "length"), [(-1, 3), (2, 2), (100, 3)])
+    def test_length_of_the_data(self, make_trainer, subset, length):
+        """The state says how many batches there will be, if fewer are there than asked for as well."""
+        seen = Seen()
+        trainer = make_trainer(callbacks=seen)
+
+        trainer.predict(make_trainer.loader(samples=10, batch_size=4), subset)
+
+        assert seen.events == [("predict", length), "end"]
+        assert len(seen.outputs) == length
+
     def test_leaves_training_as_it_is(self, make_trainer):
         """Training goes on with the same bits, in the same mode, after a prediction in between."""
         plain, predicting = make_trainer(), make_trainer()
@@ -66,11 +77,12 @@ class TestPredict:
         assert torch.equal(make_trainer.weights(plain), make_trainer.weights(predicting))
         assert predicting.state.dataloader_label == "train"
 
-    def test_transforms_of_the_data(self, make_trainer):
-        """A DataSpec's transform is applied to each batch."""
+    @pytest.mark.parametrize("name", ["batch_transforms", "microbatch_transforms"])
+    def test_transforms_of_the_data(self, make_trainer, name):
+        """A DataSpec's transforms are applied to each batch."""
         trainer = make_trainer()
         batches = [(torch.zeros(2, 4), torch.zeros(2))]
-        spec = DataSpec(batches, batch_transforms=lambda batch: (batch[0] + 1, batch[1]))
+        spec = DataSpec(batches, **{name: lambda batch: (batch[0] + 1, batch[1])})
 
         (outputs,) = trainer.predict(spec)
 

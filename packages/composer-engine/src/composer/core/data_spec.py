@@ -178,7 +178,7 @@ def _slice(part: Any, of: slice, num_samples: int) -> Any:
 def move_batch(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with every tensor in it, and everything else that has ``.to``, on ``device``."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type != "cpu")  # on the CPU it may be read at once
     if isinstance(batch, Mapping):
         return _rebuilt_mapping(batch, lambda item: move_batch(item, device))
     if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and must keep some of its parts where they are

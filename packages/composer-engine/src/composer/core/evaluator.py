@@ -75,7 +75,7 @@ class Evaluator:
         metric_names: Which of the model's metrics to compute; all if None.
         subset_num_batches: Only so many batches; None leaves it to the trainer, -1 is all.
         eval_interval: How often: a time, a text, a number of epochs, a function ``f(state, event) -> bool`` which is
-            asked at ``BATCH_END``, ``EPOCH_END`` and ``FIT_END``; None leaves it to the trainer.
+            asked at ``BATCH_END``, ``EPOCH_END``, ``ITERATION_END`` and ``FIT_END``; None leaves it to the trainer.
         device_eval_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
 
     Raises:

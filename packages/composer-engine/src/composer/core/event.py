@@ -52,6 +52,7 @@ class Event(StrEnum):
             evaluate, when it is due
             <EPOCH_CHECKPOINT>
             <ITERATION_END>, when an iteration ends
+            evaluate, when it is due
             <ITERATION_CHECKPOINT>, when an iteration ends
         evaluate, when it is due
         <FIT_END>

@@ -198,6 +198,18 @@ class Parallelism:
         self._model = model
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    def check_microbatch_size(self, size: int | str | None) -> None:
+        """Refuse a size of microbatches that processes cannot find together.
+
+        Raises:
+            ValueError: It is ``"auto"``, and the model is sharded.
+        """
+        if size == "auto" and self._fsdp is not None:
+            raise ValueError(
+                "device_train_microbatch_size='auto' lets each process try by itself, which sharded models cannot: "
+                "give a number, or leave out parallelism_config['fsdp']."
+            )
+
     def begin_batch(
         self,
         samples: int,
@@ -241,7 +253,7 @@ class Parallelism:
             numbers = torch.stack(self._numbers)
             samples, tokens, seconds, _, stop, counted = numbers.sum(dim=0).tolist()
             if counted <= 0:
-                raise ValueError("No process has a sample to train on in this batch.")
+                raise ValueError("No process has a sample (or token, if those are weighed) to train on in this batch.")
             self._totals = BatchTotals(
                 samples=int(samples),
                 tokens=int(tokens),

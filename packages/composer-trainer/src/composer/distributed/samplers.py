@@ -13,6 +13,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from composer.distributed.collectives import all_gather_object
@@ -30,6 +32,9 @@ __all__ = [
     "real_parts",
     "set_epoch",
 ]
+
+_THE_SAME_EVERYWHERE = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+"""What the trainer lets draw by the run's seed and the epoch alone."""
 
 
 def get_sampler(
@@ -108,7 +113,7 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
     if world_size == 1:
         return
     for sampler in _samplers(loader):
-        if type(sampler) in {SequentialSampler, RandomSampler}:
+        if type(sampler) in _THE_SAME_EVERYWHERE:
             raise ValueError(
                 f"{name} would give each of the {world_size} processes the same samples, as its sampler is a "
                 f"{type(sampler).__name__}. Deal them out: DataLoader(dataset, batch_size=..., "

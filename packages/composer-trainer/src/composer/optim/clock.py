@@ -72,7 +72,9 @@ def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
     whole = state.max_duration
     if whole is None:
         raise ValueError(f"{span} is a fraction of the training, which has no length; say e.g. max_duration='10ep'.")
-    return span.value * whole.value, whole.unit
+    # Rounded here, too: 0.07 of 100 batches, 7.000000000000001, shall not come a batch late.
+    length = span.value * whole.value
+    return length if isinstance(length, int) else round(length, 9), whole.unit
 
 
 def _batches_in_epoch(state: State) -> int | None:

@@ -406,7 +406,8 @@ class CosineAnnealingWarmRestartsScheduler:
         """Return the factor for the next batch."""
         done, (length,) = position(state, (self.t_0, ssr))
         if self.t_mult == 1:
-            return _cosine(done / length % 1.0, self.alpha_f)
+            cosines = done / length
+            return _cosine(max(0.0, cosines - math.floor(cosines + _ROUNDING)), self.alpha_f)
         # The first n cosines take t_0 * (t_mult**n - 1) / (t_mult - 1).
         finished = math.floor(math.log(1 + done / length * (self.t_mult - 1), self.t_mult) + _ROUNDING)
         begin = length * (self.t_mult**finished - 1) / (self.t_mult - 1)

@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.checkpoint import LoadedCheckpoint, load_checkpoint, newest_checkpoint
+from composer.checkpoint import (
+    CheckpointSaveError,
+    LoadedCheckpoint,
+    find_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from composer.checkpoint.saving import filled_in
+from composer.distributed import any_rank, from_rank_zero, get_global_rank
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from composer.checkpoint.snapshot import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.loading import Passes
     from composer.trainer.progress import Progress
 
-__all__ = ["Loading"]
+__all__ = ["Loading", "save_by_one"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +82,13 @@ class Loading:
             loaded = self._load(newest, engine, progress, passes)
             _log.warning("autoresume: going on from %s (%s).", newest, _place(state))
             return loaded
-        if self.autoresume and self.path is None:
+        if self.autoresume and self._has_weights(state):
+            _log.warning(
+                "autoresume: there are only weights of %r, from which no training can go on; beginning anew. Leave out "
+                "save_weights_only.",
+                self.run_name,
+            )
+        elif self.autoresume and self.path is None:
             _log.warning("autoresume: there is no checkpoint of %r yet; beginning anew.", self.run_name)
         if self.path is None:
             return None
@@ -85,6 +99,11 @@ class Loading:
         assert self.folder is not None
         found = newest_checkpoint(filled_in(self.folder, state), run_name=state.run_name)
         return None if found is None else found.path
+
+    def _has_weights(self, state: State) -> bool:
+        assert self.folder is not None
+        found = [one.manifest for one in find_checkpoints(filled_in(self.folder, state)) if one.manifest is not None]
+        return any(one.weights_only and one.run_name == state.run_name for one in found)
 
     def _load(
         self,
@@ -110,10 +129,28 @@ class Loading:
             check_extra=progress.check,
         )
         if not weights_only:
-            progress.load(loaded.extra)
+            progress.load(loaded.extra, begins_anew="timestamp" in loaded.ignored)
         return loaded
 
 
 def _place(state: State) -> str:
     clock: Any = state.timestamp
     return f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
+
+
+def save_by_one(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+    """Let the process of rank 0 save a checkpoint while the others wait; all have to call it.
+
+    Raises:
+        CheckpointSaveError: It could not be written; in every process.
+    """
+    saved = path
+    if get_global_rank() == 0:
+        try:
+            saved = save_checkpoint(state, path, extra=extra, weights_only=weights_only)
+        except BaseException:
+            any_rank(flag=True)
+            raise
+    if any_rank(flag=False):
+        raise CheckpointSaveError(path, "the process of rank 0 has failed; see its error.")
+    return from_rank_zero(saved)

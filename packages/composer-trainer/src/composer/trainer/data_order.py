@@ -27,6 +27,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from composer.distributed.environment import get_global_rank
 from composer.trainer.randomness import kept, key_of, seed_globals
 
 if TYPE_CHECKING:
@@ -83,17 +84,21 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         >>> list(order.begin(epoch=0, skip=1))
         [2, 3]
     """
+    # Processes share the order of a data set, of which each has its part. What else they draw is each one's own.
+    own = seed if get_global_rank() == 0 else key_of(seed, "rank", get_global_rank())
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        return StatefulOrder(loader, seed)
+        return StatefulOrder(loader, own)
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        return (StreamOrder if isinstance(loader.dataset, IterableDataset) else IndexedOrder)(loader, seed)
-    return DataOrder(loader, seed) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, seed)
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        return StreamOrder(loader, own) if is_stream else IndexedOrder(loader, seed)
+    return DataOrder(loader, own) if isinstance(loader, (list, tuple, Tensor)) else OpaqueOrder(loader, own)
 
 
 class StatefulOrder(DataOrder):
     """A loader that knows its place."""
 
     loader: Any
+    skips = False  # but by a state of its own, which is not there if another loader was saved
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the batches that the loader has left; it has been told where it is by ``load_state_dict``."""

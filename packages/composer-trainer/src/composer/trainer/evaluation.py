@@ -199,7 +199,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     state = engine.state
     data = state.dataloader, state.dataloader_label, state.dataloader_len
     step = state.batch, state.outputs
-    was_training = state.model.training
+    modes = [(module, module.training) for module in state.model.modules()]
     state.model.eval()
     broadcast_buffers(state.model)
     try:
@@ -210,7 +210,9 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
         engine.restore()
         raise
     finally:
-        state.model.train(was_training)
+        state.model.train(modes[0][1])
+        for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
+            module.training = was_training
         state.batch, state.outputs = step
         state.set_dataloader(*data)
 

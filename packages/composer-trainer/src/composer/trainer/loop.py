@@ -22,6 +22,7 @@ def train(run: Run) -> None:
     state, event = run.state, run.engine.run_event
     event("fit_start")
     run.begin()
+    _end_iteration_if_done(run)  # of a run that was saved when its last epoch was counted
     while not run.is_over():
         if run.begins_iteration():
             event("iteration_start")
@@ -35,14 +36,19 @@ def train(run: Run) -> None:
         event("epoch_end")
         run.evaluate_if_due(Event.EPOCH_END)
         event("epoch_checkpoint")
-        if run.ends_iteration():
-            run.count_iteration()
-            event("iteration_end")
-            event("iteration_checkpoint")
+        _end_iteration_if_done(run)
     run.log_train_metrics()
     run.evaluate_if_due(Event.FIT_END)
     event("fit_end")
     state.batch = state.outputs = state.loss = None
+
+
+def _end_iteration_if_done(run: Run) -> None:
+    if run.ends_iteration():
+        run.count_iteration()
+        run.engine.run_event("iteration_end")
+        run.evaluate_if_due(Event.ITERATION_END)
+        run.engine.run_event("iteration_checkpoint")
 
 
 def _train_batches(run: Run) -> None:

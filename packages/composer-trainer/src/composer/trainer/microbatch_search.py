@@ -121,6 +121,9 @@ class _Snapshot:
         for set_state, before in self._draws:
             set_state(before)
         load_metrics(state.train_metrics, self._metrics, state.device)
+        if state.scaler is not None:
+            # An update to the scale that it has makes it forget that it unscaled the gradients of the try.
+            state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))
 
 
 def _free(state: State) -> Any:

@@ -210,6 +210,6 @@ def default_optimizer(model: nn.Module) -> Optimizer:
         "optimizers was not given: training with torch.optim.SGD(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return torch.optim.SGD(model.parameters(), lr=0.1)

@@ -31,7 +31,8 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
     state, collected = engine.state, []
     forward = getattr(state.model, "eval_forward", state.model)
     with in_evaluation(engine):
-        state.set_dataloader(spec.dataloader, "predict", spec.length if subset == -1 else subset)
+        lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
+        state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
         batches = make_order(spec.dataloader, state.rank_zero_seed).begin(0)
@@ -40,6 +41,8 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
             batch = move_batch(given, state.device)
             state.batch = batch if spec.batch_transforms is None else spec.batch_transforms(batch)
             engine.run_event(Event.PREDICT_BATCH_START)
+            if spec.microbatch_transforms is not None:  # the batch is its only part
+                state.batch = spec.microbatch_transforms(state.batch)
             engine.run_event(Event.PREDICT_BEFORE_FORWARD)
             with get_precision_context(state.precision, state.device.type):
                 state.outputs = forward(state.batch)

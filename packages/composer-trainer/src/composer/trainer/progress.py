@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from composer.core import Timestamp
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
@@ -18,7 +20,58 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "SavesProgress"]
 
-_PARTS = ("clock_before", "data", "loggers", "metrics", "microbatch_size", "rng", "skipped_steps", "world_size")
+
+def _is_clock(value: Any) -> bool:
+    try:
+        Timestamp.from_state_dict(value)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _are_draws(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping) and isinstance(one.get("torch"), Tensor) and isinstance(one.get("python"), Mapping)
+        for one in value
+    )
+
+
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping) and all(map(_is_metric, one.values())) for one in value
+    )
+
+
+def _is_metric(parts: Any) -> bool:
+    return isinstance(parts, Mapping) and all(
+        isinstance(part, Mapping) and type(part.get("updates")) is int and isinstance(part.get("state"), Mapping)
+        for part in parts.values()
+    )
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "clock_before": _is_clock,
+    "data": lambda value: isinstance(value, list) and all(one is None or isinstance(one, Mapping) for one in value),
+    "loggers": lambda value: isinstance(value, list) and all(isinstance(one, Mapping) for one in value),
+    "metrics": _are_metrics,
+    "microbatch_size": lambda value: value is None or _is_count(value),
+    "rng": _are_draws,
+    "skipped_steps": lambda value: isinstance(value, Tensor) and value.numel() == 1,
+    "world_size": _is_count,
+}
+
+
+_OF_EACH = ("data", "loggers", "metrics", "rng")
+"""What is saved for each process, by rank."""
+
+
+def _rank_in(world_size: int) -> int:
+    """Return whose part to go on from: this process's own, or, if others have saved, that of rank 0."""
+    return get_global_rank() if world_size == get_world_size() else 0
 
 
 @runtime_checkable
@@ -50,33 +103,51 @@ class Progress:
         """Return it as plain data and tensors; all processes have to call it."""
         state, batches = self._state, self._data.batches
         broadcast_buffers(state.model)
-        return {
-            "clock_before": state.previous_timestamp.state_dict(),
+        own = {
             "data": None if batches is None else batches.state_dict(),
             "loggers": self._logger.state_dict(),
             "metrics": save_metrics(state.train_metrics),
+            "rng": rng_state(state.device),
+        }
+        of_all = all_gather_object(own)
+        now = {
+            **{name: [one[name] for one in of_all] for name in own},
+            "clock_before": state.previous_timestamp.state_dict(),
             "microbatch_size": state.device_train_microbatch_size if state.auto_microbatching else None,
-            "rng": all_gather_object(rng_state(state.device)),
             "skipped_steps": self.skipped_steps,
             "world_size": get_world_size(),
         }
+        # What was loaded and is still to be gone on from is the run's place, and not that of data not yet begun.
+        return now if self._loaded is None else {**now, **self._loaded, "loggers": now["loggers"]}
 
     def check(self, saved: Mapping[str, Any]) -> list[str]:
         """Return why a run cannot go on from what was saved; nothing if it can."""
-        missing = [name for name in _PARTS if name not in saved]
+        missing = [name for name in _CHECKS if name not in saved]
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
-        batches, place = self._data.batches, saved["data"]
-        if not isinstance(saved["rng"], list) or not all(
-            isinstance(saved[name], Mapping) for name in ("metrics", "loggers")
-        ):
-            return ["extra: rng must be a list, metrics and loggers dictionaries."]
+        wrong = [name for name, is_right in _CHECKS.items() if not is_right(saved[name])]
+        if wrong:
+            return [f"extra: {', '.join(wrong)}: not as a Trainer saves it."]
+        batches, size = self._data.batches, saved["world_size"]
+        if any(len(saved[name]) != size for name in _OF_EACH):
+            return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
+        place = saved["data"][_rank_in(size)]
         return [] if batches is None or place is None else batches.check_state_dict(place)
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Keep what was saved until training goes on: data and loaders may only then be there."""
+    def load(self, saved: Mapping[str, Any], *, begins_anew: bool = False) -> None:
+        """Keep what was saved until training goes on: data and loaders may only then be there.
+
+        Args:
+            saved: What :meth:`to_data` returned.
+            begins_anew: Whether the run's own clock has been kept, so that its data begin with an epoch.
+        """
         self._loaded = dict(saved)
-        self._logger.load_state_dict(saved["loggers"])
+        if begins_anew:
+            self._loaded |= {"clock_before": self._state.timestamp.state_dict()}
+            self._loaded |= {"data": [None] * saved["world_size"], "metrics": [{}] * saved["world_size"]}
+        rank = get_global_rank()
+        if rank < saved["world_size"]:  # each process goes on in files and runs of its own; a further one begins some
+            self._logger.load_state_dict(saved["loggers"][rank])
 
     def forget(self) -> None:
         """Go on from the beginning."""
@@ -91,15 +162,25 @@ class Progress:
         state.previous_timestamp = Timestamp.from_state_dict(saved["clock_before"])
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
-        if batches is not None and saved["data"] is not None:
-            batches.load_state_dict(saved["data"])
-        load_metrics(state.train_metrics, saved["metrics"], state.device)
+        is_as_before = saved["world_size"] == get_world_size()
+        place = saved["data"][_rank_in(saved["world_size"])]
+        if batches is not None and place is not None:
+            batches.load_state_dict(place)
+        if is_as_before:
+            load_metrics(state.train_metrics, saved["metrics"][get_global_rank()], state.device)
+            self._draws = saved["rng"][get_global_rank()]
+        else:
+            warnings.warn(
+                f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} go on from it: "
+                "training metrics count anew, random draws are others, and an epoch that was begun may repeat samples "
+                "and leave out others. Exactly the same run needs as many processes.",
+                UserWarning,
+                stacklevel=2,
+            )
         self.skipped_steps.copy_(saved["skipped_steps"])
         for optimizer in state.optimizers:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
-        if saved["world_size"] == get_world_size():
-            self._draws = saved["rng"][get_global_rank()]
 
     def resume_draws(self) -> None:
         """Bring the global generators to where they were, once: last of all before the first batch."""

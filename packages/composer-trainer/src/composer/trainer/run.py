@@ -19,6 +19,8 @@ from composer.trainer.randomness import layer_generators
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
     from composer.distributed import Parallelism
     from composer.trainer.batches import Batches
     from composer.trainer.optimization import Optimization
@@ -56,6 +58,7 @@ class Run:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
         self.batches, self.optimization, self.schedules = batches, optimization, schedules
         schedules.follow_clock()
+        self._length = self.state.max_duration
         self.signals = StopSignals()
         self._resume = resume
         self.parallel, self._runs_alone, self._is_stopped_by_agreement = parallel, True, False
@@ -89,6 +92,7 @@ class Run:
         self.optimization.train_mode()
         if self._resume is not None:
             self._resume()
+        self._since = time.perf_counter()  # what comes before is no training
 
     def begin_epoch(self) -> None:
         """Wrap the model anew for other processes if algorithms have changed what is trained of it."""
@@ -241,8 +245,7 @@ class Run:
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, elapsed)
-        for scheduler in self.schedules.every_batch:
-            scheduler.step()
+        self._step(self.schedules.every_batch)
 
     def count_epoch(self) -> None:
         """Move the clock and the learning rates on by an epoch, and log what its training metrics came to."""
@@ -250,16 +253,22 @@ class Run:
         self.state.previous_timestamp = self.state.timestamp
         self.state.timestamp = self.state.timestamp.to_next_epoch(self._since_batch())
         self.batches.rewind()
-        for scheduler in self.schedules.every_epoch:
-            scheduler.step()
-        self.schedules.follow_clock()
+        self._step(self.schedules.every_epoch)
+        self._step(self.schedules.by_clock)
         self._check_tokens()
 
     def count_iteration(self) -> None:
         """Move the clock on by an iteration."""
         self.state.previous_timestamp = self.state.timestamp
         self.state.timestamp = self.state.timestamp.to_next_iteration(self._since_batch())
-        self.schedules.follow_clock()
+        self._step(self.schedules.by_clock)
+
+    def _step(self, schedulers: Sequence[LRScheduler]) -> None:
+        # A training that a callback has ended is shorter than its schedule may be made for, and needs no further rate.
+        was_ended = self.state.max_duration is not self._length and self.is_over()
+        for scheduler in schedulers:
+            if not was_ended or scheduler not in self.schedules.by_clock:
+                scheduler.step()
 
     def _check_tokens(self) -> None:
         duration, clock = self.state.max_duration, self.state.timestamp

@@ -8,7 +8,6 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.callbacks.saving import SaveInterval, savers
-from composer.checkpoint import save_checkpoint
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -23,6 +22,7 @@ from composer.core import (
     Timestamp,
     ensure_data_spec,
 )
+from composer.core.data_spec import move_batch
 from composer.distributed import (
     Parallelism,
     broadcast_model,
@@ -33,7 +33,7 @@ from composer.distributed import (
 )
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_subset, set_log_level
-from composer.trainer.checkpoints import Loading
+from composer.trainer.checkpoints import Loading, save_by_one
 from composer.trainer.computing import Computing, check_microbatch_size
 from composer.trainer.data_order import make_order
 from composer.trainer.device import choose_precision
@@ -273,12 +273,8 @@ class Trainer:
                     "Checkpoints of sharded models are not there yet: leave out save_folder, load_path and autoresume, "
                     "or parallelism_config['fsdp']."
                 )
-            if device_train_microbatch_size == "auto" and is_sharded:
-                raise ValueError(
-                    "device_train_microbatch_size='auto' lets each process try by itself, which sharded models cannot: "
-                    "give a number, or leave out parallelism_config['fsdp']."
-                )
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
+            self._parallel.check_microbatch_size(device_train_microbatch_size)
             check_timeout(dist_timeout)
         with problems.noted():
             self._course = Course.make(max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
@@ -398,14 +394,19 @@ class Trainer:
             precision: What the model computes in.
 
         Raises:
-            ValueError: There is no data, or it is not said how long to train.
+            ValueError: There is no data, it is not said how long to train, or a value is out of range.
         """
         state = self.state
+        check_schedulers(schedulers)
+        if scale_schedule_ratio != 1 and duration is None and schedulers is None:
+            raise ValueError(
+                f"scale_schedule_ratio={scale_schedule_ratio} stretches the duration and the schedulers that fit() is "
+                "given, and there are none: give duration or schedulers, too, or give the ratio to the Trainer."
+            )
         self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
         if (eval_dataloader, eval_interval, eval_subset_num_batches) != (None, None, None):
             self._evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)
             self._evaluations.install(state)
-        check_schedulers(schedulers)
         if device_train_microbatch_size is not None:
             self._set_microbatch_size(check_microbatch_size(device_train_microbatch_size))
         if precision is not None:
@@ -416,6 +417,9 @@ class Trainer:
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
         self._course.take_duration(state, duration, scale_schedule_ratio)
+        assert state.max_duration is not None
+        if state.reached(state.max_duration):
+            return
         run = Run(
             self.engine,
             self._data.batches,
@@ -426,8 +430,6 @@ class Trainer:
             weigh_by_tokens=self._weigh_by_tokens,
             resume=self._progress.resume_draws,
         )
-        if run.is_over():
-            return
         with self._closing_on_error(), run.signals:
             self._progress.resume()
             train(run)
@@ -453,6 +455,7 @@ class Trainer:
         evaluators = self.state.evaluators if eval_dataloader is None else to_evaluators(eval_dataloader)
         if not evaluators:
             raise ValueError("There is nothing to evaluate on: give eval_dataloader to eval() or to the Trainer.")
+        metrics = dict(self.state.eval_metrics)
         if eval_dataloader is not None:
             check_can_be_evaluated(self.state.model)
             prepare_metrics(self.state, evaluators)
@@ -460,6 +463,7 @@ class Trainer:
             self.engine.run_event(Event.EVAL_STANDALONE_START)
             results = evaluate(self.engine, evaluators, subset)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
+        self.state.eval_metrics |= metrics  # other data under a label that is in use has not changed what it measures
         return results
 
     def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
@@ -487,7 +491,7 @@ class Trainer:
         return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
 
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
-        """Save a checkpoint now, and wait until it is there.
+        """Save a checkpoint now, and wait until it is there; of several processes all have to call it, and one saves.
 
         Args:
             name: Its folder or address; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are filled in.
@@ -499,7 +503,7 @@ class Trainer:
         Raises:
             CheckpointSaveError: It could not be written.
         """
-        return save_checkpoint(self.state, name, extra=self._progress.to_data(), weights_only=weights_only)
+        return save_by_one(self.state, name, extra=self._progress.to_data(), weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint where, and as, the trainer was told to; in the background, as those that are due.
@@ -553,7 +557,11 @@ class Trainer:
         if not specs:
             raise ValueError("There is no batch to export with: give sample_input.")
         with kept(self.state.device):
-            return next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
+            batch = next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
+            batch = move_batch(batch, self.state.device)
+            for transform in filter(None, (specs[0].batch_transforms, specs[0].microbatch_transforms)):
+                batch = transform(batch)
+            return batch
 
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used any more."""
@@ -571,6 +579,7 @@ class Trainer:
             self.close()
 
     def _set_microbatch_size(self, size: int | str | None) -> None:
+        self._parallel.check_microbatch_size(size)
         self.state.auto_microbatching = size == "auto"
         self.state.device_train_microbatch_size = size if isinstance(size, int) else None
 
@@ -580,8 +589,9 @@ class Trainer:
                 f"fit(precision='{precision}') cannot change '{self.state.precision}': the layers for 'amp_fp8' are "
                 "made when the Trainer is. Say precision there."
             )
-        self.state.precision = precision
-        self.state.scaler = make_scaler(precision, self.state.device)
+        if precision is not self.state.precision:  # else the loss scale goes on
+            self.state.precision = precision
+            self.state.scaler = make_scaler(precision, self.state.device)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:

@@ -88,20 +88,23 @@ class TrainingData:
         subset: int | None,
         spin: bool | None,
     ) -> None:
-        """Take what is given anew; a place in the data stays if the data and its length do."""
+        """Take what is given anew; a place in the data stays if the loader and the epoch's length do."""
         if label is not None:
             self.label = label
         if spin is not None:
             self.spin = spin
             if self.batches is not None:
                 self.batches.spin = spin
-        is_new = loader is not None or (subset is not None and subset != self.subset_num_batches)
-        if loader is not None:
-            self.spec = ensure_data_spec(loader)
+        spec = self.spec if loader is None else ensure_data_spec(loader)
+        is_other = spec is not None and (self.spec is None or spec.dataloader is not self.spec.dataloader)
+        is_new = is_other or (subset is not None and subset != self.subset_num_batches)
+        self.spec = spec
         if subset is not None:
             self.subset_num_batches = subset
         if is_new:
             self.install(state)
+        elif spec is not None and self.batches is not None:
+            self.batches.spec = state.train_dataloader = spec
         self.select(state)
 
 

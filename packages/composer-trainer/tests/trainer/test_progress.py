@@ -1,0 +1,149 @@
+"""What a trainer saves beside the state: checked before anything is loaded, and gone on with where it says."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from composer.checkpoint import CheckpointMismatchError, save_checkpoint
+from composer.core import Callback
+from composer.trainer.metric_state import load_metrics, save_metrics
+
+INPUTS = torch.arange(80.0).reshape(20, 4)
+
+
+class Seen(Callback):
+    """Remembers the first number of each batch, and the clock after it."""
+
+    def __init__(self):
+        """Nothing yet."""
+        self.batches = []
+
+    def batch_end(self, state, logger):
+        """Remember."""
+        clock = state.timestamp
+        self.batches.append((int(clock.epoch), int(clock.batch_in_epoch), int(state.batch[0][0, 0])))
+
+
+@pytest.fixture
+def stopped(make_trainer, tmp_path):
+    """Return the path of a checkpoint in the middle of the second epoch of five batches."""
+    trainer = make_trainer(train_dataloader=plain_loader(), max_duration="8ba")
+    trainer.fit()
+    return trainer.save_checkpoint(str(tmp_path / "stopped"))
+
+
+def plain_loader(kind=torch.utils.data.DataLoader):
+    return kind(TensorDataset(INPUTS, torch.zeros(20, dtype=torch.int64)), batch_size=4)
+
+
+class TestCheck:
+    @pytest.mark.parametrize(
+        ("part", "value"),
+        [
+            ("data", 3),
+            ("clock_before", {}),
+            ("clock_before", None),
+            ("skipped_steps", 7),
+            ("microbatch_size", "x"),
+            ("rng", 3),
+            ("rng", [3]),
+            ("world_size", "x"),
+            ("metrics", {"x": 3}),
+            ("metrics", {"x": {"": {"updates": 1, "state": 3}}}),
+            ("loggers", [3]),
+        ],
+    )
+    def test_nonsense(self, make_trainer, tmp_path, part, value):
+        """What no trainer has saved is told before anything is loaded, by its name."""
+        trainer = make_trainer(max_duration="1ep")
+        extra = {**trainer._progress.to_data(), part: value}
+        path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
+
+        with pytest.raises(CheckpointMismatchError, match=rf"extra: {part}: not as a Trainer saves it"):
+            make_trainer(max_duration="1ep", load_path=path)
+
+
+class TestResume:
+    def test_with_a_clock_of_its_own(self, make_trainer, stopped):
+        """A run that ignores the saved clock begins with a whole epoch, not with the rest of the saved one."""
+        seen = Seen()
+
+        make_trainer(
+            train_dataloader=plain_loader(),
+            max_duration="1ep",
+            load_path=stopped,
+            load_ignore_keys="timestamp",
+            callbacks=[seen],
+        ).fit()
+
+        assert seen.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
+
+    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
+    def test_with_another_kind_of_loader(self, make_trainer, stopped):
+        """A loader that knows its place, but was not there when the run was saved, is brought to it."""
+        module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
+        seen = Seen()
+        trainer = make_trainer(
+            train_dataloader=plain_loader(module.StatefulDataLoader),
+            max_duration="2ep",
+            load_path=stopped,
+            callbacks=[seen],
+        )
+
+        with pytest.warns(UserWarning, match="first 3 batches are loaded again"):
+            trainer.fit()
+
+        assert seen.batches == [(1, 4, 48), (1, 5, 64)]
+
+    def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
+        """A run that saves only weights cannot go on from them, and says so where it begins anew."""
+        options = {"save_folder": str(tmp_path), "run_name": "blur", "autoresume": True, "save_weights_only": True}
+        make_trainer(max_duration="1ep", **options).fit()
+
+        later = make_trainer(max_duration="1ep", **options)
+
+        assert int(later.state.timestamp.batch) == 0
+        assert "there are only weights of 'blur'" in caplog.text
+
+
+class TestMetricState:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: MulticlassAccuracy(3),
+            lambda: ClasswiseWrapper(MulticlassAccuracy(3, average=None)),
+            lambda: MetricCollection([MulticlassAccuracy(3), MulticlassPrecision(3)], prefix="a"),
+        ],
+        ids=["one", "wrapped", "collected"],
+    )
+    def test_counts_go_on(self, make):
+        """What a metric has counted comes back, also where another one does the counting for it."""
+        whole, again = make(), make()
+        batches = [(torch.eye(3), torch.tensor(targets)) for targets in ([0, 1, 1], [0, 0, 2])]
+        whole.update(*batches[0])
+        load_metrics({"m": again}, save_metrics({"m": whole}), torch.device("cpu"))
+        whole.update(*batches[1])
+        again.update(*batches[1])
+
+        assert json.dumps(values(again)) == json.dumps(values(whole))
+
+    def test_only_what_a_metric_counts(self):
+        """What was saved cannot set anything else of a metric, such as its methods."""
+        metric = MulticlassAccuracy(3)
+        saved = save_metrics({"m": metric})
+        saved["m"][""]["state"] |= {"update": 3, "num_classes": 7}
+
+        load_metrics({"m": metric}, saved, torch.device("cpu"))
+
+        assert callable(metric.update)
+        assert metric.num_classes == 3
+
+
+def values(metric):
+    computed = metric.compute()
+    return {name: one.tolist() for name, one in computed.items()} if isinstance(computed, dict) else computed.tolist()
