@@ -100,3 +100,8 @@ class TestExportForInferenceCallback:
         """There are two formats."""
         with pytest.raises(ValueError, match="save_format"):
             ExportForInferenceCallback("torchscript", tmp_path / "model.pt")
+
+    def test_bad_name(self):
+        """A name that could not be filled in after the training is refused before it."""
+        with pytest.raises(ValueError, match=r"save_path may have \{run_name\} in it, nothing else in braces"):
+            ExportForInferenceCallback("torchexport", "runs/{epoch}/model.pt2")

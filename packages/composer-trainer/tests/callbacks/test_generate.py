@@ -10,7 +10,7 @@ import torch
 from composer import Trainer
 from composer.callbacks import Generate
 from composer.core import LoggerDestination
-from composer.models import ComposerModel
+from composer.models import ComposerModel, HuggingFaceModel
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -148,6 +148,20 @@ class TestGenerate:
             fit(model, Generate("def", "1ba"))
 
         assert model.training
+
+    def test_model_without_a_tokenizer(self):
+        """A model whose tokenizer was left out is refused when the trainer is made, not at the first prompt."""
+        config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+        model = HuggingFaceModel(transformers.GPT2LMHeadModel(config))
+
+        with pytest.raises(TypeError, match=r"tokenizer .* that of HuggingFaceModel is None"):
+            Trainer(
+                model=model,
+                optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+                callbacks=Generate("a", 1),
+                progress_bar=False,
+                device="cpu",
+            )
 
     def test_model_that_cannot(self, make_classifier):
         """A model without tokenizer and generate is refused when the trainer is made."""

@@ -8,7 +8,7 @@ from composer import Trainer
 from composer.algorithms import MixUp
 from composer.callbacks import ImageVisualizer
 from composer.core import LoggerDestination
-from composer.models import ComposerClassifier, ComposerModel
+from composer.models import ComposerClassifier, ComposerModel, ComposerSegmenter
 
 
 class Album(LoggerDestination):
@@ -189,6 +189,27 @@ class TestSegmentation:
 
         assert page["channels_last"]
         assert page["images"].shape == (6, 4, 4, 3)
+
+
+class TwoHeads(nn.Module):
+    """Scores of a head that counts and of one that helps, as torchvision's models give them."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.aux = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, images):
+        return {"out": self.out(images), "aux": self.aux(images)}
+
+
+def test_outputs_of_two_heads():
+    """Of a segmentation model with a second head, the first one's prediction is shown."""
+    module, batches = TwoHeads(), segmentation_batches(1)
+    expected = module.out(batches[0][0]).argmax(dim=1)
+
+    (page,) = fit(ComposerSegmenter(module, 3, ignore_index=-100), ImageVisualizer("1ba", mode="segmentation"), batches)
+
+    assert torch.equal(page["masks"]["prediction"], expected)
 
 
 def test_in_tensorboard(tmp_path):

@@ -9,7 +9,7 @@ from composer import Trainer
 from composer.algorithms import SAM
 from composer.callbacks import SpeedMonitor, speed_monitor
 from composer.callbacks._flops import peak_flops
-from composer.core import Engine, Logger, Precision, State
+from composer.core import Engine, Logger, Precision, State, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -63,6 +63,19 @@ class TestSpeedMonitor:
 
         assert loop.values("throughput/batches_per_sec") == [1.0, 0.5, 0.5, 1.6]
         assert loop.values("throughput/samples_per_sec") == [8.0, 4.0, 4.0, 12.8]
+
+    def test_clock_that_was_set_back(self, clock):
+        """Of a training that begins anew only its own batches count."""
+        loop = Loop(clock, SpeedMonitor())
+        loop.event("fit_start")
+        loop.batches(1.0, 1.0, 1.0)
+        loop.event("fit_end")
+
+        loop.state.timestamp = Timestamp()
+        loop.event("fit_start")
+        loop.batches(0.5, 0.5)
+
+        assert loop.values("throughput/batches_per_sec") == [1.0, 1.0, 1.0, 2.0, 2.0]
 
     def test_tokens_only_where_there_are_any(self, clock):
         """Batches without tokens have no tokens per second."""

@@ -7,8 +7,10 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from composer import Trainer
 from composer.core import Event, Trace
 from composer.loggers import ConsoleLogger
+from composer.models import ComposerClassifier
 
 
 def printed(stream):
@@ -45,6 +47,35 @@ class TestConsoleLogger:
         make_loop(ConsoleLogger(interval, stream)).fit()
 
         assert len(printed(stream)) == lines
+
+    def test_fraction_of_a_training_in_epochs(self, make_loop):
+        """A sixth of two epochs of three batches is a batch."""
+        stream = io.StringIO()
+
+        make_loop(ConsoleLogger(f"{1 / 6}dur", stream)).fit()
+
+        assert len(printed(stream)) == 6
+
+    def test_interval_in_iterations(self):
+        """With iterations of two epochs there is a line when each of them ends, with what its last batch came to."""
+        stream = io.StringIO()
+        network = torch.nn.Linear(2, 2)
+        with Trainer(
+            model=ComposerClassifier(network, train_metrics=[]),
+            train_dataloader=[(torch.rand(1, 2), torch.tensor([0]))] * 3,
+            optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+            max_duration="2iter",
+            loggers=ConsoleLogger("1iter", stream),
+            progress_bar=False,
+            device="cpu",
+        ) as trainer:
+            trainer.state.iteration_length = "2ep"
+            trainer.fit()
+
+        assert [line.partition("]")[0] for line in printed(stream) if line.startswith("[")] == [
+            "[epoch 2, end",
+            "[epoch 4, end",
+        ]
 
     def test_batches_of_the_whole_training(self, make_loop):
         """Where the length of training is in batches, batches are counted from its beginning."""
@@ -151,6 +182,13 @@ class TestConsoleLogger:
             loop.batch()
 
         assert "\r[epoch 1/2, batch 1/3] loss/train/total=0\n" in stream.getvalue()
+
+    def test_lines_of_a_file_are_there_at_once(self, make_loop, tmp_path):
+        """A line is in the file when it is printed, also where tqdm prints it."""
+        with (tmp_path / "lines.txt").open("w") as file:
+            make_loop(ConsoleLogger(stream=file)).batch()
+
+            assert (tmp_path / "lines.txt").read_text() == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
 
     def test_without_tqdm(self, make_loop, monkeypatch):
         """Where nothing has loaded tqdm, a line is a line."""

@@ -57,6 +57,7 @@ other = MLFlowLogger(**options, run_name="other", log_duplicated_metric_every_n_
 failing, _ = make_trainer(other, epochs=1)
 for step in range(10):
     failing.logger.log_metrics({"constant": 7}, step=step)
+failing.logger.log_metrics({"acc@5": 0.5}, step=3)
 try:
     raise OSError("failed")
 except OSError:
@@ -98,6 +99,7 @@ tell(
     version=[version.name, str(version.version), version.run_id],
     ids=[first.run_id, resumed.run_id, by_name.run_id],
     constant=[one.step for one in client.get_metric_history(other.run_id, "constant")],
+    renamed=[[one.step, one.value] for one in client.get_metric_history(other.run_id, "acc_5")],
     system=[measuring, thread.is_alive()],
 )
 """
@@ -124,6 +126,10 @@ class TestRun:
         """What matches a pattern is left out."""
         assert [name for name in told["history"] if name.startswith("time/")] == []
         assert "loss/train/total" not in told["history"]
+
+    def test_names_that_mlflow_refuses(self, told):
+        """What may not be in a metric's name there becomes an underscore; the others are written all the same."""
+        assert told["renamed"] == [[3, 0.5]]
 
     def test_settings(self, told):
         """Settings are parameters by flat names, without those that are ignored."""

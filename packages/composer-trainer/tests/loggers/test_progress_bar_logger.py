@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import tqdm.std
@@ -208,3 +209,55 @@ def test_tqdm_is_loaded_with_the_first_bar_only():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"
+
+
+NOTEBOOK = """
+import torch
+from composer import Trainer
+from composer.models import ComposerClassifier
+
+network = torch.nn.Linear(4, 3)
+data = [(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 5
+trainer = Trainer(
+    model=ComposerClassifier(network),
+    train_dataloader=data,
+    eval_dataloader=data,
+    optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+    max_duration="2ep",
+    device="cpu",
+)
+trainer.fit()
+trainer.predict(data)
+trainer.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def widgets():
+    """What a notebook shows when a training with evaluations, and a prediction, have run in it: its widgets' states."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("ipywidgets")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernel's client, about its connection
+        nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    shown = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
+    return [(widget["model_name"], widget["state"]) for widget in shown]
+
+
+class TestNotebook:
+    def test_bar_of_the_fit(self, widgets):
+        """The fit's bar is a widget that is full and green at the end, with the loss and the last evaluation beside."""
+        bars = [state for model, state in widgets if model == "FloatProgressModel"]
+        texts = [state["value"].replace("\u2007", " ") for model, state in widgets if model == "HTMLModel"]
+
+        assert [(bar["value"], bar["max"]) for bar in bars if bar["bar_style"] == "success"] == [(10, 10)]
+        assert "Epoch 2/2: 100%" in texts
+        assert any(re.search(r"10/10 .*loss=.*, eval/MulticlassAccuracy=", text) for text in texts)
+
+    def test_short_bars_are_not_taken_for_broken_off(self, widgets):
+        """The bars of two evaluations and of a prediction reach their ends, so that none stays behind in red."""
+        short = [state for model, state in widgets if model == "FloatProgressModel" and state["max"] == 5]
+
+        assert [(bar["value"], bar["bar_style"]) for bar in short] == [(5, "")] * 3

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -89,3 +92,51 @@ def test_nothing_of_what_is_learnt_changes(run):
 
     pairs = zip(trainer.state.model.parameters(), plain.state.model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+TWO_PROCESSES = """
+import sys
+import torch
+from composer import Trainer
+from composer.loggers import FileLogger
+from composer.models import ComposerClassifier
+
+for epochs in (1, 2):
+    network = torch.nn.Linear(4, 3)
+    with Trainer(
+        model=ComposerClassifier(network),
+        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 5,
+        optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
+        max_duration=f"{epochs}ep",
+        loggers=FileLogger("{run_name}-rank{rank}.txt"),
+        run_name="first" if epochs == 1 else "second",
+        load_path=None if epochs == 1 else "checkpoints/latest",
+        save_folder="checkpoints",
+        progress_bar=False,
+        device="cpu",
+        seed=1,
+    ) as trainer:
+        trainer.fit()
+"""
+
+
+def test_each_process_goes_on_in_its_own_file(tmp_path):
+    """A resumed run of two processes goes on in both of their files, not in that of the first alone."""
+    program = tmp_path / "program.py"
+    program.write_text(TWO_PROCESSES)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = subprocess.run(
+        torchrun,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+    files = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+    losses = {name: text.count('"loss/train/total"') for name, text in files.items()}
+
+    assert losses == {"first-rank0.txt": 10, "first-rank1.txt": 10}

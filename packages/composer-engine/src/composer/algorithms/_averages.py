@@ -185,7 +185,7 @@ class AveragedWeights:
         """Return tensors as they are, or of DTensors, for which torch has no foreach kernels, their local parts."""
         if not self._is_sharded:
             return tensors
-        return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[operator]
+        return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]
 
 
 def _is_sharded(tensor: Tensor) -> bool:

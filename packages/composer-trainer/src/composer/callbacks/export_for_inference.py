@@ -36,7 +36,7 @@ class ExportForInferenceCallback(Callback):
         output_names: What the outputs are called.
 
     Raises:
-        ValueError: There is no such format.
+        ValueError: There is no such format, or ``save_path`` has something else in braces.
 
     Example:
         >>> ExportForInferenceCallback("torchexport", "runs/{run_name}/model.pt2").save_path
@@ -53,6 +53,15 @@ class ExportForInferenceCallback(Callback):
     output_names: Sequence[str] | None = None
 
     _seen: Any = attrs.field(default=None, init=False, repr=False)
+
+    @save_path.validator
+    def _check_save_path(self, _: object, save_path: str) -> None:
+        try:
+            save_path.format(run_name="run")
+        except (KeyError, IndexError, ValueError):
+            raise ValueError(
+                f"save_path may have {{run_name}} in it, nothing else in braces, got {save_path!r}."
+            ) from None
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Remember the first batch that is evaluated on: it is of the size that the model is used with."""

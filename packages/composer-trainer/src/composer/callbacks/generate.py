@@ -39,7 +39,7 @@ class Generate(Callback):
 
     Raises:
         ValueError: There are no prompts, ``batch_size`` is less than 1, or ``interval`` is no length of time.
-        TypeError: At ``INIT``: the model has no ``tokenizer`` or ``generate``.
+        TypeError: At ``INIT``: the model has no ``tokenizer`` or ``generate``, or its ``tokenizer`` is None.
 
     Example:
         >>> generate = Generate(["Once upon a time"], "500ba", max_new_tokens=20)
@@ -76,6 +76,11 @@ class Generate(Callback):
             raise TypeError(
                 f"Generate needs a model with the attribute tokenizer and the method generate(input_ids, ...), "
                 f"and {type(state.model).__name__} lacks one of them."
+            )
+        if state.model.tokenizer is None:
+            raise TypeError(
+                f"Generate needs the model's tokenizer to read the prompts, and that of {type(state.model).__name__} "
+                "is None. Give it, as in HuggingFaceModel(model, tokenizer=...)."
             )
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

@@ -107,7 +107,10 @@ class ImageVisualizer(Callback):
     def _log(self, images: Tensor, name: str, state: State, logger: Logger) -> None:
         masks: dict[str, Any] = {}
         if self.mode == "segmentation":
-            outputs, target = state.outputs[: len(images)], state.batch_get_item(self.target_key)[: len(images)]
+            outputs = state.outputs
+            if not isinstance(outputs, Tensor):  # such as those of two heads, of which the model knows which one counts
+                outputs = state.model.eval_forward(state.batch, outputs)
+            outputs, target = outputs[: len(images)], state.batch_get_item(self.target_key)[: len(images)]
             masks["masks"] = {
                 "prediction": outputs.detach().argmax(dim=1),
                 "ground truth": _class_ids(target, outputs.shape[1]),

@@ -92,6 +92,8 @@ class SpeedMonitor(Callback):
         del logger
         self._is_fitting = True
         self._counted_until = time.perf_counter()
+        if self._readings and state.timestamp.count(TimeUnit.BATCH) < self._readings[-1].batches:
+            self._readings.clear()  # the clock was set back, and batches before cannot be told from batches after
         self._take_reading(state)
         self._model_knows = isinstance(state.model, KnowsFlops)
         if self.count_flops and not self._model_knows and self._flops_per_sample is None:

@@ -113,7 +113,14 @@ class ConsoleLogger(LoggerDestination):
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Print a line, if there is something new; not between two intervals of several epochs."""
         del logger
-        if self.log_interval.every.unit not in _WHOLE_EPOCHS or self._is_due(state):
+        unit = self.log_interval.every.unit
+        if unit not in _WHOLE_EPOCHS or (unit is TimeUnit.EPOCH and self._is_due(state)):
+            self._print_new(f"{_epoch(state)}, end")
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """Print a line, if the interval is in iterations and one is due."""
+        del logger
+        if self.log_interval.every.unit is TimeUnit.ITERATION and self._is_due(state):
             self._print_new(f"{_epoch(state)}, end")
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -136,7 +143,7 @@ class ConsoleLogger(LoggerDestination):
 
     def _is_due(self, state: State) -> bool:
         before, self._last_look = self._last_look, state.timestamp
-        return self.log_interval.passed(before, state.timestamp, state.max_duration)
+        return self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
 
     def _print_new(self, where: str) -> None:
         self._print_and_clear(self._new, where)
@@ -158,6 +165,7 @@ class ConsoleLogger(LoggerDestination):
             print(text, file=stream, flush=True)
         else:
             tqdm.tqdm.write(text, file=stream)
+            stream.flush()
 
 
 def _folded(line: str) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.core import Interval, Logger, LoggerDestination, State, Time, TimeUnit
-from composer.core.logger import to_interval
+from composer.core import Interval, Logger, State, Time, TimeUnit
 from composer.loggers.capture import CapturedStream
+from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import keep, read
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FileLogger"]
 
 
-class FileLogger(LoggerDestination):
+class FileLogger(GatheringLogger):
     """Write what is logged as JSON, one object a line, with the clock; and what the program prints.
 
     The lines look so::
@@ -80,25 +80,22 @@ class FileLogger(LoggerDestination):
         overwrite: bool = False,
         every: Interval | Time | str | int | None = None,
     ) -> None:
-        if flush_interval < 1:
-            raise ValueError(f"flush_interval must be at least 1 batch, got {flush_interval}.")
+        super().__init__(every=every, flush_interval=flush_interval)
         if buffer_size < 0:
             raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
         self.filename, self.remote_file_name = str(filename), remote_file_name
         _filled_in(self.filename, "filename", run_name="run", rank=0)
         _filled_in(remote_file_name or "", "remote_file_name", run_name="run", rank=0)
         self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
-        self.buffer_size, self.flush_interval = buffer_size, flush_interval
+        self.buffer_size = buffer_size
         self.should_log_traces = log_traces
         self.overwrite = overwrite
-        self.every = to_interval(every)
         self._path: Path | None = None
         self._is_made = self._is_resumed = False
         self._state: State | None = None
         self._logger: Logger | None = None
         self._captured: list[CapturedStream] = []
         self._records: list[dict[str, Any]] = []
-        self._batches = 0
 
     @property
     def path(self) -> Path | None:
@@ -158,65 +155,13 @@ class FileLogger(LoggerDestination):
         for captured in self._captured:
             captured.install()
 
-    def after_load(self, state: State, logger: Logger) -> None:
-        """Make the file."""
-        del state, logger
-        self._make_file()
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Make the file, if it is not."""
-        del state, logger
-        self._make_file()
-
-    def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Make the file, if it is not."""
-        del state, logger
-        self._make_file()
-
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Make the file, if it is not."""
-        del state, logger
-        self._make_file()
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Write what has been logged, every ``flush_interval`` batches."""
-        del state, logger
-        self._batches += 1
-        if self._batches >= self.flush_interval:
-            self.flush()
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
-        self.flush()
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
-        self.flush()
-
-    def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
-        self.flush()
-
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
-        self.flush()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Write what has been logged."""
-        del state, logger
-        self.flush()
-
     def close(self, state: State, logger: Logger) -> None:
         """Write what has been logged, give the streams back, and give the file to the loggers that keep files."""
         for captured in reversed(self._captured):
             captured.remove()
         self._captured = []
         if self._records and self._path is not None and not self._path.exists():
-            self._make_file()
+            self.open(state)
         self.flush()
         if self.remote_file_name is not None and self._is_made:
             name = _filled_in(self.remote_file_name, "remote_file_name", run_name=state.run_name, rank=state.rank)
@@ -235,7 +180,9 @@ class FileLogger(LoggerDestination):
                 raise
             self._logger.report_failure(self, "flush", error)
 
-    def _make_file(self) -> None:
+    def open(self, state: State) -> None:
+        """Make the file, if it is not, and write what was logged before."""
+        del state
         if self._is_made or self._path is None:
             return
         if not self._is_resumed:

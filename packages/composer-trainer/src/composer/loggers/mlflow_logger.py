@@ -149,7 +149,7 @@ class MLFlowLogger(TrackerLogger):
         """Write numbers."""
         metrics = [
             self._mlflow.entities.Metric(
-                self.rename_metrics.get(name, name), number, int(record.seconds * 1000), record.step
+                _allowed(self.rename_metrics.get(name, name)), number, int(record.seconds * 1000), record.step
             )
             for record in records
             for name, number in record.metrics.items()

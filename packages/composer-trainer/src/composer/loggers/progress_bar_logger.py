@@ -116,7 +116,7 @@ class ProgressBarLogger(LoggerDestination):
         if self._short_bar is not None and self._fit_bar is None:
             prefix = f"metrics/{state.dataloader_label}/"
             self._short_bar.draw(self._short_bar.count, _numbers(self._evaluation, prefix))
-        self._close_short_bar()
+        self._finish_short_bar()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Show on the fit's bar what the evaluation found."""
@@ -137,7 +137,7 @@ class ProgressBarLogger(LoggerDestination):
     def predict_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the prediction."""
         del state, logger
-        self._close_short_bar()
+        self._finish_short_bar()
 
     def close(self, state: State, logger: Logger) -> None:
         """Close what is open, as after an error."""
@@ -185,6 +185,11 @@ class ProgressBarLogger(LoggerDestination):
             if self._short_bar.is_due():
                 self._short_bar.draw(self._short_bar.count, "")
 
+    def _finish_short_bar(self) -> None:
+        if self._short_bar is not None:
+            self._short_bar.finish()
+        self._close_short_bar()
+
     def _close_short_bar(self) -> None:
         if self._short_bar is not None:
             self._short_bar.close()
@@ -221,6 +226,10 @@ class _Bar:
         self._bar.set_postfix_str(numbers, refresh=False)
         self._bar.update(done - self._bar.n)
         self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+
+    def finish(self) -> None:
+        # In a notebook one that is closed before its end stays, in red; its last batches may not have been drawn.
+        self._bar.n = max(self._bar.n, self.count)
 
     def describe(self, description: str, total: float | None) -> None:
         self._bar.total = total

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.core import Interval, Logger, LoggerDestination, State, Time
-from composer.core.logger import keep, to_interval
+from composer.core.logger import keep
+from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
 from composer.loggers.values import Number, numbers_by_name
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from composer.core import Interval, Logger, State, Time
 
 __all__ = ["Record", "TrackerLogger"]
 
@@ -38,7 +40,7 @@ class Record:
     metrics: Mapping[str, Number]
 
 
-class TrackerLogger(LoggerDestination, ABC):
+class TrackerLogger(GatheringLogger, ABC):
     """A logger that keeps a run in some experiment tracker. A subclass says how a run is opened, written to and closed.
 
     The run is opened at ``AFTER_LOAD``, when it is known whether it goes on with an earlier one (or, in a loop without
@@ -64,17 +66,13 @@ class TrackerLogger(LoggerDestination, ABC):
         rank_zero_only: bool = True,
         seconds_between_flushes: float = 10.0,
     ) -> None:
-        if flush_interval < 1:
-            raise ValueError(f"flush_interval must be at least 1 batch, got {flush_interval}.")
-        self.every = to_interval(every)
-        self.flush_interval = flush_interval
+        super().__init__(every=every, flush_interval=flush_interval)
         self.rank_zero_only = rank_zero_only
         self.seconds_between_flushes = seconds_between_flushes
         self._logger: Logger | None = None
         self._is_silent = self._is_open = self._was_tried = False
         self._early: list[tuple[str, Callable[[], None]]] = []
         self._records: list[tuple[int, float, dict[str, Any]]] = []
-        self._batches = 0
         self._next_flush = 0.0
 
     @abstractmethod
@@ -160,63 +158,11 @@ class TrackerLogger(LoggerDestination, ABC):
         if self._is_silent:
             self._early, self._records = [], []
 
-    def after_load(self, state: State, logger: Logger) -> None:
-        """Open the run."""
-        del logger
-        self._open(state)
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Open the run, if it is not."""
-        del logger
-        self._open(state)
-
-    def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Open the run, if it is not."""
-        del logger
-        self._open(state)
-
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Open the run, if it is not."""
-        del logger
-        self._open(state)
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged, when it is time."""
-        del state, logger
-        self._batches += 1
-        if self._batches >= self.flush_interval or time.monotonic() >= self._next_flush:
-            self.flush()
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
     def close(self, state: State, logger: Logger) -> None:
         """Write what was logged."""
         del logger
         if self._records or self._early:
-            self._open(state)
+            self.open(state)
         self.flush()
 
     def post_close(self) -> None:
@@ -233,7 +179,8 @@ class TrackerLogger(LoggerDestination, ABC):
             records, self._records = self._records, []
             self._try("flush", lambda: self.write_metrics(_read(records)))
 
-    def _open(self, state: State) -> None:
+    def open(self, state: State) -> None:
+        """Open the run, if it is not, and write what was logged before."""
         if self._is_open or self._is_silent or self._was_tried:
             return
         self._was_tried = True
