@@ -191,7 +191,7 @@ PLACES: Mapping[Event, str] = {
     Event.EPOCH_END: "after an epoch's last batch, when state.timestamp has counted the epoch",
     Event.EPOCH_CHECKPOINT: "after epoch_end and the evaluation that may be due",
     Event.ITERATION_END: "after an iteration's last epoch, when state.timestamp has counted the iteration",
-    Event.ITERATION_CHECKPOINT: "after iteration_end",
+    Event.ITERATION_CHECKPOINT: "after iteration_end and the evaluation that may be due",
     Event.FIT_END: "once, after the last epoch",
     Event.EVAL_BEFORE_ALL: "when an evaluation begins",
     Event.EVAL_START: "before the first batch of a data set that is evaluated on",
