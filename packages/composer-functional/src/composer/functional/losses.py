@@ -53,15 +53,23 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         >>> infer_target_type(torch.rand(2, 3), torch.rand(2, 3))
         'probabilities'
     """
-    _check_tensor("input", input)
-    _check_tensor("targets", targets)
-    if input.ndim < 2:
-        raise ValueError(f"input must have shape (N, C, ...), got {tuple(input.shape)}. It holds scores of C classes.")
-    if targets.shape == input.shape:
-        return "probabilities"
-    shape_of_ids = (input.shape[0], *input.shape[2:])
-    if targets.dtype in _INTEGERS and targets.shape == shape_of_ids:
+    # At every step: what is asked first, and how, is what costs least with class ids.
+    if not (isinstance(input, Tensor) and isinstance(targets, Tensor)):
+        _check_tensor("input", input)
+        _check_tensor("targets", targets)
+    scores, given = input.shape, targets.shape
+    if len(scores) < 2:
+        raise ValueError(f"input must have shape (N, C, ...), got {tuple(scores)}. It holds scores of C classes.")
+    if (
+        len(given) + 1 == len(scores)
+        and targets.dtype in _INTEGERS
+        and given[0] == scores[0]
+        and given[1:] == scores[2:]
+    ):
         return "indices"
+    if given == scores:
+        return "probabilities"
+    shape_of_ids = (scores[0], *scores[2:])
     raise ValueError(
         f"targets must be integer class ids of shape {shape_of_ids} or class probabilities of shape "
         f"{tuple(input.shape)}, got {targets.dtype} of shape {tuple(targets.shape)}."
@@ -137,7 +145,8 @@ def soft_cross_entropy(
     if infer_target_type(input, target) == "probabilities":
         probabilities = target if target.is_floating_point() else target.to(_at_least_float32(input))
         return cross_entropy(input, probabilities, weight, reduction=reduction)
-    return cross_entropy(input, target.long(), weight, ignore_index=ignore_index, reduction=reduction)
+    ids = target if target.dtype is torch.int64 else target.long()
+    return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 def _check_tensor(name: str, given: object) -> None:
