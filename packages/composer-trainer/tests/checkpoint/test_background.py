@@ -61,12 +61,14 @@ class TestBackground:
 
     def test_ctrl_c_while_waiting(self):
         """Who stops waiting has not ended the job: it is waited for the next time, and its failure is not lost."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         background, go = Background(), threading.Event()
         background.start(lambda: (go.wait(10), fail()))
         interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
             background.wait()
+        signal.signal(signal.SIGINT, before)
         was_busy = background.is_busy
         go.set()
 
