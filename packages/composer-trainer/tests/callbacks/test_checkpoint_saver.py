@@ -443,3 +443,22 @@ class TestSettings:
             load_checkpoint(tmp_path / "ep1-ba5", make_trainer(saver).state)
 
         assert not recwarn.list
+
+
+def test_memory_of_a_copy_is_used_again(make_trainer, tmp_path):
+    """A save copies into the memory of the one before, once that is written; each checkpoint has its own moment."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1 << 18), torch.nn.Linear(1 << 18, 3))
+    model = ComposerClassifier(network, num_classes=3)
+    saver = CheckpointSaver(folder=str(tmp_path), save_interval="1ba")
+    moments = []
+
+    class Look(Callback):
+        def batch_start(self, state, logger):
+            moments.append(network[1].weight.detach().clone())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    make_trainer(saver, model=model, optimizers=optimizer, max_duration="4ba", callbacks=[Look()]).fit()
+    saved = [load_file(tmp_path / f"ep0-ba{batch}" / "model.safetensors")["module.1.weight"] for batch in (1, 2, 3)]
+
+    assert all(torch.equal(one, other) for one, other in zip(saved, moments[1:], strict=True))
+    assert not torch.equal(saved[0], saved[1])

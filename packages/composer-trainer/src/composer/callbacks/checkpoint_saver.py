@@ -15,6 +15,7 @@ from composer.checkpoint.lock import FolderLock
 from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
+from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class CheckpointSaver(Callback):
         self._opened: Folder | None = None
         self._lock: FolderLock | None = None
         self._saving = Background()
+        self._memory = CopyMemory()
         self._last: tuple[str, int] | None = None
 
     @property
@@ -143,6 +145,7 @@ class CheckpointSaver(Callback):
             if self._lock is not None:
                 self._lock.release()
             self._opened = self._lock = None
+            self._memory.give([])
 
     def save(self, state: State) -> None:
         """Save now, in the background unless that is turned off; what has been saved at this moment is not saved again.
@@ -162,7 +165,7 @@ class CheckpointSaver(Callback):
             self._last = moment
             return
         folder = self._opened or self._open(state)
-        snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys)
+        snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys, memory=self._memory)
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
         self._last = moment
         self._saving.start(partial(self._write, folder, name, latest, snapshot))
@@ -187,6 +190,8 @@ class CheckpointSaver(Callback):
         except BaseException:
             self._last = None  # so that it can be tried again
             raise
+        finally:
+            self._memory.give(snapshot.tensors.values())
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:

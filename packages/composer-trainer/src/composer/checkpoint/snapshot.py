@@ -18,7 +18,7 @@ from torch import Tensor
 
 from composer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
 from composer.checkpoint.plain_json import write_json
-from composer.checkpoint.tensor_file import PackedTensors, pack_tensors
+from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, join_tensors, split_tensors
 from composer.core.serialization import plain
 
@@ -76,6 +76,7 @@ def take(
     weights_only: bool = False,
     ignore_keys: IgnoreKeys = None,
     copy: bool = True,
+    memory: CopyMemory | None = None,
 ) -> Snapshot:
     """Return a run as it is now: its tensors are copied to the CPU, once.
 
@@ -85,18 +86,26 @@ def take(
         weights_only: Whether to leave out what only going on with the training needs.
         ignore_keys: What to leave out.
         copy: Whether the run may go on before the snapshot is written.
+        memory: Where the copy may go; it is given back by whoever has written the snapshot.
 
     Raises:
         NotSerializableError: Something is neither data nor a tensor; it is said where.
     """
     if not weights_only:
-        return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy)
+        return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)
     with _evaluation_weights(state) as are_switched:
-        return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy or are_switched)
+        copy = copy or are_switched
+        return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy, memory=memory)
 
 
 def _take(
-    state: State, extra: Mapping[str, Any] | None, *, weights_only: bool, ignore_keys: IgnoreKeys, copy: bool
+    state: State,
+    extra: Mapping[str, Any] | None,
+    *,
+    weights_only: bool,
+    ignore_keys: IgnoreKeys,
+    copy: bool,
+    memory: CopyMemory | None,
 ) -> Snapshot:
     saved = state.state_dict() | {"model": state.get_model_state_dict()}
     if not weights_only:
@@ -114,7 +123,7 @@ def _take(
         "integrations": _integrations(state.model),
         "modules": module_classes(state.model),
     }
-    data, tensors = _packed(saved, copy=copy)
+    data, tensors = _packed(saved, copy=copy, memory=memory)
     manifest = Manifest(
         files={},
         timestamp=state.timestamp,
@@ -127,7 +136,7 @@ def _take(
     return Snapshot(data, tensors, manifest)
 
 
-def _packed(saved: dict[str, Any], *, copy: bool) -> tuple[Any, dict[str, PackedTensors]]:
+def _packed(saved: dict[str, Any], *, copy: bool, memory: CopyMemory | None) -> tuple[Any, dict[str, PackedTensors]]:
     """Return a saved state as data and files of tensors."""
     held = saved.pop("model", None)
     weights = {name: value for name, value in (held or {}).items() if isinstance(value, Tensor)}
@@ -137,7 +146,9 @@ def _packed(saved: dict[str, Any], *, copy: bool) -> tuple[Any, dict[str, Packed
     of_optimizers = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizers.")}
     rest = {name: tensor for name, tensor in tensors.items() if name not in of_optimizers}
     groups = {MODEL: None if held is None else weights, OPTIMIZERS: of_optimizers or None, EXTRA: rest or None}
-    return data, {name: pack_tensors(group, copy=copy) for name, group in groups.items() if group is not None}
+    return data, {
+        name: pack_tensors(group, copy=copy, memory=memory) for name, group in groups.items() if group is not None
+    }
 
 
 def join(data: dict[str, Any], tensors: Mapping[str, Tensor], *, weights_only: bool) -> dict[str, Any]:
