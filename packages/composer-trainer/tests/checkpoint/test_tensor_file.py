@@ -239,7 +239,10 @@ class TestReadAndHash:
     def test_names_that_we_do_not_write(self, dtype, tmp_path):
         """A dtype that we write as bytes is refused under its own name: the file is not ours."""
         theirs = {"C64": torch.complex64, "F8_E5M2FNUZ": torch.float8_e5m2fnuz}[dtype]
-        save_file({"a": random_tensor(theirs, (2,))}, tmp_path / "file")
+        try:
+            save_file({"a": random_tensor(theirs, (2,))}, tmp_path / "file")
+        except KeyError:
+            pytest.skip(f"this release of safetensors has no name for {theirs}")
 
         with pytest.raises(CheckpointError, match="is no whole safetensors file of ours"):
             read_and_hash(tmp_path / "file")
