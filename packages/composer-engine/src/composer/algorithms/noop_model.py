@@ -58,7 +58,7 @@ class NoOpModel(Algorithm):
     """
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "optimizers"}
+    reads: ClassVar = {"algorithms", "model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {Owned("the model", remedy="A model that does nothing need not be taken out twice.")}
 
