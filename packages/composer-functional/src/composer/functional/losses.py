@@ -54,9 +54,8 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         'probabilities'
     """
     # At every step: what is asked first, and how, is what costs least with class ids.
-    if not (isinstance(input, Tensor) and isinstance(targets, Tensor)):
-        _check_tensor("input", input)
-        _check_tensor("targets", targets)
+    _check_tensor("input", input)
+    _check_tensor("targets", targets)
     scores, given = input.shape, targets.shape
     if len(scores) < 2:
         raise ValueError(f"input must have shape (N, C, ...), got {tuple(scores)}. It holds scores of C classes.")
