@@ -2,9 +2,12 @@
 
 A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's work, or a ResNet-18
 on images of 64 by 64. Variants: ``bare``; ``callbacks``, five with two hooks each that do nothing; ``logged``, every
-step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file. The data
-say when a step begins: what comes before the first measured batch and after the last is not counted. Every case runs in
-fresh processes, in turns; the table shows medians over the rounds of the differences within a round.
+step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file.
+
+Every case runs in fresh processes. There the data take turns: they let the trainer have a block of steps, and train a
+network of their own by hand for as many, before they give the next; only so do both meet the same machine, whatever
+else it does. The first steps of a block are not counted. The table shows medians, over the rounds, of medians of the
+differences between neighbouring blocks; the case ``loop`` is the loop by hand beside itself.
 
 ``--install FOLDER`` makes the environments with uv, ``--environments FOLDER`` uses them.
 """
@@ -23,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
@@ -136,9 +139,7 @@ def table(variant: str, cases: dict[str, list[dict[str, Any]]], failed: dict[str
         row = {
             "variant": variant,
             "case": case,
-            "us": statistics.median(run["us"] for run in runs),
-            "above": statistics.median(run["us"] - loop["us"] for run, loop in pairs),
-            "ratio": statistics.median(run["us"] / loop["us"] for run, loop in pairs),
+            **{figure: statistics.median(run[figure] for run in runs) for figure in ("us", "above", "ratio")},
             "mib": statistics.median(run["mib"] - loop["mib"] for run, loop in pairs),
             "versions": runs[0]["versions"],
         }
@@ -151,22 +152,29 @@ def table(variant: str, cases: dict[str, list[dict[str, Any]]], failed: dict[str
 
 
 class Batches(list):  # type: ignore[type-arg]  # a list is what every trainer can go through as it is
-    """Batches that note when the first after the warm-up, and the last, are asked for."""
+    """Batches in blocks; between them a network of their own is trained by hand. Both are timed."""
 
-    def __init__(self, batches: list[Any], warm_up: int) -> None:
+    def __init__(self, batches: list[Any], block: int, settling: int, train: Callable[[Sequence[Any]], None]) -> None:
         super().__init__(batches)
-        self.warm_up = warm_up
-        self.began = self.ended = 0.0
+        self.block, self.settling, self.train = block, settling, train
+        self.pairs: list[tuple[float, float]] = []
+        """Microseconds a step takes: in a block of the trainer's, and in the one by hand before it."""
 
     def __iter__(self) -> Iterator[Any]:
         """Give the batches."""
-        last = len(self) - 1
-        for number, batch in enumerate(super().__iter__()):
-            if number == self.warm_up:
-                self.began = time.perf_counter()
-            if number == last:
-                self.ended = time.perf_counter()
-            yield batch
+        block, settling, counted = self.block, self.settling, (self.block - self.settling) / 1e6
+        for first in range(0, len(self) - block, block):
+            batches = self[first : first + block]
+            self.train(batches[:settling])
+            began = time.perf_counter()
+            self.train(batches[settling:])
+            by_hand = (time.perf_counter() - began) / counted
+            for number, batch in enumerate(batches):
+                if number == settling:
+                    began = time.perf_counter()
+                yield batch
+            self.pairs.append(((time.perf_counter() - began) / counted, by_hand))
+        yield from self[-block:]
 
 
 def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
@@ -175,14 +183,17 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    warm_up = max(steps // 10, 2)
-    shape, classes = ((8, 32), 10) if model == "mlp" else ((8, 3, 64, 64), 10)
-    some = [(torch.randn(shape), torch.randint(classes, (8,))) for _ in range(8)]
-    batches = Batches([some[number % 8] for number in range(warm_up + steps + 1)], warm_up)
+    shape, block, settling = ((8, 32), 50, 10) if model == "mlp" else ((8, 3, 64, 64), 4, 1)
+    some = [(torch.randn(shape), torch.randint(10, (8,))) for _ in range(8)]
+    by_hand = Loop(make_network(model), is_logged=variant == "logged")
+    batches = Batches([some[number % 8] for number in range(steps + block)], block, settling, by_hand.train)
     run: Callable[..., str] = globals()[f"run_{case}"]
     version = run(make_network(model), batches, variant)
+    pairs = batches.pairs[len(batches.pairs) // 10 :]
     return {
-        "us": (batches.ended - batches.began) / steps * 1e6,
+        "us": statistics.median(us for us, _ in pairs),
+        "above": statistics.median(us - loop for us, loop in pairs),
+        "ratio": statistics.median(us / loop for us, loop in pairs),
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "versions": f"{version}, torch {torch.__version__}",
     }
@@ -199,20 +210,32 @@ def make_network(model: str) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
 
-def run_loop(network: Any, batches: Batches, variant: str) -> str:
-    """Train by hand; the loss is appended to a list where it is to be logged."""
-    import torch
-    from torch.nn import functional
+class Loop:
+    """The loop by hand; the loss is appended to a list where it is to be logged."""
 
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    losses = []
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(network(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        if variant == "logged":
-            losses.append(loss.item())
+    def __init__(self, network: Any, *, is_logged: bool) -> None:
+        import torch
+
+        self.network, self.is_logged, self.losses = network, is_logged, []
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def train(self, batches: Iterable[Any]) -> None:
+        """Take a step for each batch."""
+        from torch.nn import functional
+
+        network, optimizer, is_logged, losses = self.network, self.optimizer, self.is_logged, self.losses
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(network(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            if is_logged:
+                losses.append(loss.item())
+
+
+def run_loop(network: Any, batches: Batches, variant: str) -> str:
+    """Train by hand, beside the other loop by hand."""
+    Loop(network, is_logged=variant == "logged").train(batches)
     return "by hand"
 
 

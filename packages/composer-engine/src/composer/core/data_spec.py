@@ -75,6 +75,11 @@ class DataSpec:
         """Batches in an epoch; None where the loader does not know."""
         return _length(self.dataloader)
 
+    @property
+    def count_tokens(self) -> Callable[..., int]:
+        """The function that counts the tokens in a batch."""
+        return self._get_num_tokens_in_batch
+
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
         """Return the tokens in a batch; for a ``token_type`` but ``"total"`` a function of one's own is asked."""
         if token_type == "total":  # noqa: S105
@@ -118,13 +123,17 @@ def count_samples(batch: Batch) -> int:
 
 
 def _sizes(batch: Batch) -> list[int]:
-    if isinstance(batch, Tensor):
-        return [batch.shape[0]] if batch.ndim else []
-    if isinstance(batch, (list, tuple)):
-        sizes = [size for part in batch for size in _sizes(part)]
-        return sizes or ([] if _is_record(batch) else [len(batch)])
-    # Last, because to ask about an abstract class takes longest, and this is done at every step.
-    return [size for part in batch.values() for size in _sizes(part)] if isinstance(batch, Mapping) else []
+    # This is done at every step: tensors in it are looked at without a call, and what takes longest is asked last.
+    is_sequence = isinstance(batch, (list, tuple))
+    if not is_sequence and not isinstance(batch, Mapping):
+        return list(batch.shape[:1]) if isinstance(batch, Tensor) else []
+    sizes: list[int] = []
+    for part in batch if is_sequence else batch.values():
+        if isinstance(part, Tensor):
+            sizes += part.shape[:1]
+        else:
+            sizes += _sizes(part)
+    return sizes or ([len(batch)] if is_sequence and not _is_record(batch) else [])
 
 
 def count_tokens(batch: Batch) -> int:

@@ -189,9 +189,8 @@ class Logger:
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers by name, for ``step`` or else for the batches finished so far. Tensors are not read here."""
-        if not self._destinations:
-            return
-        step = self._step(step)
+        if step is None:
+            step = self._step(step)
         for destination in self._destinations:
             if destination.every is not None:
                 self._let_wait(destination, metrics, step)

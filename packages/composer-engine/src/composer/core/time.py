@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
 
@@ -446,21 +446,25 @@ class Timestamp:
         samples, tokens, duration = int(samples), int(tokens), duration or _ZERO
         # Once a training step: written out, it takes half the time of copying all and changing some.
         now, later = self.__dict__, object.__new__(Timestamp)
-        later.__dict__.update(
-            _iteration=now["_iteration"],
-            _epoch=now["_epoch"],
-            _batch=now["_batch"] + 1,
-            _sample=now["_sample"] + samples,
-            _token=now["_token"] + tokens,
-            _epoch_in_iteration=now["_epoch_in_iteration"],
-            _token_in_iteration=now["_token_in_iteration"] + tokens,
-            _batch_in_epoch=now["_batch_in_epoch"] + 1,
-            _sample_in_epoch=now["_sample_in_epoch"] + samples,
-            _token_in_epoch=now["_token_in_epoch"] + tokens,
-            total_wct=now["total_wct"] + duration,
-            iteration_wct=now["iteration_wct"] + duration,
-            epoch_wct=now["epoch_wct"] + duration,
-            batch_wct=duration,
+        object.__setattr__(
+            later,
+            "__dict__",
+            {
+                "_iteration": now["_iteration"],
+                "_epoch": now["_epoch"],
+                "_batch": now["_batch"] + 1,
+                "_sample": now["_sample"] + samples,
+                "_token": now["_token"] + tokens,
+                "_epoch_in_iteration": now["_epoch_in_iteration"],
+                "_token_in_iteration": now["_token_in_iteration"] + tokens,
+                "_batch_in_epoch": now["_batch_in_epoch"] + 1,
+                "_sample_in_epoch": now["_sample_in_epoch"] + samples,
+                "_token_in_epoch": now["_token_in_epoch"] + tokens,
+                "total_wct": now["total_wct"] + duration,
+                "iteration_wct": now["iteration_wct"] + duration,
+                "epoch_wct": now["epoch_wct"] + duration,
+                "batch_wct": duration,
+            },
         )
         return later
 
@@ -520,6 +524,19 @@ class Timestamp:
 
     def __ge__(self, other: Time | str) -> bool:
         return self._compare(other, operator.ge)
+
+    @classmethod
+    def of(cls, held: Iterable[Any]) -> Timestamp:
+        """Return the timestamp whose fields have the given values, which are not checked.
+
+        Example:
+            >>> held = tuple(vars(Timestamp(batch=3)).values())  # of very many, a third of the memory
+            >>> Timestamp.of(held).batch
+            Time(3, 'ba')
+        """
+        clock = object.__new__(cls)
+        clock.__dict__.update(zip((field.name for field in attrs.fields(cls)), held, strict=True))
+        return clock
 
     def state_dict(self) -> dict[str, int | float]:
         """Return the counts and the seconds as plain numbers, named as the constructor's arguments."""

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 __all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
 
+_REDUCTIONS = frozenset({"none", "mean", "sum"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -139,9 +140,16 @@ def soft_cross_entropy(
         >>> soft_cross_entropy(logits, torch.tensor([[0.9, 0.1], [0.1, 0.9]]))
         tensor(0.3269)
     """
-    if reduction not in {"none", "mean", "sum"}:
+    if reduction not in _REDUCTIONS:
         raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
-    if infer_target_type(input, target) == "probabilities":
+    is_usual = (  # what is nearly always there need not be asked for by a call at every step
+        isinstance(input, Tensor)
+        and isinstance(target, Tensor)
+        and target.dtype is torch.int64
+        and len(input.shape) == 2
+        and input.shape[:1] == target.shape
+    )
+    if not is_usual and infer_target_type(input, target) == "probabilities":
         probabilities = target if target.is_floating_point() else target.to(_at_least_float32(input))
         return cross_entropy(input, probabilities, weight, reduction=reduction)
     ids = target if target.dtype is torch.int64 else target.long()

@@ -32,7 +32,7 @@ class Folder(Protocol):
     def manifest(self, name: str) -> Manifest:
         """Return a checkpoint's manifest."""
 
-    def check(self, name: str, manifest: Manifest) -> None:
+    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
         """Check a checkpoint's contents."""
 
     def exists(self, name: str) -> bool:

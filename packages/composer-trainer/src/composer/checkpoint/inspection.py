@@ -30,7 +30,7 @@ _TOP_MODULES = 12
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
-    """Compare all of a checkpoint with its manifest, which is returned.
+    """Compare all of a checkpoint with all checksums in its manifest, which is returned.
 
     Raises:
         CheckpointError: It is not whole; the file that is wrong is named.
@@ -42,7 +42,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
     """
     folder, name = locate(path)
     manifest = folder.manifest(name)
-    folder.check(name, manifest)
+    folder.check(name, manifest, thoroughly=True)
     return manifest
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.local import check_digest, check_files
+from composer.checkpoint.manifest import new_hash
 from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
 from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.remote import is_remote
@@ -264,13 +265,15 @@ def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[st
 
     def read(name: str) -> dict[str, Tensor]:
         path = opened.files / name
+        [(kind, expected)] = opened.manifest.files[name].checksums().items()
+        digest = new_hash(kind)
         try:
-            tensors, digest = read_and_hash(path)
+            tensors = read_and_hash(path, digest)
         except CheckpointError:
             # Whatever is wrong with it, it is first of all not what was written.
             check_files(opened.files, opened.manifest, [name])
             raise
-        check_digest(path, digest, opened.manifest)
+        check_digest(path, kind, digest.hexdigest(), expected)
         return tensors
 
     with ThreadPoolExecutor(max(len(names), 1)) as pool:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
+from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, FileRecord, Manifest, new_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from composer.checkpoint.snapshot import Snapshot
 
-__all__ = ["LocalFolder", "check_digest", "check_files", "digests_while", "read_manifest"]
+__all__ = ["LocalFolder", "check_digest", "check_files", "read_manifest", "records_while"]
 
 _CHUNK = 8 << 20
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
@@ -70,66 +70,70 @@ def _check_size(path: Path, expected: int) -> None:
         raise CheckpointError(path, f"has {size} bytes, and the manifest says {expected}: it was cut off or replaced.")
 
 
-def check_files(checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+def check_files(
+    checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = None, *, thoroughly: bool = False
+) -> None:
     """Compare the contents of files with their checksums, several at once.
 
     Args:
         checkpoint: The folder.
         manifest: Its manifest.
         names: Which files; all if None.
+        thoroughly: Whether with all of their checksums, or only with the quickest.
 
     Raises:
         CheckpointError: A file is not as it was written.
     """
-    chosen = [name for name in manifest.files if names is None or name in names]
+    chosen = [
+        (checkpoint / name, kind, expected)
+        for name, record in manifest.files.items()
+        if names is None or name in names
+        for kind, expected in record.checksums(all_of_them=thoroughly).items()
+    ]
     with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
-        digests = pool.map(lambda name: _digest(checkpoint / name), chosen)
-        for name, digest in zip(chosen, digests, strict=True):
-            check_digest(checkpoint / name, digest, manifest)
+        digests = pool.map(lambda one: _digest(one[0], one[1]), chosen)
+        for (path, kind, expected), digest in zip(chosen, digests, strict=True):
+            check_digest(path, kind, digest, expected)
 
 
-def check_digest(path: Path, digest: str, manifest: Manifest) -> None:
-    """Compare what a file has turned out to hold with the manifest.
+def check_digest(path: Path | str, kind: str, digest: str, expected: str) -> None:
+    """Compare what a file has turned out to hold with what the manifest says of it.
 
     Raises:
         CheckpointError: It is not as it was written.
     """
-    if digest != manifest.files[path.name].sha256:
-        raise CheckpointError(path, "has been changed since it was written: its SHA-256 is not the manifest's.")
+    if digest != expected:
+        raise CheckpointError(path, f"has been changed since it was written: its {kind} is not the manifest's.")
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, kind: str) -> str:
     try:
         with path.open("rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest: str = hashlib.file_digest(file, lambda: new_hash(kind)).hexdigest()
+            return digest
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
 
 
 @contextlib.contextmanager
-def digests_while(
-    files: Mapping[str, Sequence[memoryview]],
-) -> Iterator[Callable[[], tuple[dict[str, int], dict[str, str]]]]:
+def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, FileRecord]]]:
     """Hash what is in memory in threads of its own, while something else writes it.
 
-    Gives a function that waits, and returns sizes and digests by name.
+    Gives a function that waits, and returns what the manifest is to say of the files, by name.
     """
-    digests: dict[str, str] = {}
+    records: dict[str, FileRecord] = {}
 
     def hash_file(name: str) -> None:
-        digest = hashlib.sha256()
-        for piece in files[name]:
-            digest.update(piece)
-        digests[name] = digest.hexdigest()
+        records[name] = FileRecord.of(files[name])
 
     threads = [threading.Thread(target=hash_file, args=(name,), daemon=True) for name in files]
     for thread in threads:
         thread.start()
 
-    def wait() -> tuple[dict[str, int], dict[str, str]]:
+    def wait() -> dict[str, FileRecord]:
         for thread in threads:
             thread.join()
-        return {name: sum(map(len, pieces)) for name, pieces in files.items()}, digests
+        return {name: records[name] for name in files}
 
     try:
         yield wait
@@ -198,9 +202,9 @@ class LocalFolder:
         """Return the manifest of a checkpoint; see :func:`read_manifest`."""
         return read_manifest(self.path / name)
 
-    def check(self, name: str, manifest: Manifest) -> None:
+    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
         """Check the contents of a checkpoint; see :func:`check_files`."""
-        check_files(self.path / name, manifest)
+        check_files(self.path / name, manifest, thoroughly=thoroughly)
 
     def exists(self, name: str) -> bool:
         """Return whether there is anything of a name."""
@@ -219,10 +223,10 @@ class LocalFolder:
             self._check_place(name)
             temporary.mkdir()
             files = snapshot.files()
-            with digests_while(files) as digests:
+            with records_while(files) as records:
                 for file, pieces in files.items():
                     _write_file(temporary / file, pieces)
-                manifest = snapshot.finished(*digests())
+                manifest = snapshot.finished(records())
             _write_file(temporary / MANIFEST, [memoryview(manifest.to_bytes())])
             _sync_folder(temporary)
             self._put_in_place(temporary, name)

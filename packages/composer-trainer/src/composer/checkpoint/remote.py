@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from functools import partial
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.local import digests_while
-from composer.checkpoint.manifest import FILE_NAMES, MANIFEST, MAX_MANIFEST_BYTES, Manifest
+from composer.checkpoint.local import check_digest, records_while
+from composer.checkpoint.manifest import FILE_NAMES, MANIFEST, MAX_MANIFEST_BYTES, Manifest, new_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,14 +114,14 @@ class RemoteFolder:
             raise CheckpointError(f"{self.at(name)}/{MANIFEST}", "is larger than any manifest.")
         return files.cat_file(f"{root}/{name}/{MANIFEST}"), {file: size for file, size in sizes.items() if file}
 
-    def check(self, name: str, manifest: Manifest) -> None:
+    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
         """Check the contents of a checkpoint, for which all of it is read.
 
         Raises:
             CheckpointError: A file is not as it was written.
         """
         for file in manifest.files:
-            self._fetch(name, file, manifest, None)
+            self._fetch(name, file, manifest, None, thoroughly=thoroughly)
 
     def download(self, name: str, manifest: Manifest, to: Path, names: list[str]) -> None:
         """Put files of a checkpoint into a folder of this machine, and check them on the way.
@@ -133,25 +132,27 @@ class RemoteFolder:
         for file in names:
             self._fetch(name, file, manifest, to / file)
 
-    def _fetch(self, name: str, file: str, manifest: Manifest, to: Path | None) -> None:
-        path = f"{self.at(name)}/{file}"
+    def _fetch(self, name: str, file: str, manifest: Manifest, to: Path | None, *, thoroughly: bool = False) -> None:
+        path, record = f"{self.at(name)}/{file}", manifest.files[file]
+        expected = record.checksums(all_of_them=thoroughly)
         try:
-            digest = self._read(path, lambda: self._copy(f"{name}/{file}", manifest.files[file].size, to))
+            digests = self._read(path, lambda: self._copy(f"{name}/{file}", record.size, to, list(expected)))
         except FileNotFoundError:
             raise CheckpointError(path, "is missing, and the manifest lists it.") from None
-        if digest != manifest.files[file].sha256:
-            raise CheckpointError(path, "has been changed since it was written: its SHA-256 is not the manifest's.")
+        for kind, digest in digests.items():
+            check_digest(path, kind, digest, expected[kind])
 
-    def _copy(self, path: str, size: int, to: Path | None) -> str:
+    def _copy(self, path: str, size: int, to: Path | None, kinds: list[str]) -> dict[str, str]:
         files, root = self._files()
-        digest, left = hashlib.sha256(), size
+        hashes, left = {kind: new_hash(kind) for kind in kinds}, size
         with files.open(f"{root}/{path}", "rb") as source, (to or Path("/dev/null")).open("wb") as target:
             while left and (chunk := source.read(min(_CHUNK, left))):
-                digest.update(chunk)
+                for one in hashes.values():
+                    one.update(chunk)
                 if to is not None:
                     target.write(chunk)
                 left -= len(chunk)
-        return digest.hexdigest()
+        return {kind: one.hexdigest() for kind, one in hashes.items()}
 
     def exists(self, name: str) -> bool:
         """Return whether there is anything of a name."""
@@ -171,12 +172,12 @@ class RemoteFolder:
             CheckpointSaveError: It could not be written; what has been does not look like a checkpoint.
         """
         contents = snapshot.files()
-        with digests_while(contents) as digests:
+        with records_while(contents) as records:
             if self._write(name, lambda: self._exists(name)):
                 self.delete(name)
             for file, pieces in contents.items():
                 self._write(name, partial(self._put, f"{name}/{file}", pieces))
-            manifest = snapshot.finished(*digests())
+            manifest = snapshot.finished(records())
         self._write(name, lambda: self._put(f"{name}/{MANIFEST}", (memoryview(manifest.to_bytes()),)))
         return manifest
 

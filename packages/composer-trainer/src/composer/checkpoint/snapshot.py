@@ -64,9 +64,9 @@ class Snapshot:
         pieces = {name: packed.pieces for name, packed in self.tensors.items()}
         return pieces | {STATE: (memoryview(write_json(self.data, sort=False)),)}
 
-    def finished(self, sizes: Mapping[str, int], digests: Mapping[str, str]) -> Manifest:
+    def finished(self, records: dict[str, FileRecord]) -> Manifest:
         """Return the manifest with the files in it, whose sizes and checksums are known now."""
-        return attrs.evolve(self.manifest, files={name: FileRecord(sizes[name], digests[name]) for name in sizes})
+        return attrs.evolve(self.manifest, files=records)
 
 
 def take(

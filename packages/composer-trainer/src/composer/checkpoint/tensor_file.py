@@ -7,7 +7,6 @@ training goes on, and hashed, and each of that would be one more pass over the m
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import math
 import mmap
@@ -256,8 +255,8 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     return _restored(path, tensors, settings)
 
 
-def read_and_hash(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a safetensors file of ours and the file's SHA-256, reading it once.
+def read_and_hash(path: Path, digest: Any) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file of ours, and let ``digest.update`` see all of it; it is read once.
 
     Each tensor has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where
     it has been.
@@ -267,7 +266,7 @@ def read_and_hash(path: Path) -> tuple[dict[str, Tensor], str]:
     """
     with _opened(path) as file:
         settings = _read_settings(path, file.metadata())
-    digest, tensors = hashlib.sha256(), {}
+    tensors = {}
     try:
         with path.open("rb", buffering=0) as source:
             prefix = source.read(8)
@@ -281,7 +280,7 @@ def read_and_hash(path: Path) -> tuple[dict[str, Tensor], str]:
                 tensors[name] = tensor
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
-    return _restored(path, tensors, settings), digest.hexdigest()
+    return _restored(path, tensors, settings)
 
 
 def _empty(dtype: str, shape: list[int], size: int) -> Tensor:

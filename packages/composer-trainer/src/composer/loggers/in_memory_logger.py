@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit
+from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
 from composer.core.logger import to_interval
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
+_FIRST_VALUE = 1 + len(vars(Timestamp()))
+_Row: TypeAlias = tuple[Any, ...]
 _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
 
 
@@ -52,20 +55,24 @@ class InMemoryLogger(LoggerDestination):
         self.tables: dict[str, dict[str, list[Any]]] = {}
         self.images: dict[str, list[tuple[Timestamp, list[Tensor]]]] = {}
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
-        # As it was logged, not yet in `_data`: sorting it in at every step would cost more than storing it.
-        self._records: list[tuple[Timestamp, dict[str, Any]]] = []
-        self._num_read = 0
+        # As it was logged, not yet in `_data`: its place, the clock and the values, by the names. To sort it in at
+        # every step would cost more than to store it; so would more objects, by memory and garbage collection.
+        self._rows: dict[tuple[str, ...], list[_Row]] = {}
+        self._num_read: dict[tuple[str, ...], int] = {}
+        self._num_rows = self._num_rows_read = 0
         self._state: State | None = None
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
         """Each metric's values, with the clock when they were logged."""
         self._read()
-        for clock, metrics in self._records:
-            for name, value in metrics.items():
+        # No two rows have one place, so what comes after it is never compared.
+        for _, names, row in sorted((row[0], names, row) for names, rows in self._rows.items() for row in rows):
+            clock = Timestamp.of(row[1:_FIRST_VALUE])
+            for name, value in zip(names, row[_FIRST_VALUE:], strict=True):
                 self._data.setdefault(name, []).append((clock, value))
-        self._records.clear()
-        self._num_read = 0
+        self._rows.clear()
+        self._num_read.clear()
         return self._data
 
     @property
@@ -135,12 +142,16 @@ class InMemoryLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
-        record = dict(metrics)
-        for name, value in record.items():
-            if type(value) not in _KEPT_AS_THEY_ARE:
-                record[name] = keep(value)
-        self._records.append((self._clock(step), record))
-        if len(self._records) - self._num_read >= _MOST_UNREAD:
+        state, names = self._state, tuple(metrics)
+        is_now = state is not None and (step is None or step == state.timestamp._batch)  # noqa: SLF001  (at every step)
+        clock = state.timestamp if state is not None and is_now else self._clock(step)
+        values = [value if type(value) in _KEPT_AS_THEY_ARE else keep(value) for value in metrics.values()]
+        rows = self._rows.get(names)
+        if rows is None:
+            rows = self._rows[names] = []
+        self._num_rows = place = self._num_rows + 1
+        rows.append((place, *vars(clock).values(), *values))
+        if place - self._num_rows_read >= _MOST_UNREAD:
             self._read()
 
     def log_table(
@@ -178,16 +189,18 @@ class InMemoryLogger(LoggerDestination):
 
     def _clock(self, step: int | None) -> Timestamp:
         clock = Timestamp() if self._state is None else self._state.timestamp
-        return clock if step is None or step == clock.count(TimeUnit.BATCH) else clock.copy(batch=step)
+        return clock if step is None else clock.copy(batch=step)
 
     def _read(self) -> None:
         """Put numbers in the place of tensors."""
         unread = [
-            (metrics, name)
-            for _, metrics in self._records[self._num_read :]
-            for name, value in metrics.items()
-            if isinstance(value, Tensor)
+            (rows, place)
+            for names, rows in self._rows.items()
+            for place in range(self._num_read.get(names, 0), len(rows))
+            if any(isinstance(value, Tensor) for value in rows[place])
         ]
-        for (metrics, name), number in zip(unread, read([metrics[name] for metrics, name in unread]), strict=True):
-            metrics[name] = number
-        self._num_read = len(self._records)
+        values = iter(read([value for rows, place in unread for value in rows[place]]))
+        for rows, place in unread:
+            rows[place] = tuple(itertools.islice(values, len(rows[place])))
+        self._num_read = {names: len(rows) for names, rows in self._rows.items()}
+        self._num_rows_read = self._num_rows

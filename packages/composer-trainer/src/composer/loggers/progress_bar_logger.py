@@ -85,7 +85,7 @@ class ProgressBarLogger(LoggerDestination):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Draw the bar, when it is time."""
         del logger
-        if self._fit_bar is not None and self._fit_bar.is_due():
+        if self._fit_bar is not None and time.monotonic() >= self._fit_bar.due_at:
             self._fit_bar.draw(self._done(state), self._numbers())
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -182,7 +182,7 @@ class ProgressBarLogger(LoggerDestination):
     def _advance_short_bar(self) -> None:
         if self._short_bar is not None:
             self._short_bar.count += 1
-            if self._short_bar.is_due():
+            if time.monotonic() >= self._short_bar.due_at:
                 self._short_bar.draw(self._short_bar.count, "")
 
     def _finish_short_bar(self) -> None:
@@ -217,15 +217,12 @@ class _Bar:
     def __init__(self, bar: tqdm[Any]) -> None:
         self.count = 0
         self._bar = bar
-        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
-
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._next_drawing
+        self.due_at = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def draw(self, done: float, numbers: str) -> None:
         self._bar.set_postfix_str(numbers, refresh=False)
         self._bar.update(done - self._bar.n)
-        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
+        self.due_at = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def finish(self) -> None:
         # In a notebook one that is closed before its end stays, in red; its last batches may not have been drawn.

@@ -257,7 +257,7 @@ def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, f
         seed_globals(key)
         iterator = begin()
         for place in itertools.count(first):
-            seed_globals(key_of(key, place))
+            seed_globals(key ^ place)
             try:
                 batch = next(iterator)
             except StopIteration:

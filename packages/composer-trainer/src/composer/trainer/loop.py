@@ -72,7 +72,7 @@ def _train_batches(run: Run) -> None:
 
 def _compute_gradients(run: Run) -> Tensor:
     """Compute the batch's gradients; an optimizer may want them several times in a step."""
-    state, event, model, optimization = run.state, run.engine.run_event, run.model, run.optimization
+    state, event = run.state, run.engine.run_event
     event("before_train_batch")
     run.begin_gradients()
     whole_batch = state.batch
@@ -81,15 +81,13 @@ def _compute_gradients(run: Run) -> Tensor:
         state.outputs = state.loss = None
         original = run.remember_for_metrics(state.batch)
         event("before_forward")
-        with optimization.precision:
-            state.outputs = run.forward(state.batch)
+        state.outputs = run.forward(state.batch)
         event("after_forward")
         event("before_loss")
-        with optimization.precision:
-            state.loss = model.loss(state.outputs, state.batch)
+        state.loss = run.loss(state.outputs, state.batch)
         event("after_loss")
         event("before_backward")
-        optimization.backward(state.loss, share)
+        run.optimization.backward(state.loss, share)
         event("after_backward")
         run.add_up(state.loss, share, original)
     state.batch = whole_batch

@@ -112,8 +112,13 @@ class Optimization:
                 f"optimizers: one of {names} computes the loss several times a step, which goes neither with a second "
                 f"optimizer nor with precision='{Precision.AMP_FP16}'. Use it alone, in 'fp32' or 'amp_bf16'."
             )
-        self.precision = get_precision_context(state.precision, state.device.type)
-        """In which forward pass and loss are computed; entered again and again."""
+
+    def in_precision(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes in the state's precision; itself, where nothing has to be done for that."""
+        state = self._state
+        if state.precision.autocast_dtype is None:
+            return function
+        return get_precision_context(state.precision, state.device.type)(function)  # type: ignore[operator,no-any-return]
 
     def train_mode(self) -> None:
         """Let optimizers that have them go on with the weights to train on."""

@@ -56,6 +56,7 @@ class Run:
         resume: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
+        self._destinations = engine.logger.destinations
         self.batches, self.optimization, self.schedules = batches, optimization, schedules
         schedules.follow_clock()
         self._length = self.state.max_duration
@@ -64,7 +65,7 @@ class Run:
         self.parallel, self._runs_alone, self._is_stopped_by_agreement = parallel, True, False
         self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
-        self._count_tokens = batches.spec.get_num_tokens_in_batch
+        self._count_tokens = batches.spec.count_tokens
         self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
@@ -96,12 +97,15 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Wrap the model anew for other processes if algorithms have changed what is trained of it."""
-        if not self._runs_alone:
+        if self._runs_alone:
+            self.loss = self.optimization.in_precision(self.model.loss)
+        else:
             self._prepare()
 
     def _prepare(self) -> None:
         self.parallel.prepare(self.state)
-        self.forward = self.parallel.forward
+        self.forward = self.optimization.in_precision(self.parallel.forward)
+        self.loss = self.optimization.in_precision(self.model.loss)
         self._runs_alone = not self.parallel.is_connected
 
     def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
@@ -201,7 +205,8 @@ class Run:
         """Add up the processes' gradients, if that is not done yet, and give them their true size."""
         if not self._runs_alone:
             self.parallel.end_batch()
-        self.optimization.unscale()
+        if self.state.scaler is not None:
+            self.optimization.unscale()
 
     @property
     def total_loss(self) -> Tensor:
@@ -210,15 +215,13 @@ class Run:
 
     def log_batch(self) -> None:
         """Log the batch's loss, by the number that the batch has."""
-        logger = self.engine.logger
         if not self._runs_alone:
             self._logged = self.parallel.reduce_mean(self._logged)
-        if not logger.destinations:
+        if not self._destinations:
             return
         # Read once as it is stored: eight look-ups by name and unit would be most of what this costs.
         now = vars(self.state.timestamp)
-        metrics: dict[str, Any] = {f"loss/train/{name}": loss for name, loss in self._logged.items()}
-        metrics |= {
+        metrics: dict[str, Any] = {
             "time/iteration": now["_iteration"],
             "time/epoch": now["_epoch"],
             "time/batch": now["_batch"],
@@ -229,9 +232,11 @@ class Run:
             "time/token_in_epoch": now["_token_in_epoch"],
             "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
         }
+        for name, loss in self._logged.items():
+            metrics["loss/train/" + name] = loss
         if self.state.scaler is not None:
             metrics |= self.optimization.figures()
-        logger.log_metrics(metrics, now["_batch"])
+        self.engine.logger.log_metrics(metrics, now["_batch"])
 
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""
@@ -245,7 +250,8 @@ class Run:
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, elapsed)
-        self._step(self.schedules.every_batch)
+        if self.schedules.every_batch:
+            self._step(self.schedules.every_batch)
 
     def count_epoch(self) -> None:
         """Move the clock and the learning rates on by an epoch, and log what its training metrics came to."""
