@@ -47,16 +47,11 @@ def same_run(one, other):
 
 def sign(checkpoint):
     """Write a checkpoint's manifest anew, so that it says of changed files that they are right."""
-    import hashlib
-
     path = Path(checkpoint)
     manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
     contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "manifest.json"}
-    records = {
-        name: FileRecord(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()
-    }
     manifest.files.clear()
-    manifest.files.update(records)
+    manifest.files.update({name: FileRecord.of([content]) for name, content in contents.items()})
     (path / "manifest.json").write_bytes(manifest.to_bytes())
 
 

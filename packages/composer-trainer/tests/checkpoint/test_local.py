@@ -9,12 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
+    Manifest,
     find_checkpoints,
+    load_checkpoint,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -282,3 +285,40 @@ class TestReadManifest:
 
         with pytest.raises(CheckpointError, match=r"notes\.txt is not listed in the manifest"):
             verify_checkpoint(saved)
+
+    def test_loading_compares_one_checksum_and_verifying_all(self, saved, runs):
+        """A wrong SHA-256 is found by who verifies a checkpoint; loading looks at the quicker one."""
+        record_again(saved, lambda record: attrs.evolve(record, sha256="0" * 64))
+
+        load_checkpoint(saved, runs.make(seed=1, batch=0))
+        with pytest.raises(CheckpointError, match=r"has been changed since it was written: its sha256 is not"):
+            verify_checkpoint(saved)
+
+    def test_the_quick_checksum_is_compared(self, saved, runs):
+        """A wrong XXH3 is found by loading and by verifying."""
+        record_again(saved, lambda record: attrs.evolve(record, xxh3_128="0" * 32))
+
+        for check in (verify_checkpoint, lambda path: load_checkpoint(path, runs.make(seed=1, batch=0))):
+            with pytest.raises(CheckpointError, match=r"its xxh3_128 is not the manifest's"):
+                check(saved)
+
+    def test_format_1(self, saved, runs):
+        """A checkpoint of before there was a quick checksum is loaded, if its SHA-256 is right."""
+        record_again(saved, lambda record: attrs.evolve(record, xxh3_128=None))
+        later = runs.make(seed=1, batch=0)
+        load_checkpoint(saved, later)
+        assert int(later.timestamp.batch) > 0
+
+        weights = saved / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors has been changed .* its sha256 is not"):
+            load_checkpoint(saved, runs.make(seed=1, batch=0))
+
+
+def record_again(saved, change):
+    """Let a checkpoint's manifest say something else of each file."""
+    manifest = Manifest.from_bytes((saved / "manifest.json").read_bytes(), saved)
+    manifest.files.update({name: change(record) for name, record in manifest.files.items()})
+    (saved / "manifest.json").write_bytes(manifest.to_bytes())

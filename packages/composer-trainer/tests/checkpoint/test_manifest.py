@@ -6,13 +6,14 @@ import json
 import attrs
 import hypothesis.strategies as st
 import pytest
+import xxhash
 from hypothesis import given, settings
 
 from composer.checkpoint import CheckpointError, FileRecord, Manifest
 from composer.core import Timestamp
 
 MANIFEST = Manifest(
-    files={"state.json": FileRecord(2, "0" * 64), "model.safetensors": FileRecord(10, "a" * 64)},
+    files={"state.json": FileRecord(2, "0" * 64, "0" * 32), "model.safetensors": FileRecord(10, "a" * 64)},
     timestamp=Timestamp(epoch=1, batch=5),
     run_name="blur é",
     created="2026-01-01T00:00:00+00:00",
@@ -28,6 +29,28 @@ def signed(**changes):
     text = json.dumps(data, sort_keys=True, indent=1) + "\n"
     data["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return (json.dumps(data, sort_keys=True, indent=1) + "\n").encode()
+
+
+class TestFileRecord:
+    def test_checksums_of_others(self):
+        """Both checksums are those that other implementations find, however the content is cut into pieces."""
+        content = b"a checkpoint " * 1000
+        record = FileRecord.of([content[:7], memoryview(content)[7:]])
+
+        assert record.size == len(content)
+        assert record.sha256 == hashlib.sha256(content).hexdigest()
+        assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
+
+    def test_empty(self):
+        """XXH3 of nothing is what its specification says."""
+        assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
+
+    def test_what_is_compared(self):
+        """The quick checksum is compared, where there is one; both are if that is asked for."""
+        new, old = FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64)
+
+        assert [list(one.checksums()) for one in (new, old)] == [["xxh3_128"], ["sha256"]]
+        assert [len(one.checksums(all_of_them=True)) for one in (new, old)] == [2, 1]
 
 
 class TestManifest:
@@ -81,6 +104,9 @@ class TestManifest:
             ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "'files'"),
             ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "'files'"),
             ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "'files'"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "'files'"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "'files'"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "'files'"),
             ({"files": []}, "'files'"),
             ({"run_name": 3}, "'run_name'"),
             ({"weights_only": 1}, "'weights_only'"),

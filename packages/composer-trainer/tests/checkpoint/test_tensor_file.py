@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from composer.checkpoint import CheckpointError, tensor_file
-from composer.checkpoint.tensor_file import pack_tensors, read_and_hash, read_shapes, read_tensors
+from composer.checkpoint.tensor_file import make_room, pack_tensors, read_shapes, read_tensors
 from composer.core import NotSerializableError
 
 NAMES = [
@@ -196,7 +196,11 @@ def header(path, content, rest=b""):
     return path
 
 
-class TestReadAndHash:
+def read(path):
+    return make_room(path).read(hashlib.sha256())
+
+
+class TestMakeRoom:
     def test_same_as_the_package(self, tmp_path):
         """Tensors and hash are those that the package and the system find, of a file that is read once."""
         tensors = {
@@ -207,18 +211,19 @@ class TestReadAndHash:
         }
         path = write(tmp_path / "file", tensors | {"c": torch.ones(2, dtype=torch.complex128)})
 
-        read, digest = read_and_hash(path)
+        digest = hashlib.sha256()
+        found = make_room(path).read(digest)
 
-        assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
-        assert all(as_bytes(read[name]) == as_bytes(tensor) for name, tensor in load_file(path).items())
-        assert read["c"].dtype is torch.complex128
+        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert all(as_bytes(found[name]) == as_bytes(tensor) for name, tensor in load_file(path).items())
+        assert found["c"].dtype is torch.complex128
 
     def test_memory_of_its_own(self, tmp_path):
         """Each tensor lies where torch would put it, so that kernels compute the same as with one made by torch."""
-        read, _ = read_and_hash(write(tmp_path / "file", {"a": torch.rand(5), "b": torch.rand(7)}))
+        found = read(write(tmp_path / "file", {"a": torch.rand(5), "b": torch.rand(7)}))
 
-        assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 2
-        assert all(tensor.data_ptr() % 64 == torch.empty(5).data_ptr() % 64 for tensor in read.values())
+        assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 2
+        assert all(tensor.data_ptr() % 64 == torch.empty(5).data_ptr() % 64 for tensor in found.values())
 
     def test_cut_off_while_it_is_read(self, tmp_path, monkeypatch):
         """A file that becomes shorter after its header was checked is refused."""
@@ -233,7 +238,16 @@ class TestReadAndHash:
         monkeypatch.setattr(tensor_file, "_opened", cut)
 
         with pytest.raises(CheckpointError, match="it ends within a tensor"):
-            read_and_hash(path)
+            read(path)
+
+    def test_cut_off_before_it_is_read(self, tmp_path):
+        """A file that becomes shorter after its memory was made is refused."""
+        path = write(tmp_path / "file", {"a": torch.rand(100)})
+        room = make_room(path)
+        path.write_bytes(path.read_bytes()[:-40])
+
+        with pytest.raises(CheckpointError, match="it ends within a tensor"):
+            room.read(hashlib.sha256())
 
     @pytest.mark.parametrize("dtype", ["C64", "F8_E5M2FNUZ"])
     def test_names_that_we_do_not_write(self, dtype, tmp_path):
@@ -245,7 +259,7 @@ class TestReadAndHash:
             pytest.skip(f"this release of safetensors has no name for {theirs}")
 
         with pytest.raises(CheckpointError, match="is no whole safetensors file of ours"):
-            read_and_hash(tmp_path / "file")
+            read(tmp_path / "file")
 
 
 class TestReadTensors:
@@ -274,9 +288,9 @@ class TestReadTensors:
         path = tmp_path / "model.safetensors"
         path.write_bytes(content)
 
-        for read in (read_tensors, read_and_hash, read_shapes):
+        for opened in (read_tensors, make_room, read_shapes):
             with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
-                read(path)
+                opened(path)
 
     @pytest.mark.parametrize(
         "metadata", ["[]", "{", '{"dtypes": 3}', '{"what": {}}', '{"strides": {"w": ["a"]}}', "[" * 9999]

@@ -28,7 +28,7 @@ from composer.checkpoint.snapshot import (
     join,
     module_classes,
 )
-from composer.checkpoint.tensor_file import read_and_hash, read_tensors
+from composer.checkpoint.tensor_file import UnreadTensors, make_room, read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, loading, saved_state
 
@@ -263,21 +263,21 @@ def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> dict[st
 def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of some files, which are read at the same time."""
 
-    def read(name: str) -> dict[str, Tensor]:
-        path = opened.files / name
-        [(kind, expected)] = opened.manifest.files[name].checksums().items()
+    def read(unread: UnreadTensors) -> dict[str, Tensor]:
+        [(kind, expected)] = opened.manifest.files[unread.path.name].checksums().items()
         digest = new_hash(kind)
-        try:
-            tensors = read_and_hash(path, digest)
-        except CheckpointError:
-            # Whatever is wrong with it, it is first of all not what was written.
-            check_files(opened.files, opened.manifest, [name])
-            raise
-        check_digest(path, kind, digest.hexdigest(), expected)
+        tensors = unread.read(digest)
+        check_digest(unread.path, kind, digest.hexdigest(), expected)
         return tensors
 
-    with ThreadPoolExecutor(max(len(names), 1)) as pool:
-        return dict(zip(names, pool.map(read, names), strict=True))
+    try:
+        unread = [make_room(opened.files / name) for name in names]
+        with ThreadPoolExecutor(max(len(names), 1)) as pool:
+            return dict(zip(names, pool.map(read, unread), strict=True))
+    except CheckpointError:
+        # Whatever is wrong with a file, it is first of all not what was written.
+        check_files(opened.files, opened.manifest, names)
+        raise
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CopyMemory", "PackedTensors", "pack_tensors", "read_and_hash", "read_shapes", "read_tensors"]
+__all__ = ["CopyMemory", "PackedTensors", "UnreadTensors", "make_room", "pack_tensors", "read_shapes", "read_tensors"]
 
 _NAMES = {
     torch.float64: "F64",
@@ -255,38 +255,65 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     return _restored(path, tensors, settings)
 
 
-def read_and_hash(path: Path, digest: Any) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file of ours, and let ``digest.update`` see all of it; it is read once.
+@attrs.frozen(eq=False)
+class UnreadTensors:
+    """The tensors of a safetensors file of ours, whose memory is there, and is empty until :meth:`read` fills it.
 
-    Each tensor has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where
-    it has been.
+    Args:
+        path: The file.
+        header: What the file begins with.
+        tensors: By name, in the file's order.
+        settings: What the format has no words for.
+    """
+
+    path: Path
+    header: bytes
+    tensors: dict[str, Tensor]
+    settings: dict[str, dict[str, Any]]
+
+    def read(self, digest: Any) -> dict[str, Tensor]:
+        """Return the tensors; the file is read once, and ``digest.update`` sees all of it.
+
+        Raises:
+            CheckpointError: It cannot be read, or is not what it was.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as source:
+                digest.update(source.read(len(self.header)))
+                for tensor in self.tensors.values():
+                    _fill(tensor, source, digest)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
+        return _restored(self.path, self.tensors, self.settings)
+
+
+def make_room(path: Path) -> UnreadTensors:
+    """Return the tensors of a safetensors file of ours, not read yet.
+
+    Each has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where it has
+    been. It is memory of the thread that calls this: that of threads that end would not be used again.
 
     Raises:
         CheckpointError: It is no safetensors file, or cannot be read.
     """
     with _opened(path) as file:
         settings = _read_settings(path, file.metadata())
-    tensors = {}
     try:
         with path.open("rb", buffering=0) as source:
             prefix = source.read(8)
             header = source.read(int.from_bytes(prefix, "little"))
-            digest.update(prefix + header)
-            entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-            for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-                begin, end = entry["data_offsets"]
-                tensor = _empty(entry["dtype"], entry["shape"], end - begin)
-                _fill(tensor, source, digest)
-                tensors[name] = tensor
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+        tensors = {name: _empty(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
-    return _restored(path, tensors, settings)
+    return UnreadTensors(path, prefix + header, tensors, settings)
 
 
-def _empty(dtype: str, shape: list[int], size: int) -> Tensor:
+def _empty(dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
     kind = _DTYPES[dtype]
-    if math.prod(shape) * kind.itemsize != size:
-        raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not have {size} bytes")
+    if math.prod(shape) * kind.itemsize != end - begin:
+        raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not have {end - begin} bytes")
     return torch.empty(shape, dtype=kind)
 
 
