@@ -326,7 +326,7 @@ class TestOnnx:
         assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
     def test_mapping(self, evaluate, tmp_path):
-        """Inputs and outputs are called by their keys."""
+        """Inputs and outputs are called by their keys; no output has an input's name, which ONNX does not allow."""
         model = Function(lambda batch: {"sum": batch["first"] + batch["second"], "first": 2 * batch["first"]})
         sample = {"first": torch.ones(3, 2), "unused": torch.ones(3), "second": torch.ones(3, 2)}
 
@@ -334,7 +334,19 @@ class TestOnnx:
 
         outputs = evaluate(tmp_path / "model.onnx", first=torch.ones(2, 2), second=torch.zeros(2, 2))
         assert outputs["sum"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-        assert outputs["first"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+        assert outputs["first_output"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+    def test_same_name_for_both(self, tmp_path):
+        """Names that would stand for an input and an output are refused, and nothing is left."""
+        with pytest.raises(ValueError, match=r"output_names must not be names of inputs in ONNX, got \['input'\]"):
+            export_for_inference(
+                Function(lambda batch: 2 * batch),
+                "onnx",
+                tmp_path / "model.onnx",
+                sample_input=torch.ones(3, 2),
+                output_names=["input"],
+            )
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -72,7 +72,8 @@ def export_for_inference(
         transforms: Functions that change the copy before it is exported, such as quantization: ``f(model)`` returns the
             model to go on with, or None if it changed the one it was given.
         input_names: What the inputs are called; by default by the keys of a mapping, or ``input`` and ``input_0``, ….
-        output_names: What the outputs are called; the exported model then returns them in a dictionary.
+        output_names: What the outputs are called; the exported model then returns them in a dictionary. By default the
+            keys of a mapping that the model returns; in ONNX one that is an input's name, too, gets ``_output`` behind.
         dynamic_batch: Whether the exported model takes any number of samples; else as many as the sample has.
         rtol: How far, relative to the value, an output may be off; given together with ``atol``.
         atol: How far an output may be off at all. By default both are those of :func:`torch.testing.assert_close` for
@@ -199,7 +200,11 @@ def _write_onnx(
     """Write the file, and return what runs it."""
     outputs = call.outputs()
     if output_names is None and isinstance(outputs, dict):
-        output_names = list(outputs)
+        # In ONNX a name stands for one value.
+        output_names = [f"{name}_output" if name in call.inputs else name for name in outputs]
+    both = sorted(set(output_names or ()) & call.inputs.keys())
+    if both:
+        raise ValueError(f"output_names must not be names of inputs in ONNX, got {both} for both. Choose others.")
     inputs = list(tensors_in(call.inputs))
     input_names = list(call.inputs) if len(inputs) == len(call.inputs) else None
     written = torch.onnx.export(program, dynamo=True, input_names=input_names, output_names=output_names, verbose=False)
