@@ -97,6 +97,25 @@ class TestDeleteOld:
         assert deleted == ["weights1"]
         assert sorted(names_in(tmp_path)) == ["ba1", "ba2", "weights2"]
 
+    def test_a_metric_that_none_has(self, runs, tmp_path):
+        """A misspelt metric would keep nothing: this is said, with the metric that was meant and what is lost by it."""
+        for batch in (1, 2):
+            state = runs.make(batch=batch)
+            state.eval_metric_values = {"Accuracy": batch / 4}
+            save_checkpoint(state, tmp_path / f"ba{batch}")
+
+        with pytest.warns(UserWarning, match=r"did you mean 'metrics/eval/Accuracy'\? Deleted: ba1\."):
+            delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/eval/Acuracy"))
+
+    def test_a_metric_that_is_there(self, runs, tmp_path):
+        """The best is kept beside the last, and nothing is said."""
+        for batch, value in ((1, 0.5), (2, 0.25), (3, 0.25)):
+            state = runs.make(batch=batch)
+            state.eval_metric_values = {"Accuracy": value}
+            save_checkpoint(state, tmp_path / f"ba{batch}")
+
+        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba2"]
+
 
 class TestKeepBest:
     @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs.validators import ge, in_, min_len
 
 from composer.checkpoint.finding import find_checkpoints
+from composer.core.serialization import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,6 +100,14 @@ def delete_old(
         if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
     ]
     names = [one.name for one in superfluous(own, keep_last, keep_best)]
+    known = sorted({metric for one in own if one.manifest is not None for metric in one.manifest.metrics})
+    if names and keep_best is not None and known and keep_best.metric not in known:
+        warnings.warn(
+            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, known)} "
+            f"Deleted: {', '.join(names)}.",
+            UserWarning,
+            stacklevel=2,
+        )
     for name in names:
         folder.delete(name)
     return names
