@@ -10,7 +10,7 @@ Saving, until the bytes are with the operating system (``--sync``: until they ar
     torch + SHA-256  the same, and the file's SHA-256 afterwards
     safetensors      two files by safetensors.torch.save_file, no checksum
     plain write      the bytes, one after the other
-    ours             a checkpoint: two files, state.json, SHA-256 of each, manifest; always on the disk at the end
+    ours             a checkpoint: two files, state.json, XXH3 and SHA-256 of each, manifest; on the disk at the end
     ours, no sync    the same without waiting for the disk, to be compared with the others without --sync
 
 Loading, into memory that the file does not back:
@@ -18,7 +18,7 @@ Loading, into memory that the file does not back:
     torch.load       weights_only=True
     safetensors      two files by safetensors.torch.load_file, then a copy
     plain read       the bytes into memory
-    ours             manifest, SHA-256 of all files, everything compared with the run, then into model and optimizer
+    ours             manifest, XXH3 of all files, everything compared with the run, then into model and optimizer
     torch, loaded    torch.load, then load_state_dict of model and optimizer
 
 Standing still: what training waits for until a save in the background has its copy, beside a copy of the same tensors.

@@ -173,6 +173,14 @@ class Logger:
         self._reported: set[tuple[int, str]] = set()
         self._waiting: dict[int, _Waiting] = {}
         self._destinations = Components(destinations or (), check_destination)
+        self._destinations.on_change.append(self._listen)
+        self._listen()
+
+    def _listen(self) -> None:
+        # Asked at every step: a list that tells of its changes takes longer.
+        self._told = tuple(self._destinations)
+        self.is_heard = bool(self._told)
+        """Whether there is any destination."""
 
     @property
     def destinations(self) -> Components[LoggerDestination]:
@@ -191,7 +199,7 @@ class Logger:
         """Log numbers by name, for ``step`` or else for the batches finished so far. Tensors are not read here."""
         if step is None:
             step = self._step(step)
-        for destination in self._destinations:
+        for destination in self._told:
             if destination.every is not None:
                 self._let_wait(destination, metrics, step)
                 continue

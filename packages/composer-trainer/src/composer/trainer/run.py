@@ -56,7 +56,6 @@ class Run:
         resume: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.state, self.model = engine, engine.state, engine.state.model
-        self._destinations = engine.logger.destinations
         self.batches, self.optimization, self.schedules = batches, optimization, schedules
         schedules.follow_clock()
         self._length = self.state.max_duration
@@ -217,7 +216,7 @@ class Run:
         """Log the batch's loss, by the number that the batch has."""
         if not self._runs_alone:
             self._logged = self.parallel.reduce_mean(self._logged)
-        if not self._destinations:
+        if not self.engine.logger.is_heard:
             return
         # Read once as it is stored: eight look-ups by name and unit would be most of what this costs.
         now = vars(self.state.timestamp)
