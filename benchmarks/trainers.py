@@ -156,6 +156,7 @@ class Batches(list):  # type: ignore[type-arg]  # a list is what every trainer c
 
     def __init__(self, batches: list[Any], block: int, settling: int, train: Callable[[Sequence[Any]], None]) -> None:
         super().__init__(batches)
+        self.as_given = batches  # Transformers wants them to be dictionaries
         self.block, self.settling, self.train = block, settling, train
         self.pairs: list[tuple[float, float]] = []
         """Microseconds a step takes: in a block of the trainer's, and in the one by hand before it."""
@@ -164,12 +165,11 @@ class Batches(list):  # type: ignore[type-arg]  # a list is what every trainer c
         """Give the batches."""
         block, settling, counted = self.block, self.settling, (self.block - self.settling) / 1e6
         for first in range(0, len(self) - block, block):
-            batches = self[first : first + block]
-            self.train(batches[:settling])
+            self.train(self.as_given[first : first + settling])
             began = time.perf_counter()
-            self.train(batches[settling:])
+            self.train(self.as_given[first + settling : first + block])
             by_hand = (time.perf_counter() - began) / counted
-            for number, batch in enumerate(batches):
+            for number, batch in enumerate(self[first : first + block]):
                 if number == settling:
                     began = time.perf_counter()
                 yield batch

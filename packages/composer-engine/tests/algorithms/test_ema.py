@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from composer.algorithms import EMA
 from composer.core import Event, Stage, explain
@@ -385,6 +388,38 @@ class TestCopies:
 
         assert same_bits(weights_of(model), before)
         assert same_bits(algorithm.get_ema_model(model).state_dict(), averaged)
+
+
+class TestSharded:
+    @pytest.fixture
+    def mesh(self):
+        """A group of this process alone."""
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        yield init_device_mesh("cpu", (1,))
+        distributed.destroy_process_group()
+
+    def test_weights_that_an_evaluation_left_whole(self, mesh, watch, engine_of, step, batch):
+        """After an evaluation's forward pass fully_shard leaves weights whole; training goes on with the right ones."""
+
+        def trained(shard):
+            torch.manual_seed(17)
+            model = shard(watch(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))))
+            engine = engine_of(model, EMA(half_life="2ba"))
+            for _ in range(2):
+                step(engine, batch)
+                engine.run_event("eval_start")
+                with torch.no_grad():
+                    averaged = model(batch)
+                engine.run_event("eval_end")
+            step(engine, batch)
+            return averaged, [weight.detach() for weight in model.parameters()]
+
+        expected, weights = trained(lambda model: model)
+        averaged, sharded = trained(lambda model: fully_shard(model, mesh=mesh))
+
+        torch.testing.assert_close(averaged, expected)
+        torch.testing.assert_close([weight.full_tensor() for weight in sharded], weights)
+        assert all(isinstance(weight, DTensor) for weight in sharded)
 
 
 class TestPlan:
