@@ -186,10 +186,11 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
     shape, block, settling = ((8, 32), 50, 10) if model == "mlp" else ((8, 3, 64, 64), 4, 1)
     some = [(torch.randn(shape), torch.randint(10, (8,))) for _ in range(8)]
     by_hand = Loop(make_network(model), is_logged=variant == "logged")
-    batches = Batches([some[number % 8] for number in range(steps + block)], block, settling, by_hand.train)
+    count = max(steps // block, 3) * block  # whole blocks, of which the first is not counted, and one at the end
+    batches = Batches([some[number % 8] for number in range(count + block)], block, settling, by_hand.train)
     run: Callable[..., str] = globals()[f"run_{case}"]
     version = run(make_network(model), batches, variant)
-    pairs = batches.pairs[len(batches.pairs) // 10 :]
+    pairs = batches.pairs[max(len(batches.pairs) // 10, 1) :]
     return {
         "us": statistics.median(us for us, _ in pairs),
         "above": statistics.median(us - loop for us, loop in pairs),

@@ -1,5 +1,6 @@
 """Lengths of time, and the run's clock."""
 
+import copy
 import datetime as dt
 import json
 import pickle
@@ -354,6 +355,19 @@ class TestTimestamp:
             token=clock.token,
             total_wct=clock.total_wct + duration,
         )
+
+    @given(timestamps)
+    def test_made_of_what_it_holds(self, clock):
+        """However a timestamp came to be, its values alone make the same one."""
+        steps = (clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration(), clock.copy(batch=7))
+        copies = (
+            copy.deepcopy(clock),
+            pickle.loads(pickle.dumps(clock)),
+            Timestamp.from_state_dict(clock.state_dict()),
+        )
+
+        for one in (clock, *steps, *copies):
+            assert Timestamp.of(tuple(vars(one).values())) == one
 
     @given(timestamps)
     def test_a_step_leaves_the_timestamp_as_it_was(self, clock):

@@ -1,6 +1,8 @@
 """Folders on this machine: whole or not there, whatever happens."""
 
 import errno
+import hashlib
+import json
 import os
 import resource
 import signal
@@ -15,6 +17,7 @@ import pytest
 from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
+    FileRecord,
     Manifest,
     find_checkpoints,
     load_checkpoint,
@@ -22,6 +25,7 @@ from composer.checkpoint import (
     verify_checkpoint,
 )
 from composer.checkpoint.local import LocalFolder
+from composer.checkpoint.plain_json import write_json
 from composer.checkpoint.snapshot import take
 
 KILLED = """
@@ -304,7 +308,7 @@ class TestReadManifest:
 
     def test_format_1(self, saved, runs):
         """A checkpoint of before there was a quick checksum is loaded, if its SHA-256 is right."""
-        record_again(saved, lambda record: attrs.evolve(record, xxh3_128=None))
+        record_again(saved, lambda record: attrs.evolve(record, xxh3_128=None), format_version=1)
         later = runs.make(seed=1, batch=0)
         load_checkpoint(saved, later)
         assert int(later.timestamp.batch) > 0
@@ -317,8 +321,24 @@ class TestReadManifest:
             load_checkpoint(saved, runs.make(seed=1, batch=0))
 
 
-def record_again(saved, change):
-    """Let a checkpoint's manifest say something else of each file."""
+def record_again(saved, change, **fields):
+    """Let a checkpoint's manifest say something else of each file, and have other fields."""
     manifest = Manifest.from_bytes((saved / "manifest.json").read_bytes(), saved)
     manifest.files.update({name: change(record) for name, record in manifest.files.items()})
-    (saved / "manifest.json").write_bytes(manifest.to_bytes())
+    data = json.loads(manifest.to_bytes()) | fields
+    del data["sha256"]
+    data["sha256"] = hashlib.sha256(write_json(data)).hexdigest()
+    (saved / "manifest.json").write_bytes(write_json(data))
+
+
+def test_a_checksum_that_cannot_be_made(runs, tmp_path, monkeypatch):
+    """What goes wrong beside the writing is raised as it is, and nothing that looks like a checkpoint is left."""
+
+    def fail(pieces):
+        raise MemoryError("too little for a checksum")
+
+    monkeypatch.setattr(FileRecord, "of", fail)
+
+    with pytest.raises(MemoryError, match="too little for a checksum"):
+        save_checkpoint(runs.make(), tmp_path / "one")
+    assert names_in(tmp_path) == []

@@ -98,14 +98,23 @@ class TestDeleteOld:
         assert sorted(names_in(tmp_path)) == ["ba1", "ba2", "weights2"]
 
     def test_a_metric_that_none_has(self, runs, tmp_path):
-        """A misspelt metric would keep nothing: this is said, with the metric that was meant and what is lost by it."""
+        """A misspelt metric would keep nothing: this is said, with the metric that was meant."""
         for batch in (1, 2):
             state = runs.make(batch=batch)
             state.eval_metric_values = {"Accuracy": batch / 4}
             save_checkpoint(state, tmp_path / f"ba{batch}")
 
-        with pytest.warns(UserWarning, match=r"did you mean 'metrics/eval/Accuracy'\? Deleted: ba1\."):
+        with pytest.warns(UserWarning, match=r"keeps none, .*; did you mean 'metrics/eval/Accuracy'\?"):
             delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/eval/Acuracy"))
+
+    def test_before_the_first_evaluation(self, runs, tmp_path):
+        """As long as nothing was evaluated, nothing is said of a metric that only an evaluation has."""
+        for batch in (1, 2):
+            state = runs.make(batch=batch)
+            state.train_metric_values = {"Accuracy": batch / 4}
+            save_checkpoint(state, tmp_path / f"ba{batch}")
+
+        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba1"]
 
     def test_a_metric_that_is_there(self, runs, tmp_path):
         """The best is kept beside the last, and nothing is said."""

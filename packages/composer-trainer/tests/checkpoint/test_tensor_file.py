@@ -249,6 +249,29 @@ class TestMakeRoom:
         with pytest.raises(CheckpointError, match="it ends within a tensor"):
             room.read(hashlib.sha256())
 
+    @pytest.mark.parametrize("change", ["header", "length"])
+    def test_changed_before_it_is_read(self, tmp_path, change):
+        """A file whose tensors have other names by now, or that has become longer, is refused."""
+        path = write(tmp_path / "file", {"a": torch.zeros(4), "b": torch.ones(4)})
+        room = make_room(path)
+        if change == "header":
+            write(path, {"a": torch.zeros(4), "c": torch.ones(4)})
+        else:
+            path.write_bytes(path.read_bytes() + b"\0")
+
+        with pytest.raises(CheckpointError, match="has been changed while it was read"):
+            room.read(hashlib.sha256())
+
+    def test_read_again(self, tmp_path):
+        """Reading twice gives the same, also of tensors whose items lie in another order."""
+        image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+        room = make_room(write(tmp_path / "file", {"image": image}))
+
+        first, second = room.read(hashlib.sha256()), room.read(hashlib.sha256())
+
+        assert torch.equal(first["image"], image)
+        assert torch.equal(second["image"], image)
+
     @pytest.mark.parametrize("dtype", ["C64", "F8_E5M2FNUZ"])
     def test_names_that_we_do_not_write(self, dtype, tmp_path):
         """A dtype that we write as bytes is refused under its own name: the file is not ours."""

@@ -257,6 +257,22 @@ class TestOtherLoaders:
         assert torch.equal(torch.stack(whole[2:]), torch.stack(rest))
         assert not torch.equal(whole[0], next(order.begin(2)))
 
+    def test_what_is_drawn_first_is_not_drawn_again(self):
+        """An order that is drawn when an epoch begins has other numbers than the first batch."""
+
+        def draws():
+            return torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002  (the global one)
+
+        class Batches:
+            def __iter__(self):
+                order = draws()
+                return ((order, draws()) for _ in range(2))
+
+        for drawn_first, drawn in make_order(Batches(), seed=17).begin(0):
+            assert not torch.equal(drawn_first[0], drawn[0])
+            assert drawn_first[1] != drawn[1]
+            assert drawn_first[2] != drawn[2]
+
     def test_a_loader_that_knows_its_place_is_left_alone(self):
         """A loader with state_dict and load_state_dict is asked for its place, and told the epoch."""
 

@@ -336,6 +336,27 @@ class TestOnnx:
         assert outputs["sum"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
         assert outputs["first_output"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
+    def test_names_that_are_taken(self, evaluate, tmp_path):
+        """A name that is made for an output is none that another output or an input has."""
+        model = Function(lambda batch: {"x": 2 * batch["x"], "x_output": 3 * batch["x"]})
+
+        export_for_inference(model, "onnx", tmp_path / "model.onnx", sample_input={"x": torch.ones(3, 2)})
+
+        outputs = evaluate(tmp_path / "model.onnx", x=torch.ones(1, 2))
+        assert outputs["x_output"].tolist() == [[3.0, 3.0]]
+        assert outputs["x_output_output"].tolist() == [[2.0, 2.0]]
+
+    def test_same_name_twice(self, tmp_path):
+        """Two outputs of one name are refused before anything is exported."""
+        with pytest.raises(ValueError, match=r"output_names must differ from each other, got \['b', 'b'\]"):
+            export_for_inference(
+                Function(lambda batch: (batch, 2 * batch)),
+                "torchexport",
+                tmp_path / "model.pt2",
+                sample_input=torch.ones(3, 2),
+                output_names=["b", "b"],
+            )
+
     def test_same_name_for_both(self, tmp_path):
         """Names that would stand for an input and an output are refused, and nothing is left."""
         with pytest.raises(ValueError, match=r"output_names must not be names of inputs in ONNX, got \['input'\]"):

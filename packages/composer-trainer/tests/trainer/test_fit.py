@@ -648,6 +648,39 @@ class TestOptimizers:
             make_trainer(optimizers=[])
 
 
+def test_a_loss_that_is_replaced_on_the_way(make_trainer):
+    """From the next batch on the model's new loss is used."""
+    used = []
+
+    class Replacing(Callback):
+        def batch_start(self, state, logger):
+            if int(state.timestamp.batch) == 2:
+                own = state.model.loss
+
+                def loss(outputs, batch):
+                    used.append(int(state.timestamp.batch))
+                    return own(outputs, batch)
+
+                state.model.loss = loss
+
+    make_trainer(callbacks=Replacing(), max_duration="5ba").fit()
+
+    assert used == [2, 3, 4]
+
+
+def test_tokens_of_a_data_spec_of_ones_own(make_trainer):
+    """A class of one's own may count tokens in its method."""
+
+    class Spec(DataSpec):
+        def get_num_tokens_in_batch(self, batch, token_type="total"):
+            return 100
+
+    trainer = make_trainer(train_dataloader=Spec(make_trainer.loader()), max_duration="300tok")
+    trainer.fit()
+
+    assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.token)) == (3, 300)
+
+
 def test_tokens_that_are_never_counted_are_refused(make_trainer):
     """A training in tokens, of batches without any, would never end."""
     trainer = make_trainer(max_duration="20tok")

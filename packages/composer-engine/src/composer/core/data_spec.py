@@ -75,11 +75,6 @@ class DataSpec:
         """Batches in an epoch; None where the loader does not know."""
         return _length(self.dataloader)
 
-    @property
-    def count_tokens(self) -> Callable[..., int]:
-        """The function that counts the tokens in a batch."""
-        return self._get_num_tokens_in_batch
-
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
         """Return the tokens in a batch; for a ``token_type`` but ``"total"`` a function of one's own is asked."""
         if token_type == "total":  # noqa: S105

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text in (
         ("show", "print the clock, algorithms, metrics, sizes and largest modules"),
-        ("verify", "compare every file with its checksum"),
+        ("verify", "compare every file with its checksums"),
     ):
         commands.add_parser(command, help=text).add_argument("path", help="a folder, address or link")
     compare = commands.add_parser("diff", help="print how two differ")

@@ -6,8 +6,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "read_state"]
 
+T = TypeVar("T")
 CheckExtra = Callable[[dict[str, Any]], Iterable[str]]
 
 
@@ -264,20 +266,24 @@ def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[st
     """Return the tensors of some files, which are read at the same time."""
 
     def read(unread: UnreadTensors) -> dict[str, Tensor]:
-        [(kind, expected)] = opened.manifest.files[unread.path.name].checksums().items()
+        name = unread.path.name
+        [(kind, expected)] = opened.manifest.files[name].checksums().items()
         digest = new_hash(kind)
-        tensors = unread.read(digest)
+        tensors = sound(name, lambda: unread.read(digest))
         check_digest(unread.path, kind, digest.hexdigest(), expected)
         return tensors
 
-    try:
-        unread = [make_room(opened.files / name) for name in names]
-        with ThreadPoolExecutor(max(len(names), 1)) as pool:
-            return dict(zip(names, pool.map(read, unread), strict=True))
-    except CheckpointError:
-        # Whatever is wrong with a file, it is first of all not what was written.
-        check_files(opened.files, opened.manifest, names)
-        raise
+    def sound(name: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except CheckpointError:
+            # Whatever is wrong with it, it is first of all not what was written.
+            check_files(opened.files, opened.manifest, [name])
+            raise
+
+    rooms = [sound(name, partial(make_room, opened.files / name)) for name in names]
+    with ThreadPoolExecutor(max(len(names), 1)) as pool:
+        return dict(zip(names, pool.map(read, rooms), strict=True))
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

@@ -122,9 +122,13 @@ def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callabl
     Gives a function that waits, and returns what the manifest is to say of the files, by name.
     """
     records: dict[str, FileRecord] = {}
+    errors: list[BaseException] = []
 
     def hash_file(name: str) -> None:
-        records[name] = FileRecord.of(files[name])
+        try:
+            records[name] = FileRecord.of(files[name])
+        except BaseException as error:  # noqa: BLE001  (it is raised by who waits)
+            errors.append(error)
 
     threads = [threading.Thread(target=hash_file, args=(name,), daemon=True) for name in files]
     for thread in threads:
@@ -133,12 +137,15 @@ def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callabl
     def wait() -> dict[str, FileRecord]:
         for thread in threads:
             thread.join()
+        if errors:
+            raise errors[0]
         return {name: records[name] for name in files}
 
     try:
         yield wait
     finally:
-        wait()
+        for thread in threads:
+            thread.join()
 
 
 @attrs.frozen

@@ -74,6 +74,18 @@ def superfluous(
     return [one for one in whole if one not in kept]
 
 
+def _warn_if_none_has_it(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:
+    """Warn that a metric is none of those of its evaluation; before the first one there is nothing to tell by."""
+    found = {name for one in checkpoints if one.manifest is not None for name in one.manifest.metrics}
+    kin = sorted(name for name in found if name.rpartition("/")[0] == keep_best.metric.rpartition("/")[0])
+    if kin and keep_best.metric not in kin:
+        warnings.warn(
+            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, kin)}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def delete_old(
     folder: Folder, run_name: str, keep_last: int, keep_best: KeepBest | None = None, *, weights_only: bool = False
 ) -> list[str]:
@@ -100,14 +112,8 @@ def delete_old(
         if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
     ]
     names = [one.name for one in superfluous(own, keep_last, keep_best)]
-    known = sorted({metric for one in own if one.manifest is not None for metric in one.manifest.metrics})
-    if names and keep_best is not None and known and keep_best.metric not in known:
-        warnings.warn(
-            f"{keep_best} keeps none, as no checkpoint in {folder} has that metric{nearest(keep_best.metric, known)} "
-            f"Deleted: {', '.join(names)}.",
-            UserWarning,
-            stacklevel=2,
-        )
+    if names and keep_best is not None:
+        _warn_if_none_has_it(keep_best, own, folder)
     for name in names:
         folder.delete(name)
     return names

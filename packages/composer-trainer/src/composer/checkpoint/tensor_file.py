@@ -279,33 +279,38 @@ class UnreadTensors:
         """
         try:
             with self.path.open("rb", buffering=0) as source:
-                digest.update(source.read(len(self.header)))
+                is_same = source.read(len(self.header)) == self.header
+                digest.update(self.header)
                 for tensor in self.tensors.values():
                     _fill(tensor, source, digest)
+                is_same = is_same and not source.read(1)
         except (OSError, ValueError) as error:
             raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
-        return _restored(self.path, self.tensors, self.settings)
+        if not is_same:
+            raise CheckpointError(self.path, "has been changed while it was read.")
+        return _restored(self.path, dict(self.tensors), self.settings)
 
 
 def make_room(path: Path) -> UnreadTensors:
     """Return the tensors of a safetensors file of ours, not read yet.
 
     Each has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where it has
-    been. It is memory of the thread that calls this: that of threads that end would not be used again.
+    been. It is made by the thread that calls this, as memory of threads that end would not be used again.
 
     Raises:
         CheckpointError: It is no safetensors file, or cannot be read.
     """
-    with _opened(path) as file:
-        settings = _read_settings(path, file.metadata())
+    with _opened(path):  # it knows what is wrong with a header
+        pass
     try:
         with path.open("rb", buffering=0) as source:
             prefix = source.read(8)
             header = source.read(int.from_bytes(prefix, "little"))
-        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        entries = json.loads(header)
+        settings = _read_settings(path, entries.pop("__metadata__", None))
         ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
         tensors = {name: _empty(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
     return UnreadTensors(path, prefix + header, tensors, settings)
 

@@ -254,7 +254,7 @@ def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, f
     key = key_of(seed, "batches", epoch)
 
     def seeded() -> Iterator[Any]:
-        seed_globals(key)
+        seed_globals(key_of(key, "begin"))
         iterator = begin()
         for place in itertools.count(first):
             seed_globals(key ^ place)

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,7 +81,8 @@ def export_for_inference(
 
     Raises:
         TypeError: The sample or the outputs are no tensors, nor sequences or mappings of tensors.
-        ValueError: There is no such format, the model is sharded over processes, or there are too few or many names.
+        ValueError: There is no such format, the model is sharded over processes, there are too few or many names, or
+            one stands for two of them.
         ModuleNotFoundError: A package that the format needs is not installed.
         ExportError: The model cannot be exported, or the file does not compute what the model does. Nothing is left.
 
@@ -200,8 +201,7 @@ def _write_onnx(
     """Write the file, and return what runs it."""
     outputs = call.outputs()
     if output_names is None and isinstance(outputs, dict):
-        # In ONNX a name stands for one value.
-        output_names = [f"{name}_output" if name in call.inputs else name for name in outputs]
+        output_names = _names_besides(call.inputs, list(outputs))
     both = sorted(set(output_names or ()) & call.inputs.keys())
     if both:
         raise ValueError(f"output_names must not be names of inputs in ONNX, got {both} for both. Choose others.")
@@ -218,6 +218,17 @@ def _write_onnx(
         return [torch.as_tensor(one) for one in session.run(None, dict(zip(names, arrays, strict=True)))]
 
     return run
+
+
+def _names_besides(inputs: Collection[str], outputs: list[str]) -> list[str]:
+    """Return names of outputs of which none is an input's: in ONNX a name stands for one value."""
+    names: list[str] = []
+    for output in outputs:
+        name = output
+        while name in inputs or (name != output and name in outputs) or name in names:
+            name += "_output"
+        names.append(name)
+    return names
 
 
 def _onnx_session(path: Path) -> Any:

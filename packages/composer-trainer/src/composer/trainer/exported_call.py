@@ -105,6 +105,8 @@ def make_call(
     count = len(list(tensors_in(_plain(outputs))))
     if output_names is not None and len(output_names) != count:
         raise ValueError(f"output_names must have one name for each of the {count} outputs, got {list(output_names)}.")
+    if output_names is not None and len(set(output_names)) != count:
+        raise ValueError(f"output_names must differ from each other, got {list(output_names)}.")
     inputs = dict(zip(names, used.values(), strict=True))
     first = next((one for one in tensors_in(inputs) if one.ndim), None)
     return ExportedCall(

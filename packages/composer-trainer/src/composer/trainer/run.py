@@ -64,7 +64,7 @@ class Run:
         self.parallel, self._runs_alone, self._is_stopped_by_agreement = parallel, True, False
         self._search = MicrobatchSearch(self.state, parallel) if self.state.auto_microbatching else None
         self._count_samples = batches.spec.get_num_samples_in_batch
-        self._count_tokens = batches.spec.count_tokens
+        self._count_tokens = batches.spec.get_num_tokens_in_batch
         self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
@@ -96,16 +96,17 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Wrap the model anew for other processes if algorithms have changed what is trained of it."""
-        if self._runs_alone:
-            self.loss = self.optimization.in_precision(self.model.loss)
-        else:
+        if not self._runs_alone:
             self._prepare()
 
     def _prepare(self) -> None:
         self.parallel.prepare(self.state)
         self.forward = self.optimization.in_precision(self.parallel.forward)
-        self.loss = self.optimization.in_precision(self.model.loss)
+        self.loss = self.optimization.in_precision(self._compute_loss)
         self._runs_alone = not self.parallel.is_connected
+
+    def _compute_loss(self, outputs: Any, batch: Batch) -> Any:
+        return self.model.loss(outputs, batch)  # looked up each time: a callback may have put another in its place
 
     def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
         """Return what an optimizer calls for the gradients; parts are made smaller until they fit, if asked to."""
