@@ -128,7 +128,7 @@ class Optimization:
 
     def zero_grad(self) -> None:
         """Forget the last batch's gradients."""
-        for optimizer in self._state.optimizers:
+        for optimizer in self._state._optimizers:  # noqa: SLF001  (see step)
             optimizer.zero_grad()
 
     def backward(self, loss: Any, share: float) -> None:
@@ -148,7 +148,8 @@ class Optimization:
 
     def step(self, closure: Callable[[], Tensor]) -> None:
         """Compute the gradients by ``closure`` and change the weights."""
-        optimizers, scaler = self._state.optimizers, self._state.scaler
+        # As it is stored: a property is a call, of which a step has few.
+        optimizers, scaler = self._state._optimizers, self._state.scaler  # noqa: SLF001
         if self._wants_closure:
             if scaler is None:
                 optimizers[0].step(closure)  # type: ignore[arg-type]  # torch says float where it takes tensors

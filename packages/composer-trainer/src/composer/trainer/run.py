@@ -76,7 +76,8 @@ class Run:
 
     def is_over(self) -> bool:
         """Return whether the training has reached its length, or was told by a signal to stop."""
-        duration = self.state.max_duration
+        # What a step asks a state for is read as it is stored: a property is a call, of which a step has few.
+        duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
         return self.state.timestamp.count(duration.unit) >= duration.value or self.is_stopped
 
@@ -187,18 +188,18 @@ class Run:
 
     def add_up(self, loss: Any, share: float, batch: Batch | None) -> None:
         """Add a microbatch's loss to the batch's, and its outputs to the training metrics."""
-        parts = weighed_parts(loss, share)
-        if self.state.microbatch > 0:
+        state, parts = self.state, weighed_parts(loss, share)
+        if state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
         if self._times_computed == 1:  # later ones are at other weights, where the optimizer only looks
             self._logged = parts
-        self.state.total_loss = self._logged["total"]
+        state.total_loss = self._logged["total"]
         # A part without a share only keeps step with other processes.
-        if self.state.train_metrics and self._times_computed == 1 and share:
+        if state.train_metrics and self._times_computed == 1 and share:
             with torch.no_grad():
-                outputs = self.model.eval_forward(batch, self.state.outputs)
-                for metric in self.state.train_metrics.values():
+                outputs = self.model.eval_forward(batch, state.outputs)
+                for metric in state.train_metrics.values():
                     self.model.update_metric(batch, outputs, metric)
 
     def finish_gradients(self) -> None:
@@ -286,7 +287,7 @@ class Run:
 
     def evaluate_if_due(self, event: Event) -> None:
         """Evaluate where it is time to; this time does not count as training time."""
-        if self.state.evaluators and not self.is_stopped:
+        if self.state._evaluators and not self.is_stopped:  # noqa: SLF001  (see is_over)
             before = time.perf_counter()
             self._evaluate(event)
             self._since += time.perf_counter() - before
