@@ -198,3 +198,13 @@ class TestPlot:
             history.plot("loss")
         with pytest.raises(ValueError, match=r"x must be one of iteration, epoch, batch, .* got 'step'"):
             history.plot("loss/train/total", x="step")
+
+
+def test_values_keep_their_order():
+    """A metric's values are in the order in which they were logged, whatever else was logged with each."""
+    history = InMemoryLogger()
+    for metrics in ({"loss": 1}, {"loss": 2, "rate": 0.1}, {"loss": 3}, {"rate": 0.2, "loss": 4}):
+        history.log_metrics(metrics)
+
+    assert history.get_timeseries("loss")["loss"] == [1, 2, 3, 4]
+    assert history.get_timeseries("rate")["rate"] == [0.1, 0.2]
