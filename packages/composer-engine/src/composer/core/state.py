@@ -352,7 +352,7 @@ class State:
             tensor([False])
         """
         key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._owner_key(owner)
-        batch, microbatch = self.timestamp._batch, self.microbatch  # noqa: SLF001  (once a batch for each that draws)
+        batch, microbatch = self.timestamp.held.batch, self.microbatch
         known = self._generators.get(key)
         if known is not None and known[0] == batch and known[1] == microbatch:
             return known[2]

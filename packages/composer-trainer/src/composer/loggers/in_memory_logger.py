@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
 from composer.core.logger import to_interval
+from composer.core.time import Held
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product
 from composer.loggers.values import keep, read
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
-_FIRST_VALUE = 1 + len(vars(Timestamp()))
-_Row: TypeAlias = tuple[Any, ...]
+_FIRST_VALUE = 1 + len(Held._fields)
 _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
 
 
@@ -55,24 +55,23 @@ class InMemoryLogger(LoggerDestination):
         self.tables: dict[str, dict[str, list[Any]]] = {}
         self.images: dict[str, list[tuple[Timestamp, list[Tensor]]]] = {}
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
-        # As it was logged, not yet in `_data`: its place, the clock and the values, by the names. To sort it in at
-        # every step would cost more than to store it; so would more objects, by memory and garbage collection.
-        self._rows: dict[tuple[str, ...], list[_Row]] = {}
-        self._num_read: dict[tuple[str, ...], int] = {}
-        self._num_rows = self._num_rows_read = 0
+        # As it was logged, not yet in `_data`: the names, what the clock holds, and the values, all in one. To sort it
+        # in at every step would cost more than to store it; so would more objects, by memory and garbage collection.
+        self._rows: list[tuple[Any, ...]] = []
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._num_read = 0
         self._state: State | None = None
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
         """Each metric's values, with the clock when they were logged."""
         self._read()
-        # No two rows have one place, so what comes after it is never compared.
-        for _, names, row in sorted((row[0], names, row) for names, rows in self._rows.items() for row in rows):
-            clock = Timestamp.of(row[1:_FIRST_VALUE])
-            for name, value in zip(names, row[_FIRST_VALUE:], strict=True):
+        for row in self._rows:
+            clock = Timestamp.of(Held(*row[1:_FIRST_VALUE]))
+            for name, value in zip(row[0], row[_FIRST_VALUE:], strict=True):
                 self._data.setdefault(name, []).append((clock, value))
         self._rows.clear()
-        self._num_read.clear()
+        self._num_read = 0
         return self._data
 
     @property
@@ -142,16 +141,16 @@ class InMemoryLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
-        state, names = self._state, tuple(metrics)
-        is_now = state is not None and (step is None or step == state.timestamp._batch)  # noqa: SLF001  (at every step)
-        clock = state.timestamp if state is not None and is_now else self._clock(step)
-        values = [value if type(value) in _KEPT_AS_THEY_ARE else keep(value) for value in metrics.values()]
-        rows = self._rows.get(names)
-        if rows is None:
-            rows = self._rows[names] = []
-        self._num_rows = place = self._num_rows + 1
-        rows.append((place, *vars(clock).values(), *values))
-        if place - self._num_rows_read >= _MOST_UNREAD:
+        state, names, values = self._state, tuple(metrics), list(metrics.values())
+        clock = Timestamp().held if state is None else state.timestamp.held
+        if step is not None and step != clock.batch:
+            clock = clock._replace(batch=step)
+        for place, value in enumerate(values):
+            if type(value) not in _KEPT_AS_THEY_ARE:
+                values[place] = keep(value)
+        rows = self._rows
+        rows.append((self._names.setdefault(names, names), *clock, *values))
+        if len(rows) - self._num_read >= _MOST_UNREAD:
             self._read()
 
     def log_table(
@@ -193,14 +192,13 @@ class InMemoryLogger(LoggerDestination):
 
     def _read(self) -> None:
         """Put numbers in the place of tensors."""
+        rows = self._rows
         unread = [
-            (rows, place)
-            for names, rows in self._rows.items()
-            for place in range(self._num_read.get(names, 0), len(rows))
+            place
+            for place in range(self._num_read, len(rows))
             if any(isinstance(value, Tensor) for value in rows[place])
         ]
-        values = iter(read([value for rows, place in unread for value in rows[place]]))
-        for rows, place in unread:
+        values = iter(read([value for place in unread for value in rows[place]]))
+        for place in unread:
             rows[place] = tuple(itertools.islice(values, len(rows[place])))
-        self._num_read = {names: len(rows) for names, rows in self._rows.items()}
-        self._num_rows_read = self._num_rows
+        self._num_read = len(rows)

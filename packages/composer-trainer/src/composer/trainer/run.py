@@ -6,7 +6,7 @@ import copy
 import datetime
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from composer.trainer.schedules import Schedules
 
 __all__ = ["Run"]
+
+
+_loss_name = cache("loss/train/{}".format)
 
 
 class Run:
@@ -71,6 +74,7 @@ class Run:
         self._logged: dict[str, Tensor] = {}
         self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
+        self._microbatch_size = self.state.device_train_microbatch_size
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -220,24 +224,26 @@ class Run:
             self._logged = self.parallel.reduce_mean(self._logged)
         if not self.engine.logger.is_heard:
             return
-        # Read once as it is stored: eight look-ups by name and unit would be most of what this costs.
-        now = vars(self.state.timestamp)
+        now, state = self.state.timestamp.held, self.state
         metrics: dict[str, Any] = {
-            "time/iteration": now["_iteration"],
-            "time/epoch": now["_epoch"],
-            "time/batch": now["_batch"],
-            "time/sample": now["_sample"],
-            "time/token": now["_token"],
-            "time/batch_in_epoch": now["_batch_in_epoch"],
-            "time/sample_in_epoch": now["_sample_in_epoch"],
-            "time/token_in_epoch": now["_token_in_epoch"],
-            "trainer/device_train_microbatch_size": self.state.device_train_microbatch_size or self._num_samples,
+            "time/batch": now.batch,
+            "time/sample": now.sample,
+            "time/batch_in_epoch": now.batch_in_epoch,
+            "time/sample_in_epoch": now.sample_in_epoch,
         }
+        if self._num_tokens:
+            metrics |= {"time/token": now.token, "time/token_in_epoch": now.token_in_epoch}
         for name, loss in self._logged.items():
-            metrics["loss/train/" + name] = loss
-        if self.state.scaler is not None:
+            metrics[_loss_name(name)] = loss
+        if state.scaler is not None:
             metrics |= self.optimization.figures()
-        self.engine.logger.log_metrics(metrics, now["_batch"])
+        # What seldom changes is logged when it does.
+        if not now.batch_in_epoch:
+            metrics |= {"time/iteration": now.iteration, "time/epoch": now.epoch}
+        if not now.batch_in_epoch or state.device_train_microbatch_size != self._microbatch_size:
+            self._microbatch_size = state.device_train_microbatch_size
+            metrics["trainer/device_train_microbatch_size"] = self._microbatch_size or self._num_samples
+        self.engine.logger.log_metrics(metrics, now.batch)
 
     def count_batch(self) -> None:
         """Move the clock and the learning rates on by a batch."""
