@@ -37,6 +37,26 @@ class TestDuration:
 
         assert trainer.state.timestamp.token == 30
 
+    def test_clock_is_logged(self, make_trainer):
+        """Batches and samples are logged with every batch, epochs as one begins, tokens where there are some."""
+        log, counted = InMemoryLogger(), InMemoryLogger()
+        spec = DataSpec(make_trainer.loader(), get_num_tokens_in_batch=lambda batch: 10)
+
+        make_trainer(max_duration="6ba", loggers=log).fit()
+        make_trainer(train_dataloader=spec, max_duration="2ba", loggers=counted).fit()
+
+        of = {name: [value for _, value in entries] for name, entries in log.data.items()}
+        assert of["time/batch"] == [0, 1, 2, 3, 4, 5]
+        assert of["time/sample"] == [0, 4, 8, 12, 16, 20]
+        assert of["time/batch_in_epoch"] == [0, 1, 2, 3, 4, 0]
+        assert of["time/sample_in_epoch"] == [0, 4, 8, 12, 16, 0]
+        assert [(clock.held.batch, value) for clock, value in log.data["time/epoch"]] == [(0, 0), (5, 1)]
+        assert of["time/iteration"] == of["time/epoch"]
+        assert of["trainer/device_train_microbatch_size"] == [4, 4]
+        assert "time/token" not in of
+        assert [value for _, value in counted.data["time/token"]] == [0, 10]
+        assert [value for _, value in counted.data["time/token_in_epoch"]] == [0, 10]
+
     def test_seconds_end_training(self, make_trainer):
         """A duration in seconds ends with the first batch after it, by the training's own clock."""
         trainer = make_trainer(max_duration="0.2sec")

@@ -70,14 +70,13 @@ def weights(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def check_weights(model: nn.Module, saved: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Compare saved weights with a model's.
+def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """Compare saved weights with a model's :func:`weights`.
 
     Returns:
         What cannot be loaded at all, because it has another shape or kind; what only the model has; what only the saved
         weights have. Each is a list of sentences.
     """
-    own = weights(model)
     wrong = [
         f"model.{name}: must be {_looks(own[name])}, got {_looks(value)}."
         for name, value in saved.items()
@@ -92,9 +91,8 @@ def check_weights(model: nn.Module, saved: Mapping[str, Any]) -> tuple[list[str]
     return wrong, missing, unexpected
 
 
-def changed_dtypes(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each weight that is saved in another dtype than the model's, and is rounded to it."""
-    own = weights(model)
     return [
         f"model.{name}: {value.dtype} was saved, {own[name].dtype} is set."
         for name, value in saved.items()
@@ -107,11 +105,16 @@ def _looks(value: Any) -> str:
 
 
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy saved weights into a model, those that both have."""
+    """Copy saved weights into a model, those that both have; one that is there already, in its memory, stays."""
     bare = _bare(model)
-    bare.load_state_dict(
-        {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
-    )
+    both = {
+        name: (own, saved[_bare_name(name)]) for name, own in bare.state_dict().items() if _bare_name(name) in saved
+    }
+    bare.load_state_dict({name: one for name, (own, one) in both.items() if not _is_same(own, one)}, strict=False)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) is Tensor and one.is_set_to(other)
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

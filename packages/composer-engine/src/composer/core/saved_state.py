@@ -259,8 +259,9 @@ def check_part(state: State, part: str, saved: Any, findings: Findings) -> None:
         findings.problems.append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
         return
     if part == "model":
-        wrong, missing, unexpected = model_state.check_weights(state.model, saved)
-        findings.changed += model_state.changed_dtypes(state.model, saved)
+        own = model_state.weights(state.model)
+        wrong, missing, unexpected = model_state.check_weights(own, saved)
+        findings.changed += model_state.changed_dtypes(own, saved)
     else:
         wrong, missing, unexpected = model_state.check_optimizers(state.model, state.optimizers, saved)
     findings.problems += wrong

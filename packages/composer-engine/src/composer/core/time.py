@@ -530,7 +530,9 @@ class Timestamp:
             wct_e + duration,
             duration,
         )
-        return Timestamp.of(tuple.__new__(Held, later))
+        clock = object.__new__(Timestamp)
+        object.__setattr__(clock, "held", tuple.__new__(Held, later))
+        return clock
 
     def to_next_epoch(self, duration: dt.timedelta | None = None) -> Timestamp:
         """Return the timestamp after the epoch's end, which took ``duration`` beyond its batches."""

@@ -71,6 +71,8 @@ class Run:
         self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
+        self.total_loss: Tensor = torch.zeros(())
+        """The batch's loss, without its graph."""
         self._logged: dict[str, Tensor] = {}
         self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
@@ -83,7 +85,9 @@ class Run:
         # What a step asks a state for is read as it is stored: a property is a call, of which a step has few.
         duration = self.state._max_duration  # noqa: SLF001
         assert duration is not None
-        return self.state.timestamp.count(duration.unit) >= duration.value or self.is_stopped
+        if self.state.timestamp.count(duration.unit) >= duration.value:
+            return True
+        return self.signals.received is not None if self._runs_alone else self._is_stopped_by_agreement
 
     @property
     def is_stopped(self) -> bool:
@@ -196,6 +200,7 @@ class Run:
         if state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
+        self.total_loss = parts["total"]
         if self._times_computed == 1:  # later ones are at other weights, where the optimizer only looks
             self._logged = parts
         state.total_loss = self._logged["total"]
@@ -212,11 +217,6 @@ class Run:
             self.parallel.end_batch()
         if self.state.scaler is not None:
             self.optimization.unscale()
-
-    @property
-    def total_loss(self) -> Tensor:
-        """The batch's loss, without its graph."""
-        return self._losses["total"]
 
     def log_batch(self) -> None:
         """Log the batch's loss, by the number that the batch has."""
