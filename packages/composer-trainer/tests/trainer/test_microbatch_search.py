@@ -91,7 +91,7 @@ class TestAuto:
         assert trainer.state.scaler.get_scale() == 65536
 
     def test_is_logged(self, make_trainer):
-        """The size in use is logged as an epoch begins, and where it changes."""
+        """The size in use is logged with the first batch, and when it changes."""
 
         class Smaller(Callback):
             def batch_start(self, state, logger):

@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 import typing
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -38,22 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["field_types", "from_data", "to_data"]
 
 
-def field_types(kind: type) -> Mapping[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Return the types of an attrs class's fields by name; ``Any`` where an annotation cannot be read at run time.
 
     Example:
         >>> @attrs.define
         ... class Point:
         ...     x: "int | None" = None
-        >>> field_types(Point)["x"]
-        int | None
+        >>> field_types(Point)
+        {'x': int | None}
     """
-    return _field_types(kind)
-
-
-@cache
-def _field_types(kind: type) -> Mapping[str, Any]:
-    return types.MappingProxyType({field.name: _field_type(kind, field) for field in attrs.fields(kind)})
+    return {field.name: _field_type(kind, field) for field in attrs.fields(kind)}
 
 
 def _field_type(kind: type, field: attrs.Attribute[Any]) -> Any:

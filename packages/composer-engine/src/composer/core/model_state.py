@@ -105,16 +105,11 @@ def _looks(value: Any) -> str:
 
 
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy saved weights into a model, those that both have; one that is there already, in its memory, stays."""
+    """Copy saved weights into a model, those that both have."""
     bare = _bare(model)
-    both = {
-        name: (own, saved[_bare_name(name)]) for name, own in bare.state_dict().items() if _bare_name(name) in saved
-    }
-    bare.load_state_dict({name: one for name, (own, one) in both.items() if not _is_same(own, one)}, strict=False)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) is Tensor and one.is_set_to(other)
+    bare.load_state_dict(
+        {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
+    )
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -88,7 +88,7 @@ def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
     return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
 
 
-def _types(kind: type) -> typing.Mapping[str, Any]:
+def _types(kind: type) -> dict[str, Any]:
     return field_types(kind) if attrs.has(kind) else {}
 
 

@@ -15,7 +15,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
+__all__ = ["Held", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 
 class TimeUnit(StrEnum):
@@ -568,9 +568,8 @@ class Timestamp:
 
     def copy(self, **changes: Any) -> Timestamp:
         """Return a timestamp with some fields changed, named as the constructor names them."""
-        return Timestamp(
-            **(self.held._asdict() | {name: value for name, value in changes.items() if value is not None})
-        )
+        given = {name: value for name, value in changes.items() if value is not None}
+        return type(self)(**self.held._asdict() | given)
 
     def _compare(self, other: object, operation: Callable[[Any, Any], bool]) -> bool:
         if isinstance(other, str):

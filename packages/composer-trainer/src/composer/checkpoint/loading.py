@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import torch
-from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.local import check_digest, check_files
@@ -38,13 +36,15 @@ from composer.core import LoadReport, State, StateMismatchError, loading, saved_
 if TYPE_CHECKING:
     import os
 
+    from torch import Tensor
+
     from composer.checkpoint.manifest import Manifest
     from composer.core import Logger
     from composer.core.loading import Passes
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "read_state"]
 
-_READERS = 4
+T = TypeVar("T")
 CheckExtra = Callable[[dict[str, Any]], Iterable[str]]
 
 
@@ -154,9 +154,7 @@ class _Load:
             raise CheckpointError(
                 opened.path, "holds only weights, nothing to go on training with; say weights_only (load_weights_only)."
             )
-        saved, unread = read_state(opened)
-        if callable(self.ignore_keys):
-            unread.fill()  # it may look at the values
+        saved = read_state(opened)
         ignored = self._ignore(opened.path, saved)
         extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
@@ -165,23 +163,13 @@ class _Load:
         self._check(opened.path, saved, extra, modules)
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
-        # Algorithms that are made again change the model first: its weights are then not where they are now.
-        makes_some = "model" in saved and loading.missing_algorithms(self.state, saved, self.excluded)
-        places = {} if makes_some or callable(self.ignore_keys) else _places(self.state, saved)
-        try:
-            unread.fill(places)
-            report = self.state.load_state_dict(
-                saved, self.logger, exclude_algorithms=self.excluded, algorithm_passes=self.passes
-            )
-        except Exception as error:
-            if places:
-                error.add_note("Weights may be loaded already: make model and optimizers anew before you go on.")
-            raise
+        report = self.state.load_state_dict(
+            saved, self.logger, exclude_algorithms=self.excluded, algorithm_passes=self.passes
+        )
         return LoadedCheckpoint(opened.path, report, ignored, extra, opened.manifest)
 
     def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
-        saved, unread = read_state(opened, weights_only=True)
-        unread.fill()
+        saved = read_state(opened, weights_only=True)
         modules = _dictionary(saved.pop("modules", {}))
         return self._load_weights(opened.path, saved, modules, opened.manifest)
 
@@ -246,31 +234,10 @@ class _Load:
         return [line for line in one_sided if line.startswith("model.")] if self.strict else []
 
 
-@attrs.define
-class _Unread:
-    """The tensors of a checkpoint's files, which are compared with their checksums and not read yet."""
+def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> dict[str, Any]:
+    """Return the saved state that a checkpoint holds, the model's weights included.
 
-    files: list[UnreadTensors]
-    _is_filled: bool = False
-
-    def fill(self, places: Mapping[int, Tensor] | None = None) -> None:
-        """Read them, once, into their own memory, or into other tensors by the ``id`` of theirs."""
-        if self._is_filled:
-            return
-        self._is_filled = True
-        fillings = [filling for unread in self.files for filling in unread.fillings(places)]
-        with ThreadPoolExecutor(min(len(fillings), _READERS) or 1) as pool:
-            for done in [pool.submit(filling) for filling in fillings]:
-                done.result()
-        for unread in self.files:
-            unread.check_unchanged()
-
-
-def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> tuple[dict[str, Any], _Unread]:
-    """Return the saved state that a checkpoint holds, the model's weights included, and what fills its tensors.
-
-    Large tensors have no values yet, so that nobody pays for memory that is not needed; the files that they are in have
-    been compared with their checksums.
+    Files of tensors are compared with their checksums as they are read.
 
     Raises:
         CheckpointError: It is not as it was written.
@@ -280,10 +247,7 @@ def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> tuple[d
         raise CheckpointError(shown, "is missing.")
     data = read_json((opened.files / STATE).read_bytes(), shown)
     wanted = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
-    rooms = _compared(opened, [name for name in wanted if name in opened.manifest.files])
-    if EXTRA in rooms:  # which is looked at before anything is loaded
-        _Unread([rooms[EXTRA]]).fill()
-    tensors = {name: room.tensors for name, room in rooms.items()}
+    tensors = _read_all(opened, [name for name in wanted if name in opened.manifest.files])
     weights = tensors.pop(MODEL, None)
     try:
         saved = join(data, {**tensors.get(OPTIMIZERS, {}), **tensors.get(EXTRA, {})}, weights_only=weights_only)
@@ -295,74 +259,31 @@ def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> tuple[d
         saved.pop("model", None)
     else:
         saved["model"] = weights | saved.get("model", {})
-    return saved, _Unread([room for name, room in rooms.items() if name != EXTRA])
+    return saved
 
 
-def _compared(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, UnreadTensors]:
-    """Return the tensors of some files, unread, when the files have been compared with their checksums."""
+def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of some files, which are read at the same time."""
 
-    def compare(room: UnreadTensors) -> None:
-        [(kind, expected)] = opened.manifest.files[room.path.name].checksums().items()
+    def read(unread: UnreadTensors) -> dict[str, Tensor]:
+        name = unread.path.name
+        [(kind, expected)] = opened.manifest.files[name].checksums().items()
         digest = new_hash(kind)
-        room.compare(digest)
-        check_digest(room.path, kind, digest.hexdigest(), expected)
+        tensors = sound(name, lambda: unread.read(digest))
+        check_digest(unread.path, kind, digest.hexdigest(), expected)
+        return tensors
 
-    rooms = {name: _sound(opened, name) for name in names}
+    def sound(name: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except CheckpointError:
+            # Whatever is wrong with it, it is first of all not what was written.
+            check_files(opened.files, opened.manifest, [name])
+            raise
+
+    rooms = [sound(name, partial(make_room, opened.files / name)) for name in names]
     with ThreadPoolExecutor(max(len(names), 1)) as pool:
-        for done in [pool.submit(compare, room) for room in rooms.values()]:
-            done.result()
-    return rooms
-
-
-def _sound(opened: OpenCheckpoint, name: str) -> UnreadTensors:
-    try:
-        return make_room(opened.files / name)
-    except CheckpointError:
-        # Whatever is wrong with it, it is first of all not what was written.
-        check_files(opened.files, opened.manifest, [name])
-        raise
-
-
-def _places(state: State, saved: dict[str, Any]) -> dict[int, Tensor]:
-    """Return the run's own tensors that saved ones can be read into, by their ``id``, and put them in their place.
-
-    So nothing is held twice, and no new memory has to be touched, which takes longer than to read into it.
-    """
-    own = {"model": state.get_model_state_dict(), "optimizers": state.get_optim_state_dict()}
-    times = Counter(map(id, _tensors(saved)))
-    owners = Counter(one.untyped_storage().data_ptr() for one in _tensors(own) if type(one) is Tensor)
-    places: dict[int, Tensor] = {}
-
-    def put(held: Any, mine: Any) -> None:
-        for name in held.keys() & mine.keys() if isinstance(held, dict) and isinstance(mine, dict) else ():
-            one, other = held[name], mine[name]
-            if not isinstance(one, Tensor):
-                put(one, other)
-            elif times[id(one)] == 1 and _fits(one, other) and owners[other.untyped_storage().data_ptr()] == 1:
-                places[id(one)] = held[name] = other
-
-    for part, mine in own.items():
-        put(saved.get(part), mine)
-    return places
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
-
-
-def _fits(saved: Tensor, own: Any) -> bool:
-    """Return whether what one tensor is to hold can be read into the memory of the other."""
-    return (
-        type(own) is Tensor
-        and own.is_cpu
-        and own.layout is torch.strided
-        and not (own.is_conj() or own.is_neg())
-        and (own.dtype, own.shape, own.stride()) == (saved.dtype, saved.shape, saved.stride())
-    )
+        return dict(zip(names, pool.map(read, rooms), strict=True))
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

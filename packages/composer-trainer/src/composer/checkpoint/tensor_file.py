@@ -10,8 +10,7 @@ import ctypes
 import json
 import math
 import mmap
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 import torch
@@ -21,7 +20,7 @@ from composer.checkpoint.errors import CheckpointError
 from composer.core import NotSerializableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["CopyMemory", "PackedTensors", "UnreadTensors", "make_room", "pack_tensors", "read_shapes", "read_tensors"]
@@ -54,7 +53,6 @@ _OTHERS = {
 _SETTINGS = "composer"
 _HUGE = 4 << 20
 _CHUNK = 1 << 20
-_AT_ONCE = 8 << 20
 
 
 @attrs.frozen(eq=False)
@@ -259,63 +257,38 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
 
 @attrs.frozen(eq=False)
 class UnreadTensors:
-    """The tensors of a safetensors file of ours, which have memory, and nothing in it until they are filled.
-
-    Memory that nobody has touched costs nothing yet: until then they are good for all that needs no values.
+    """The tensors of a safetensors file of ours, whose memory is there, and is empty until :meth:`read` fills it.
 
     Args:
         path: The file.
         header: What the file begins with.
-        tensors: By name, in the file's order, as they have been saved.
-        contents: The same as they lie in the file: those whose items were saved in another order have memory here, too.
-        identity: What changes when the file does.
+        tensors: By name, in the file's order.
+        settings: What the format has no words for.
     """
 
     path: Path
     header: bytes
     tensors: dict[str, Tensor]
-    contents: dict[str, Tensor]
-    identity: tuple[int, ...]
+    settings: dict[str, dict[str, Any]]
 
-    def compare(self, digest: Any) -> None:
-        """Let ``digest.update`` see all of the file; none of it is kept.
+    def read(self, digest: Any) -> dict[str, Tensor]:
+        """Return the tensors; the file is read once, and ``digest.update`` sees all of it.
 
         Raises:
             CheckpointError: It cannot be read, or is not what it was.
         """
-        piece = memoryview(bytearray(_CHUNK))
         try:
             with self.path.open("rb", buffering=0) as source:
                 is_same = source.read(len(self.header)) == self.header
                 digest.update(self.header)
-                while count := source.readinto(piece):
-                    digest.update(piece[:count])
-        except OSError as error:
-            raise CheckpointError(self.path, f"cannot be read: {error.strerror}.") from None
-        self.check_unchanged(is_same=is_same)
-
-    def check_unchanged(self, *, is_same: bool = True) -> None:
-        """Raise a CheckpointError if the file is not the one that it was."""
-        if not is_same or self.identity != _identity(self.path):
+                for tensor in self.tensors.values():
+                    _fill(tensor, source, digest)
+                is_same = is_same and not source.read(1)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
+        if not is_same:
             raise CheckpointError(self.path, "has been changed while it was read.")
-
-    def fillings(self, elsewhere: Mapping[int, Tensor] | None = None) -> list[Callable[[], None]]:
-        """Return functions that fill the tensors, for any threads to call in any order.
-
-        Args:
-            elsewhere: Tensors that are filled in the place of some of these, by the ``id`` of those: with the same
-                shape, dtype and strides, without gaps, on the CPU.
-        """
-        pieces, piece, begin, size = [], [], len(self.header), 0
-        for name, content in self.contents.items():
-            tensor = self.tensors[name]
-            target = (elsewhere or {}).get(id(tensor), tensor)
-            piece.append((begin, target, None) if tensor is content else (begin, content, target))
-            begin, size = begin + content.nbytes, size + content.nbytes
-            if size >= _AT_ONCE:
-                pieces.append(piece)
-                piece, size = [], 0
-        return [partial(_fill, self.path, one) for one in (*pieces, piece) if one]
+        return _restored(self.path, dict(self.tensors), self.settings)
 
 
 def make_room(path: Path) -> UnreadTensors:
@@ -327,7 +300,6 @@ def make_room(path: Path) -> UnreadTensors:
     Raises:
         CheckpointError: It is no safetensors file, or cannot be read.
     """
-    identity = _identity(path)
     with _opened(path):  # it knows what is wrong with a header
         pass
     try:
@@ -337,20 +309,10 @@ def make_room(path: Path) -> UnreadTensors:
         entries = json.loads(header)
         settings = _read_settings(path, entries.pop("__metadata__", None))
         ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        contents = {name: _empty(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
+        tensors = {name: _empty(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
-    contents = _restored(path, contents, {**settings, "strides": {}})
-    tensors = _restored(path, dict(contents), {**settings, "dtypes": {}}, copy=False)
-    return UnreadTensors(path, prefix + header, tensors, contents, identity)
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise CheckpointError(path, f"is no whole safetensors file: {error.strerror}.") from None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return UnreadTensors(path, prefix + header, tensors, settings)
 
 
 def _empty(dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
@@ -360,38 +322,23 @@ def _empty(dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
     return torch.empty(shape, dtype=kind)
 
 
-def _fill(path: Path, piece: Sequence[tuple[int, Tensor, Tensor | None]]) -> None:
-    """Read tensors, each from its place in the file; one whose items lie in another order is copied into that."""
-    try:
-        with path.open("rb", buffering=0) as source:
-            for begin, tensor, rearranged in piece:
-                source.seek(begin)
-                memory = _memory(tensor) if tensor.numel() else memoryview(b"")
-                while memory:
-                    count = source.readinto(memory)
-                    if not count:
-                        raise CheckpointError(path, "has been changed while it was read.")
-                    memory = memory[count:]
-                if rearranged is not None:
-                    rearranged.copy_(tensor)
-    except OSError as error:
-        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+def _fill(tensor: Tensor, source: BinaryIO, digest: Any) -> None:
+    memory = _memory(tensor) if tensor.numel() else memoryview(b"")
+    while memory:
+        count = source.readinto(memory[:_CHUNK])  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError("it ends within a tensor")
+        digest.update(memory[:count])
+        memory = memory[count:]
 
 
-def _restored(
-    path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]], *, copy: bool = True
-) -> dict[str, Tensor]:
-    """Return tensors with the dtypes and strides that the format has no words for; of the latter copies, or only room.
-
-    Raises:
-        CheckpointError: The settings do not fit the tensors.
-    """
+def _restored(path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
+    """Return tensors with the dtypes and strides that the format has no words for."""
     try:
         for name, (dtype, shape) in settings["dtypes"].items():
             tensors[name] = tensors[name].view(_OTHERS[dtype]).reshape(shape)
         for name, strides in settings["strides"].items():
-            room = _room(tensors[name], strides)
-            tensors[name] = room.copy_(tensors[name]) if copy else room
+            tensors[name] = _rearranged(tensors[name], strides)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(path, f"says something of a tensor that cannot be: {error}.") from None
     return tensors
@@ -426,7 +373,7 @@ def _is_shape(lengths: Any) -> bool:
     return isinstance(lengths, list) and all(type(length) is int and length >= 0 for length in lengths)
 
 
-def _room(tensor: Tensor, strides: list[int]) -> Tensor:
+def _rearranged(tensor: Tensor, strides: list[int]) -> Tensor:
     if not _is_dense(tensor.shape, strides):
         raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

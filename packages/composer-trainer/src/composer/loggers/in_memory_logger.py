@@ -142,9 +142,8 @@ class InMemoryLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
         state, names, values = self._state, tuple(metrics), list(metrics.values())
-        clock = Timestamp().held if state is None else state.timestamp.held
-        if step is not None and step != clock.batch:
-            clock = clock._replace(batch=step)
+        is_now = state is not None and (step is None or step == state.timestamp.held.batch)
+        clock = state.timestamp.held if state is not None and is_now else self._clock(step).held
         for place, value in enumerate(values):
             if type(value) not in _KEPT_AS_THEY_ARE:
                 values[place] = keep(value)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
+_SELDOM = ("time/iteration", "time/epoch", "trainer/device_train_microbatch_size")
+"""What is logged with the first batch, and when one of them changes."""
+
 _loss_name = cache("loss/train/{}".format)
 
 
@@ -71,12 +74,12 @@ class Run:
         self._weigh = self._count_tokens if weigh_by_tokens else self._count_samples
         self._evaluate = evaluate
         self._losses: dict[str, Tensor] = {}
-        self.total_loss: Tensor = torch.zeros(())
+        self.total_loss: Tensor
         """The batch's loss, without its graph."""
         self._logged: dict[str, Tensor] = {}
         self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
-        self._microbatch_size = self.state.device_train_microbatch_size
+        self._told: tuple[int, ...] = ()
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -237,12 +240,10 @@ class Run:
             metrics[_loss_name(name)] = loss
         if state.scaler is not None:
             metrics |= self.optimization.figures()
-        # What seldom changes is logged when it does.
-        if not now.batch_in_epoch:
-            metrics |= {"time/iteration": now.iteration, "time/epoch": now.epoch}
-        if not now.batch_in_epoch or state.device_train_microbatch_size != self._microbatch_size:
-            self._microbatch_size = state.device_train_microbatch_size
-            metrics["trainer/device_train_microbatch_size"] = self._microbatch_size or self._num_samples
+        seldom = (now.iteration, now.epoch, state.device_train_microbatch_size or self._num_samples)
+        if seldom != self._told:
+            metrics |= zip(_SELDOM, seldom, strict=True)
+            self._told = seldom
         self.engine.logger.log_metrics(metrics, now.batch)
 
     def count_batch(self) -> None:
