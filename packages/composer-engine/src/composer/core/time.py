@@ -314,13 +314,14 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
     return Time.from_input(maybe_time, int_unit)
 
 
-_ZERO = dt.timedelta()
+_MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
 
 
 class Held(NamedTuple):
     """What a :class:`Timestamp` holds, as plain numbers: for code that asks at every step.
 
-    A plain number takes a tenth of the time that a :class:`Time` takes, and all of them are one small object.
+    A plain number takes a tenth of the time that a :class:`Time` takes, and all of them are one small object. Times
+    spent (``…_wct``) are in microseconds.
 
     Example:
         >>> Timestamp(batch=3).held.batch
@@ -337,10 +338,10 @@ class Held(NamedTuple):
     batch_in_epoch: int
     sample_in_epoch: int
     token_in_epoch: int
-    total_wct: dt.timedelta
-    iteration_wct: dt.timedelta
-    epoch_wct: dt.timedelta
-    batch_wct: dt.timedelta
+    total_wct: int
+    iteration_wct: int
+    epoch_wct: int
+    batch_wct: int
 
 
 _COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Held], int | float]] = {
@@ -349,7 +350,7 @@ _COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Held], int | float]] = {
     TimeUnit.BATCH: operator.attrgetter("batch"),
     TimeUnit.SAMPLE: operator.attrgetter("sample"),
     TimeUnit.TOKEN: operator.attrgetter("token"),
-    TimeUnit.SECOND: lambda held: held.total_wct.total_seconds(),
+    TimeUnit.SECOND: lambda held: held.total_wct / _SECOND,
 }
 _COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Held], int | float]] = {
     TimeUnit.BATCH: operator.attrgetter("batch_in_epoch"),
@@ -363,6 +364,10 @@ def _to_count(value: Time | int, unit: TimeUnit) -> int:
     if time.unit is not unit or time.value < 0:
         raise ValueError(f"This field of a Timestamp counts {unit.plural} from 0 up, got {value!r}.")
     return int(time.value)
+
+
+def _to_microseconds(value: dt.timedelta | int | None) -> int:
+    return value // _MICROSECOND if isinstance(value, dt.timedelta) else value or 0
 
 
 class _Count:
@@ -390,14 +395,14 @@ class _WallClock:
         self.__doc__ = text
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.get: Callable[[Timestamp], dt.timedelta] = operator.attrgetter(f"held.{name}")
+        self.get: Callable[[Timestamp], int] = operator.attrgetter(f"held.{name}")
 
     @overload
     def __get__(self, timestamp: None, owner: type) -> _WallClock: ...
     @overload
     def __get__(self, timestamp: Timestamp, owner: type) -> dt.timedelta: ...
     def __get__(self, timestamp: Timestamp | None, owner: type) -> dt.timedelta | _WallClock:
-        return self if timestamp is None else self.get(timestamp)
+        return self if timestamp is None else dt.timedelta(microseconds=self.get(timestamp))
 
 
 @attrs.frozen(order=False, init=False, repr=False)
@@ -411,7 +416,7 @@ class Timestamp:
         epoch_in_iteration, token_in_iteration: Finished since the iteration began.
         batch_in_epoch, sample_in_epoch, token_in_epoch: Finished since the epoch began.
         total_wct, iteration_wct, epoch_wct, batch_wct: Time spent by the wall clock, altogether, in the iteration, in
-            the epoch and in the last batch.
+            the epoch and in the last batch; a ``timedelta``, or microseconds.
 
     Raises:
         ValueError: A count is negative, or a time in another unit than its field's.
@@ -437,10 +442,10 @@ class Timestamp:
         batch_in_epoch: Time | int = 0,
         sample_in_epoch: Time | int = 0,
         token_in_epoch: Time | int = 0,
-        total_wct: dt.timedelta | None = None,
-        iteration_wct: dt.timedelta | None = None,
-        epoch_wct: dt.timedelta | None = None,
-        batch_wct: dt.timedelta | None = None,
+        total_wct: dt.timedelta | int | None = None,
+        iteration_wct: dt.timedelta | int | None = None,
+        epoch_wct: dt.timedelta | int | None = None,
+        batch_wct: dt.timedelta | int | None = None,
     ) -> None:
         held = Held(
             iteration=_to_count(iteration, TimeUnit.ITERATION),
@@ -453,10 +458,10 @@ class Timestamp:
             batch_in_epoch=_to_count(batch_in_epoch, TimeUnit.BATCH),
             sample_in_epoch=_to_count(sample_in_epoch, TimeUnit.SAMPLE),
             token_in_epoch=_to_count(token_in_epoch, TimeUnit.TOKEN),
-            total_wct=total_wct or _ZERO,
-            iteration_wct=iteration_wct or _ZERO,
-            epoch_wct=epoch_wct or _ZERO,
-            batch_wct=batch_wct or _ZERO,
+            total_wct=_to_microseconds(total_wct),
+            iteration_wct=_to_microseconds(iteration_wct),
+            epoch_wct=_to_microseconds(epoch_wct),
+            batch_wct=_to_microseconds(batch_wct),
         )
         object.__setattr__(self, "held", held)
 
@@ -476,7 +481,7 @@ class Timestamp:
     batch_wct = _WallClock("Time that the last batch took.")
 
     def __repr__(self) -> str:
-        return f"Timestamp({', '.join(f'{name}={value!r}' for name, value in self.held._asdict().items())})"
+        return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.held._asdict().items())})"
 
     def get(self, unit: TimeUnit | str) -> Time:
         """Return what has been finished, in ``unit``.
@@ -506,10 +511,11 @@ class Timestamp:
         return counter(self.held)
 
     def to_next_batch(
-        self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | None = None
+        self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | int | None = None
     ) -> Timestamp:
         """Return the timestamp after one more batch of ``samples`` and ``tokens``, which took ``duration``."""
-        samples, tokens, duration = int(samples), int(tokens), duration or _ZERO
+        samples, tokens = int(samples), int(tokens)
+        duration = duration if type(duration) is int else _to_microseconds(duration)
         # Once a training step: written out, it takes a third of the time of copying all and changing some.
         iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, wct_i, wct_e, _ = (
             self.held
@@ -534,9 +540,9 @@ class Timestamp:
         object.__setattr__(clock, "held", tuple.__new__(Held, later))
         return clock
 
-    def to_next_epoch(self, duration: dt.timedelta | None = None) -> Timestamp:
+    def to_next_epoch(self, duration: dt.timedelta | int | None = None) -> Timestamp:
         """Return the timestamp after the epoch's end, which took ``duration`` beyond its batches."""
-        duration, now = duration or _ZERO, self.held
+        duration, now = _to_microseconds(duration), self.held
         later = now._replace(
             epoch=now.epoch + 1,
             epoch_in_iteration=now.epoch_in_iteration + 1,
@@ -545,12 +551,12 @@ class Timestamp:
             token_in_epoch=0,
             total_wct=now.total_wct + duration,
             iteration_wct=now.iteration_wct + duration,
-            epoch_wct=_ZERO,
-            batch_wct=_ZERO,
+            epoch_wct=0,
+            batch_wct=0,
         )
         return Timestamp.of(later)
 
-    def to_next_iteration(self, duration: dt.timedelta | None = None) -> Timestamp:
+    def to_next_iteration(self, duration: dt.timedelta | int | None = None) -> Timestamp:
         """Return the timestamp after the iteration's end, which took ``duration`` beyond its epochs."""
         later = self.held._replace(
             iteration=self.held.iteration + 1,
@@ -559,10 +565,10 @@ class Timestamp:
             batch_in_epoch=0,
             sample_in_epoch=0,
             token_in_epoch=0,
-            total_wct=self.held.total_wct + (duration or _ZERO),
-            iteration_wct=_ZERO,
-            epoch_wct=_ZERO,
-            batch_wct=_ZERO,
+            total_wct=self.held.total_wct + _to_microseconds(duration),
+            iteration_wct=0,
+            epoch_wct=0,
+            batch_wct=0,
         )
         return Timestamp.of(later)
 
@@ -603,8 +609,7 @@ class Timestamp:
     def state_dict(self) -> dict[str, int | float]:
         """Return the counts and the seconds as plain numbers, named as the constructor's arguments."""
         return {
-            name: value.total_seconds() if isinstance(value, dt.timedelta) else value
-            for name, value in self.held._asdict().items()
+            name: value / _SECOND if name.endswith("_wct") else value for name, value in self.held._asdict().items()
         }
 
     @classmethod

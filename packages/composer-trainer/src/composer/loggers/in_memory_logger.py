@@ -145,7 +145,10 @@ class InMemoryLogger(LoggerDestination):
         is_now = state is not None and (step is None or step == state.timestamp.held.batch)
         clock = state.timestamp.held if state is not None and is_now else self._clock(step).held
         for place, value in enumerate(values):
-            if type(value) not in _KEPT_AS_THEY_ARE:
+            kind = type(value)
+            if kind is Tensor and value.is_cpu and not value.ndim:
+                values[place] = value.item()
+            elif kind not in _KEPT_AS_THEY_ARE:
                 values[place] = keep(value)
         rows = self._rows
         rows.append((self._names.setdefault(names, names), *clock, *values))

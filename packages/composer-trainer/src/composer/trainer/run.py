@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -155,7 +154,7 @@ class Run:
         self.state.batch = batch
         self._times_computed = 0
         if not self._runs_alone:
-            self._seconds = self._elapsed().total_seconds()
+            self._seconds = self._elapsed() / 1e6
         return True
 
     def begin_gradients(self) -> None:
@@ -199,7 +198,9 @@ class Run:
 
     def add_up(self, loss: Any, share: float, batch: Batch | None) -> None:
         """Add a microbatch's loss to the batch's, and its outputs to the training metrics."""
-        state, parts = self.state, weighed_parts(loss, share)
+        state = self.state
+        is_whole = share == 1 and isinstance(loss, Tensor)  # nearly always
+        parts = {"total": loss.detach()} if is_whole else weighed_parts(loss, share)
         if state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
@@ -253,7 +254,7 @@ class Run:
             elapsed = self._elapsed()
         else:
             totals = self.parallel.totals()
-            samples, tokens, elapsed = totals.samples, totals.tokens, datetime.timedelta(seconds=totals.seconds)
+            samples, tokens, elapsed = totals.samples, totals.tokens, round(totals.seconds * 1e6)
             self._is_stopped_by_agreement = totals.stop
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
@@ -312,13 +313,14 @@ class Run:
         for metric in metrics.values():
             metric.reset()
 
-    def _since_batch(self) -> datetime.timedelta:
+    def _since_batch(self) -> int:
         # Of several processes the clocks agree: this time is counted with the next batch.
-        return self._elapsed() if self._runs_alone else datetime.timedelta()
+        return self._elapsed() if self._runs_alone else 0
 
-    def _elapsed(self) -> datetime.timedelta:
+    def _elapsed(self) -> int:
+        """Return the microseconds since it was last asked."""
         before, self._since = self._since, time.perf_counter()
-        return datetime.timedelta(seconds=self._since - before)
+        return int((self._since - before) * 1e6 + 0.5)
 
 
 def _announced(parts: Sequence[tuple[Batch, float]], announce: Callable[[bool], None]) -> Iterator[tuple[Batch, float]]:
