@@ -74,7 +74,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="how often each variant runs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each variant runs (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=4, help="how often a process does its work (default: 4)")
     parser.add_argument("--sync", action="store_true", help="wait for the disk in every way of saving")
     parser.add_argument("--folder", type=Path, help="where the files are written (default: the system's)")
