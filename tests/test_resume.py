@@ -181,13 +181,16 @@ def compared(trainer, log, of):
     state = trainer.state
     # An evaluation comes after the batch is counted, and before the checkpoint.
     logged = {
-        name: [
-            bits(value)
-            for moment, value in entries
-            if int(moment.batch) >= STEPS - of + name.startswith("metrics/eval")
-        ]
+        name: values
         for name, entries in log.data.items()
-        if name.startswith(("loss/", "metrics/", "lr", "trainer/"))
+        if name.startswith(("loss/", "metrics/", "lr", "trainer/", "time/"))
+        and (
+            values := [
+                (int(moment.batch), bits(value))
+                for moment, value in entries
+                if int(moment.batch) >= STEPS - of + name.startswith("metrics/eval")
+            ]
+        )
     }
     saved = state.state_dict()
     saved.pop("callbacks")

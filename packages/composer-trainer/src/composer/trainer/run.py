@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
-_SELDOM = ("time/iteration", "time/epoch", "trainer/device_train_microbatch_size")
-"""What is logged with the first batch, and when one of them changes."""
-
 _loss_name = cache("loss/train/{}".format)
 
 
@@ -78,7 +75,6 @@ class Run:
         self._logged: dict[str, Tensor] = {}
         self._drawn_from: list[tuple[Callable[[Any], object], Any]] = []
         self._num_samples = self._num_tokens = self._times_computed = 0
-        self._told: tuple[int, ...] = ()
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -241,10 +237,11 @@ class Run:
             metrics[_loss_name(name)] = loss
         if state.scaler is not None:
             metrics |= self.optimization.figures()
-        seldom = (now.iteration, now.epoch, state.device_train_microbatch_size or self._num_samples)
-        if seldom != self._told:
-            metrics |= zip(_SELDOM, seldom, strict=True)
-            self._told = seldom
+        # Where in the epoch a batch is says what is logged, and not what was: a resumed run has to log the same.
+        if not now.batch_in_epoch:
+            metrics |= {"time/iteration": now.iteration, "time/epoch": now.epoch}
+        if not now.batch_in_epoch or state.auto_microbatching:
+            metrics["trainer/device_train_microbatch_size"] = state.device_train_microbatch_size or self._num_samples
         self.engine.logger.log_metrics(metrics, now.batch)
 
     def count_batch(self) -> None:
