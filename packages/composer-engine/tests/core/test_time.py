@@ -356,6 +356,30 @@ class TestTimestamp:
             total_wct=clock.total_wct + duration,
         )
 
+    @given(timestamps, st.integers(0, 10**12))
+    def test_microseconds(self, clock, spent):
+        """Time spent can be said in microseconds, in which it is held, to the same effect."""
+        duration = dt.timedelta(microseconds=spent)
+
+        assert clock.to_next_batch(1, 1, spent) == clock.to_next_batch(1, 1, duration)
+        assert clock.to_next_epoch(spent) == clock.to_next_epoch(duration)
+        assert clock.to_next_iteration(spent) == clock.to_next_iteration(duration)
+        assert Timestamp(total_wct=spent).total_wct == duration == Timestamp(total_wct=duration).total_wct
+        assert Timestamp(total_wct=spent).get("sec") == duration.total_seconds()
+
+    @given(timestamps)
+    def test_shown_as_it_is_made(self, clock):
+        """What a timestamp prints makes the same one."""
+        assert eval(repr(clock)) == clock
+
+    def test_a_copy_is_of_the_same_class(self):
+        """A class derived from it stays what it is."""
+
+        class Own(Timestamp):
+            pass
+
+        assert type(Own(batch=1).copy(epoch=2)) is Own
+
     @given(timestamps)
     def test_made_of_what_it_holds(self, clock):
         """However a timestamp came to be, its values alone make the same one."""
