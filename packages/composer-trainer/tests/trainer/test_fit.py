@@ -79,6 +79,23 @@ class TestDuration:
 
         assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
 
+    def test_clock_counts_the_time_of_batches(self, make_trainer):
+        """The time of a batch is what it takes by another clock, callbacks included."""
+
+        class Slow(Callback):
+            def batch_start(self, state, logger):
+                time.sleep(0.05)
+
+        trainer = make_trainer(callbacks=Slow(), max_duration="3ba")
+
+        began = time.monotonic()
+        trainer.fit()
+        clock, passed = trainer.state.timestamp, time.monotonic() - began
+
+        assert 0.15 <= clock.total_wct.total_seconds() <= passed
+        assert 0.05 <= clock.batch_wct.total_seconds() <= passed - 0.1
+        assert clock.total_wct == clock.iteration_wct == clock.epoch_wct
+
     def test_nothing_left_returns_at_once(self, make_trainer):
         """A finished training is not trained on."""
         trainer = make_trainer(max_duration="1ep")
