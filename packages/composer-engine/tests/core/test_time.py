@@ -367,6 +367,14 @@ class TestTimestamp:
         assert Timestamp(total_wct=spent).total_wct == duration == Timestamp(total_wct=duration).total_wct
         assert Timestamp(total_wct=spent).get("sec") == duration.total_seconds()
 
+    @pytest.mark.parametrize("spent", [1.5, "1s", True])
+    def test_neither_a_length_of_time_nor_microseconds(self, spent):
+        """Seconds as a fraction are not taken for microseconds."""
+        with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
+            Timestamp(total_wct=spent)
+        with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
+            Timestamp().to_next_batch(1, 0, spent)
+
     @given(timestamps)
     def test_shown_as_it_is_made(self, clock):
         """What a timestamp prints makes the same one."""

@@ -367,7 +367,11 @@ def _to_count(value: Time | int, unit: TimeUnit) -> int:
 
 
 def _to_microseconds(value: dt.timedelta | int | None) -> int:
-    return value // _MICROSECOND if isinstance(value, dt.timedelta) else value or 0
+    if isinstance(value, dt.timedelta):
+        return value // _MICROSECOND
+    if value is None or type(value) is int:
+        return value or 0
+    raise TypeError(f"A time spent must be a datetime.timedelta or a whole number of microseconds, got {value!r}.")
 
 
 class _Count:
@@ -420,6 +424,7 @@ class Timestamp:
 
     Raises:
         ValueError: A count is negative, or a time in another unit than its field's.
+        TypeError: A time spent is neither a ``timedelta`` nor a whole number.
 
     Example:
         >>> clock = Timestamp().to_next_batch(samples=32)
