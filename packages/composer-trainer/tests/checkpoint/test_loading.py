@@ -177,13 +177,55 @@ class TestMemory:
         assert model[0].weight.dtype is torch.float64
 
     def test_function_sees_the_values(self, runs, saved, later):
-        """A function that takes out what it does not like finds the saved values."""
-        seen = []
+        """A function that takes out what it does not like finds the saved values, and may keep them."""
+        seen, first = [], runs.make()
 
-        load_checkpoint(saved, later, ignore_keys=lambda held: seen.append(held["model"]["0.weight"].clone()))
+        load_checkpoint(saved, later, ignore_keys=lambda held: seen.append({**held}))
+        os.truncate(saved / "model.safetensors", 0)
 
-        assert torch.equal(seen[0], runs.make().model[0].weight)
-        assert runs.same(runs.make(), later)
+        assert torch.equal(seen[0]["model"]["0.weight"], first.model[0].weight)
+        average = seen[0]["optimizers"]["Adam"]["state"]["0.weight"]["exp_avg"]
+        assert torch.equal(average, first.optimizers[0].state[first.model[0].weight]["exp_avg"])
+        assert runs.same(first, later)
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_modules_that_keep_what_they_are_given(self, runs, tmp_path, weights_only):
+        """What a module keeps lies in memory of its own, so that the file may go."""
+        path = Path(save_checkpoint(runs.make(model=Keeping()), tmp_path / "one"))
+        later = runs.make(model=Keeping(), seed=1)
+
+        load_checkpoint(path, later, weights_only=weights_only)
+        os.truncate(path / "model.safetensors", 0)
+
+        assert torch.equal(later.model.kept, later.model.linear.weight)
+
+    def test_modules_that_copy_are_given_it_once(self, runs, tmp_path):
+        """Where nothing is kept, the weights are loaded once, and nothing of the file is in the process any more."""
+        calls, later = [], runs.make(seed=1)
+        path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
+        later.model.register_load_state_dict_post_hook(lambda *_: calls.append(1))
+
+        load_checkpoint(path, later)
+
+        assert calls == [1]
+        maps = Path("/proc/self/maps")
+        assert not maps.exists() or str(path) not in maps.read_text()
+
+
+class Keeping(nn.Module):
+    """A module that keeps the tensor that it is given, as some libraries' do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.kept = None
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def _load_from_state_dict(self, state_dict, prefix, *others):
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self.kept = state_dict[f"{prefix}linear.weight"].detach()
 
 
 class TestMisfits:

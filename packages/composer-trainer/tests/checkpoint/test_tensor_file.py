@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import mmap
+import sys
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from composer.checkpoint import CheckpointError, tensor_file
-from composer.checkpoint.tensor_file import make_room, pack_tensors, read_shapes, read_tensors
+from composer.checkpoint.packing import pack_tensors
+from composer.checkpoint.tensor_file import make_room, map_tensors, read_shapes, read_tensors
 from composer.core import NotSerializableError
 
 NAMES = [
@@ -197,7 +201,9 @@ def header(path, content, rest=b""):
 
 
 def read(path):
-    return make_room(path).read(hashlib.sha256())
+    room = make_room(path)
+    room.read(hashlib.sha256())
+    return room.tensors
 
 
 class TestMakeRoom:
@@ -212,7 +218,9 @@ class TestMakeRoom:
         path = write(tmp_path / "file", tensors | {"c": torch.ones(2, dtype=torch.complex128)})
 
         digest = hashlib.sha256()
-        found = make_room(path).read(digest)
+        room = make_room(path)
+        room.read(digest)
+        found = room.tensors
 
         assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
         assert all(as_bytes(found[name]) == as_bytes(tensor) for name, tensor in load_file(path).items())
@@ -262,15 +270,29 @@ class TestMakeRoom:
         with pytest.raises(CheckpointError, match="has been changed while it was read"):
             room.read(hashlib.sha256())
 
+    def test_shapes_before_values(self, tmp_path):
+        """What the tensors look like is there at once, also of those whose items lie in another order or are bytes."""
+        image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+        number = torch.ones(2, dtype=torch.complex128)
+        room = make_room(write(tmp_path / "file", {"image": image, "number": number}))
+        before = {name: (one.shape, one.dtype, one.stride()) for name, one in room.tensors.items()}
+
+        room.read(hashlib.sha256())
+
+        assert {name: (one.shape, one.dtype, one.stride()) for name, one in room.tensors.items()} == before
+        assert room.tensors["image"].stride() == image.stride()
+        assert torch.equal(room.tensors["image"], image)
+        assert torch.equal(room.tensors["number"], number)
+
     def test_read_again(self, tmp_path):
         """Reading twice gives the same, also of tensors whose items lie in another order."""
         image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
         room = make_room(write(tmp_path / "file", {"image": image}))
 
-        first, second = room.read(hashlib.sha256()), room.read(hashlib.sha256())
+        for _ in range(2):
+            room.read(hashlib.sha256())
 
-        assert torch.equal(first["image"], image)
-        assert torch.equal(second["image"], image)
+            assert torch.equal(room.tensors["image"], image)
 
     @pytest.mark.parametrize("dtype", ["C64", "F8_E5M2FNUZ"])
     def test_names_that_we_do_not_write(self, dtype, tmp_path):
@@ -283,6 +305,133 @@ class TestMakeRoom:
 
         with pytest.raises(CheckpointError, match="is no whole safetensors file of ours"):
             read(tmp_path / "file")
+
+
+class TestFindMemory:
+    @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for memory, and how much there is")
+    def test_finds_what_is_not_read_yet(self, tmp_path):
+        """Memory is there for all of the tensors, and what was in it stays."""
+        room = make_room(write(tmp_path / "file", {"a": torch.zeros(9 << 20), "b": torch.zeros(7)}))
+        for tensor in room.tensors.values():
+            tensor[-1] = 17.0
+        before = resident()
+
+        room.find_memory()
+
+        assert resident() - before > 35 << 20
+        assert all(tensor[-1] == 17.0 for tensor in room.tensors.values())
+
+    @pytest.mark.parametrize("read_by_now", [0, 1, 2])
+    def test_until_it_meets_the_reader(self, tmp_path, monkeypatch, read_by_now):
+        """It begins with the last tensor, and ends at the one that is being read."""
+        found = []
+        monkeypatch.setattr(tensor_file, "_find_memory", lambda tensor: found.append(len(tensor)) or True)
+        room = make_room(write(tmp_path / "file", {"a": torch.rand(1), "b": torch.rand(2), "c": torch.rand(3)}))
+        digest = Counting(read_by_now, room.find_memory)
+
+        room.read(digest)
+
+        assert found == [3, 2, 1][: 3 - read_by_now]
+
+    def test_a_system_that_cannot(self, tmp_path, monkeypatch):
+        """A kernel that does not know the advice is asked once, and the tensors are read all the same."""
+        asked = []
+        monkeypatch.setattr(tensor_file, "_madvise", lambda: lambda *advice: asked.append(advice) or -1)
+        room = make_room(write(tmp_path / "file", {"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}))
+
+        room.find_memory()
+        room.read(hashlib.sha256())
+
+        assert len(asked) == 1
+        assert room.tensors["a"].sum() == 1 << 20
+
+    def test_another_system(self, tmp_path, monkeypatch):
+        """Where the advice means something else, none is given."""
+        monkeypatch.setattr(sys, "platform", "darwin")
+        monkeypatch.setattr(tensor_file, "_madvise", None)
+
+        make_room(write(tmp_path / "file", {"a": torch.ones(1 << 20)})).find_memory()
+
+        assert tensor_file._madvise is None
+
+
+def resident():
+    """Return how much memory of this process is there, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+class Counting:
+    """A digest that calls something when so many tensors have been read, and the next one is."""
+
+    def __init__(self, tensors, call):
+        self._left, self._call = tensors + 1, call  # the header comes first
+
+    def update(self, _):
+        if self._left == 0:
+            self._call()
+        self._left -= 1
+
+
+class TestMapTensors:
+    def test_same_as_the_package(self, tmp_path):
+        """Tensors and hash are those that the package and the system find."""
+        image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+        tensors = {"a": torch.rand(700, 500), "b": torch.rand(3).bfloat16(), "none": torch.empty(0, 2), "image": image}
+        path = write(tmp_path / "file", tensors | {"c": torch.ones(2, dtype=torch.complex128), "n": torch.ones(())})
+        digest = hashlib.sha256()
+
+        mapped = map_tensors(path, digest)
+        found = mapped.tensors()
+
+        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert all(as_bytes(found[name]) == as_bytes(tensor) for name, tensor in load_file(path).items())
+        assert found["c"].dtype is torch.complex128
+        assert found["image"].stride() == image.stride()
+
+    def test_file_stays_as_it_is(self, tmp_path):
+        """What is written into the tensors does not reach the file."""
+        path = write(tmp_path / "file", {"a": torch.ones(100)})
+
+        map_tensors(path, hashlib.sha256()).tensors()["a"].zero_()
+
+        assert load_file(path)["a"].sum() == 100
+
+    def test_let_go(self, tmp_path):
+        """The file is let go of as soon as nobody holds a tensor, nor a part of one."""
+        mapped = map_tensors(write(tmp_path / "file", {"a": torch.ones(100), "b": torch.ones(2)}), hashlib.sha256())
+        part = mapped.tensors()["a"][3:].view(-1, 1)
+
+        assert not mapped.close()
+        assert part.sum() == 97
+        del part
+        assert mapped.close()
+
+    def test_cut_off_before_it_is_mapped(self, tmp_path, monkeypatch):
+        """A file that becomes shorter after its header was read is refused, and so is one with another header."""
+        path = write(tmp_path / "file", {"a": torch.rand(100)})
+        read_header = tensor_file._read_header
+
+        def replaced(content):
+            def read(path):
+                header = read_header(path)
+                path.write_bytes(content(path.read_bytes()))
+                return header
+
+            return read
+
+        monkeypatch.setattr(tensor_file, "_read_header", replaced(lambda content: content[:-40]))
+        with pytest.raises(CheckpointError, match="is no whole safetensors file of ours"):
+            map_tensors(path, hashlib.sha256()).tensors()
+
+        write(path, {"a": torch.rand(100)})
+        monkeypatch.setattr(tensor_file, "_read_header", replaced(lambda content: content.replace(b'"a"', b'"b"')))
+        with pytest.raises(CheckpointError, match="has been changed while it was read"):
+            map_tensors(path, hashlib.sha256())
+
+    def test_no_file(self, tmp_path):
+        """A file that is not there is refused with its name."""
+        with pytest.raises(CheckpointError, match="nothing is no whole safetensors file"):
+            map_tensors(tmp_path / "nothing", hashlib.sha256())
 
 
 class TestReadTensors:
@@ -311,7 +460,7 @@ class TestReadTensors:
         path = tmp_path / "model.safetensors"
         path.write_bytes(content)
 
-        for opened in (read_tensors, make_room, read_shapes):
+        for opened in (read_tensors, make_room, read_shapes, lambda path: map_tensors(path, hashlib.sha256())):
             with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
                 opened(path)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["Passes", "load_model", "load_optimizers", "load_state", "missing_algorithms", "trial_state"]
+__all__ = ["CheckedState", "Passes", "check", "load_model", "load_optimizers", "load_state"]
 
 Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None
 
@@ -42,15 +42,41 @@ def load_state(
     passes: Passes,
 ) -> LoadReport:
     """Check all of a saved state, then load it; see :meth:`State.load_state_dict`."""
-    if not isinstance(saved, Mapping) or "model" not in saved:
-        report = check_state(state, saved, strict=strict)
-    else:
-        made = missing_algorithms(state, saved, excluded)
-        report = check_state(trial_state(state, made, passes), saved, strict=strict)
-        _add(state, made, logger, passes)
-    _load_state(state, saved)
-    _warn(report)
-    return report
+    checked = check(state, saved, strict=strict, excluded=excluded, passes=passes)
+    checked.load(logger)
+    return checked.report
+
+
+@attrs.frozen(eq=False)
+class CheckedState:
+    """A saved state that fits a run, and what of the run has to be made anew for it.
+
+    Args:
+        state: The run.
+        saved: What was saved.
+        report: What loading it does.
+        made: Algorithms that the saved weights need and the run lacks, by their place in the list.
+        passes: Passes that order them.
+    """
+
+    state: State
+    saved: Mapping[str, Any]
+    report: LoadReport
+    made: dict[int, Algorithm]
+    passes: Passes
+
+    def load(self, logger: Logger | None) -> None:
+        """Load it, and warn of what differs; the run must be as it was when it was checked."""
+        _add(self.state, self.made, logger, self.passes)
+        _load_state(self.state, self.saved)
+        _warn(self.report, stacklevel=5)
+
+
+def check(state: State, saved: Any, *, strict: bool, excluded: Collection[str], passes: Passes) -> CheckedState:
+    """Check all of a saved state, and change nothing; see :meth:`State.load_state_dict`."""
+    made = _missing_algorithms(state, saved, excluded) if isinstance(saved, Mapping) and "model" in saved else {}
+    report = check_state(_trial_state(state, made, passes), saved, strict=strict)
+    return CheckedState(state, saved, report, made, passes)
 
 
 def load_model(
@@ -64,8 +90,8 @@ def load_model(
 ) -> LoadReport:
     """Check a model's weights, then load them; see :meth:`State.load_model_state`."""
     findings = Findings()
-    made = missing_algorithms(state, saved, excluded)
-    check_part(trial_state(state, made, passes), "model", saved.get("model"), findings)
+    made = _missing_algorithms(state, saved, excluded)
+    check_part(_trial_state(state, made, passes), "model", saved.get("model"), findings)
     report = findings.report(strict=strict)
     _add(state, made, logger, passes)
     model_state.load_weights(state.model, saved["model"])
@@ -83,19 +109,14 @@ def load_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> 
     return report
 
 
-def _warn(report: LoadReport) -> None:
+def _warn(report: LoadReport, stacklevel: int = 4) -> None:
     if report.differences:
         lines = "\n- ".join(["The saved state was loaded, and this run differs from it:", *report.differences])
-        warnings.warn(lines, UserWarning, stacklevel=4)
+        warnings.warn(lines, UserWarning, stacklevel=stacklevel)
 
 
-def missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collection[str]) -> dict[int, Algorithm]:
+def _missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collection[str]) -> dict[int, Algorithm]:
     """Return new algorithms for those that the saved weights need and the run lacks, by their place in the list.
-
-    Args:
-        state: The run; it is left as it is.
-        saved: What was saved, as :meth:`State.state_dict` returned it.
-        excluded: Names or keys of algorithms that are not to be made again.
 
     Raises:
         StateMismatchError: The saved list of algorithms is malformed, or one cannot be made again from its name and
@@ -116,14 +137,8 @@ def missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collect
     return made
 
 
-def trial_state(state: State, made: dict[int, Algorithm], passes: Passes) -> State:
-    """Return a state as it would be with the new algorithms, of copies of what they change.
-
-    Args:
-        state: The run; it is left as it is, and returned itself if there are no new algorithms.
-        made: The new algorithms by their place in the list; see :func:`missing_algorithms`.
-        passes: Passes that order them.
-    """
+def _trial_state(state: State, made: dict[int, Algorithm], passes: Passes) -> State:
+    """Return a state as it would be with the new algorithms, of copies of what they change; itself without such."""
     if not made:
         return state
     model, optimizers, copies = copy.deepcopy((state.model, state.optimizers, made))

@@ -12,10 +12,10 @@ from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.folder import Folder, open_folder
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.lock import FolderLock
+from composer.checkpoint.packing import CopyMemory
 from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
-from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 
 if TYPE_CHECKING:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.local import check_digest, check_files
-from composer.checkpoint.manifest import new_hash
 from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
-from composer.checkpoint.plain_json import read_json
+from composer.checkpoint.reading import SavedState, read_state
 from composer.checkpoint.remote import is_remote
 from composer.checkpoint.snapshot import (
     EXTRA,
     MODEL,
-    OPTIMIZERS,
     STATE,
     IgnoreKeys,
     environment,
     ignored_keys,
-    join,
     module_classes,
 )
-from composer.checkpoint.tensor_file import UnreadTensors, make_room, read_tensors
+from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
-from composer.core import LoadReport, State, StateMismatchError, loading, saved_state
+from composer.core import LoadReport, State, StateMismatchError, loading, model_state
 
 if TYPE_CHECKING:
     import os
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -42,9 +37,8 @@ if TYPE_CHECKING:
     from composer.core import Logger
     from composer.core.loading import Passes
 
-__all__ = ["LoadedCheckpoint", "load_checkpoint", "read_state"]
+__all__ = ["LoadedCheckpoint", "load_checkpoint"]
 
-T = TypeVar("T")
 CheckExtra = Callable[[dict[str, Any]], Iterable[str]]
 
 
@@ -154,24 +148,37 @@ class _Load:
             raise CheckpointError(
                 opened.path, "holds only weights, nothing to go on training with; say weights_only (load_weights_only)."
             )
-        saved = read_state(opened)
-        ignored = self._ignore(opened.path, saved)
-        extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
-        saved.pop("integrations", None)
-        elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
-        _match_neutral(self.state, saved)
-        self._check(opened.path, saved, extra, modules)
+        with self._read(opened) as read:
+            saved = read.data
+            ignored = self._ignore(opened.path, saved)
+            extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
+            saved.pop("integrations", None)
+            elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
+            _match_neutral(self.state, saved)
+            checked = self._check(opened.path, saved, extra, modules)
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
-        report = self.state.load_state_dict(
-            saved, self.logger, exclude_algorithms=self.excluded, algorithm_passes=self.passes
-        )
-        return LoadedCheckpoint(opened.path, report, ignored, extra, opened.manifest)
+        checked.load(self.logger)
+        self._let_go(read)
+        return LoadedCheckpoint(opened.path, checked.report, ignored, extra, opened.manifest)
 
     def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
-        saved = read_state(opened, weights_only=True)
-        modules = _dictionary(saved.pop("modules", {}))
-        return self._load_weights(opened.path, saved, modules, opened.manifest)
+        with self._read(opened, weights_only=True) as read:
+            modules = _dictionary(read.data.pop("modules", {}))
+        loaded = self._load_weights(opened.path, read.data, modules, opened.manifest)
+        self._let_go(read)
+        return loaded
+
+    def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[SavedState]:
+        # A function wants values, and may keep what it is given.
+        return read_state(opened, weights_only=weights_only, at_once=callable(self.ignore_keys))
+
+    def _let_go(self, read: SavedState) -> None:
+        """Let nothing of the run lie in a file: modules that keep what they are given are given copies."""
+        read.data.clear()
+        if read.weights is not None and not read.weights.close():
+            copies = {name: tensor.clone() for name, tensor in read.weights.tensors().items()}
+            model_state.load_weights(self.state.model, copies)
 
     def weights_file(self, path: str) -> LoadedCheckpoint:
         with tempfile.TemporaryDirectory(prefix="composer-") as here:
@@ -209,10 +216,14 @@ class _Load:
             _fill_in(self.state, saved, ignored)
         return ignored
 
-    def _check(self, path: str, saved: dict[str, Any], extra: dict[str, Any], modules: dict[str, Any]) -> None:
+    def _check(
+        self, path: str, saved: dict[str, Any], extra: dict[str, Any], modules: dict[str, Any]
+    ) -> loading.CheckedState:
         problems: list[str] = []
+        checked: loading.CheckedState | None = None
         try:
-            problems += self._misfits(saved)
+            checked = loading.check(self.state, saved, strict=False, excluded=self.excluded, passes=self.passes)
+            problems += self._one_sided(checked.report)
         except StateMismatchError as error:
             problems += error.problems
         except Exception as error:
@@ -222,68 +233,14 @@ class _Load:
             problems += self.check_extra(extra)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
-        if problems:
+        if problems or checked is None:
             raise CheckpointMismatchError(path, problems)
+        return checked
 
-    def _misfits(self, saved: dict[str, Any]) -> list[str]:
-        """Return which weights only one side has, if that matters; raise what cannot be loaded at all."""
-        made = loading.missing_algorithms(self.state, saved, self.excluded) if "model" in saved else {}
-        trial = loading.trial_state(self.state, made, self.passes)
-        report = saved_state.check_state(trial, saved)
+    def _one_sided(self, report: LoadReport) -> list[str]:
+        """Return which weights only one side has, if that matters."""
         one_sided = (*report.missing, *report.unexpected)
         return [line for line in one_sided if line.startswith("model.")] if self.strict else []
-
-
-def read_state(opened: OpenCheckpoint, *, weights_only: bool = False) -> dict[str, Any]:
-    """Return the saved state that a checkpoint holds, the model's weights included.
-
-    Files of tensors are compared with their checksums as they are read.
-
-    Raises:
-        CheckpointError: It is not as it was written.
-    """
-    shown = f"{opened.path}/{STATE}"
-    if STATE not in opened.manifest.files:
-        raise CheckpointError(shown, "is missing.")
-    data = read_json((opened.files / STATE).read_bytes(), shown)
-    wanted = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
-    tensors = _read_all(opened, [name for name in wanted if name in opened.manifest.files])
-    weights = tensors.pop(MODEL, None)
-    try:
-        saved = join(data, {**tensors.get(OPTIMIZERS, {}), **tensors.get(EXTRA, {})}, weights_only=weights_only)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(shown, f"is not what a checkpoint holds: {error}") from None
-    if not isinstance(saved.get("model", {}), dict):
-        raise CheckpointError(shown, "must hold a dictionary 'model'.")
-    if weights is None:
-        saved.pop("model", None)
-    else:
-        saved["model"] = weights | saved.get("model", {})
-    return saved
-
-
-def _read_all(opened: OpenCheckpoint, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of some files, which are read at the same time."""
-
-    def read(unread: UnreadTensors) -> dict[str, Tensor]:
-        name = unread.path.name
-        [(kind, expected)] = opened.manifest.files[name].checksums().items()
-        digest = new_hash(kind)
-        tensors = sound(name, lambda: unread.read(digest))
-        check_digest(unread.path, kind, digest.hexdigest(), expected)
-        return tensors
-
-    def sound(name: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except CheckpointError:
-            # Whatever is wrong with it, it is first of all not what was written.
-            check_files(opened.files, opened.manifest, [name])
-            raise
-
-    rooms = [sound(name, partial(make_room, opened.files / name)) for name in names]
-    with ThreadPoolExecutor(max(len(names), 1)) as pool:
-        return dict(zip(names, pool.map(read, rooms), strict=True))
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

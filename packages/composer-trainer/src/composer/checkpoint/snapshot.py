@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from composer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
+from composer.checkpoint.packing import CopyMemory, PackedTensors, pack_tensors
 from composer.checkpoint.plain_json import write_json
-from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, join_tensors, split_tensors
 from composer.core.serialization import plain
 

@@ -1,31 +1,45 @@
-"""Tensors in safetensors files: packed into one piece of memory, which is the copy that a run need not wait for.
+"""Safetensors files of ours, and what is in them beside what the format has words for.
 
-The safetensors package reads the files. They are written here, because what is written has to be copied before the
-training goes on, and hashed, and each of that would be one more pass over the memory.
+The safetensors package says whether a file is sound. Whole files of ours are read here, so that they are hashed in the
+same pass, and so that memory for what they hold is there before it is needed: to touch new memory takes several times
+as long as to copy into it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import mmap
-from typing import TYPE_CHECKING, Any, BinaryIO
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.core import NotSerializableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
-__all__ = ["CopyMemory", "PackedTensors", "UnreadTensors", "make_room", "pack_tensors", "read_shapes", "read_tensors"]
+__all__ = [
+    "DTYPE_NAMES",
+    "SETTINGS",
+    "MappedTensors",
+    "UnreadTensors",
+    "is_dense",
+    "make_room",
+    "map_tensors",
+    "memory_of",
+    "read_shapes",
+    "read_tensors",
+]
 
-_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -42,181 +56,21 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _OTHERS = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype not in _NAMES and not str(dtype).startswith("torch.q")
+    if isinstance(dtype, torch.dtype) and dtype not in DTYPE_NAMES and not str(dtype).startswith("torch.q")
 }
 """Dtypes that the format has no name for, at least in releases that people have: saved as bytes, named beside them."""
 
-_SETTINGS = "composer"
-_HUGE = 4 << 20
+SETTINGS = "composer"
 _CHUNK = 1 << 20
+_PIECE = 4 << 20
+_POPULATE_WRITE = 23
+"""Advice that Linux takes since 5.14, and that the mmap module has no name for."""
 
-
-@attrs.frozen(eq=False)
-class PackedTensors:
-    """The contents of a safetensors file, in memory: what :func:`pack_tensors` returns.
-
-    Args:
-        pieces: The contents, one after the other: first names, dtypes, shapes and places, then the tensors' bytes.
-        owners: What the pieces are the memory of.
-    """
-
-    pieces: tuple[memoryview, ...]
-    owners: tuple[Tensor, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """The file's size in bytes."""
-        return sum(len(piece) for piece in self.pieces)
-
-
-class CopyMemory:
-    """Memory that copies were in, for the next ones: to touch new memory first takes about as long as to copy into it.
-
-    Example:
-        >>> memory = CopyMemory()
-        >>> first = pack_tensors({"weight": torch.ones(1 << 20)}, memory=memory)
-        >>> memory.give([first])
-        >>> pack_tensors({"weight": torch.zeros(1 << 20)}, memory=memory).pieces[1].obj is first.pieces[1].obj
-        True
-    """
-
-    def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-
-    def take(self, size: int) -> mmap.mmap | bytearray:
-        """Return memory of a size, new if there is none."""
-        for place, one in enumerate(self._free):
-            if len(one) == size:
-                return self._free.pop(place)
-        return _allocate(size)
-
-    def give(self, written: Iterable[PackedTensors]) -> None:
-        """Take memory back whose contents nobody needs any more; what was there before is freed."""
-        bodies = [packed.pieces[-1].obj for packed in written]
-        self._free = [body for body in bodies if isinstance(body, mmap.mmap)]
-
-
-def pack_tensors(
-    tensors: Mapping[str, Tensor], *, copy: bool = True, memory: CopyMemory | None = None
-) -> PackedTensors:
-    """Return some tensors as the contents of a safetensors file.
-
-    With ``copy``, that is the only copy that is made: what is written later is this memory. Tensors may be on any
-    device, of any dtype and layout of strides; two that share memory are both written, so that a model finds each of
-    its names.
-
-    Args:
-        tensors: The tensors by name.
-        copy: Whether the tensors may change before the contents are written.
-        memory: Where the copy may go; else into memory of its own.
-
-    Raises:
-        NotSerializableError: A name cannot be written.
-
-    Example:
-        >>> packed = pack_tensors({"weight": torch.ones(2, 2)})
-        >>> len(packed.pieces[1]), bytes(packed.pieces[0][8:]).decode().rstrip()
-        (16, '{"weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}')
-    """
-    entries: dict[str, Any] = {}
-    settings: dict[str, dict[str, Any]] = {"dtypes": {}, "strides": {}}
-    places: dict[str, tuple[Tensor, int]] = {}
-    offset = 0
-    # The largest items first keep each tensor at a multiple of its item's size.
-    for name in sorted(tensors, key=lambda one: (-tensors[one].element_size(), one)):
-        tensor = tensors[name].detach()
-        size = tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
-        if tensor.dtype not in _NAMES:
-            settings["dtypes"][name] = [str(tensor.dtype).removeprefix("torch."), shape]
-            shape = [size]
-        if _is_rearranged(tensor):
-            settings["strides"][name] = list(tensor.stride())
-        entries[name] = {
-            "dtype": _NAMES.get(tensor.dtype, "U8"),
-            "shape": shape,
-            "data_offsets": [offset, offset + size],
-        }
-        places[name] = (tensor, offset)
-        offset += size
-    header = memoryview(_header(entries, settings))
-    if copy:
-        body = _allocate(offset) if memory is None else memory.take(offset)
-        return PackedTensors((header, _copied(places, offset, body)))
-    owners = [_on_cpu(name, tensor) for name, (tensor, _) in places.items() if tensor.numel()]
-    return PackedTensors((header, *map(_memory, owners)), tuple(owners))
-
-
-def _copied(places: Mapping[str, tuple[Tensor, int]], size: int, body: mmap.mmap | bytearray) -> memoryview:
-    for name, (tensor, begin) in places.items():
-        if tensor.numel():
-            place = torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
-            _copy(name, tensor, place.view(tensor.shape))
-    return memoryview(body)[:size]
-
-
-def _on_cpu(name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor as it is to be written: itself, if that is how it lies in memory."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor
-    return _copy(name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
-
-
-def _copy(name: str, tensor: Tensor, place: Tensor) -> Tensor:
-    try:
-        return place.copy_(tensor)
-    except RuntimeError as error:
-        if "not implemented" not in str(error):
-            raise
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise NotSerializableError(name, f"a tensor of {dtype} cannot be saved, as torch cannot copy it.") from None
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU; it lives no longer than the tensor."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def _is_rearranged(tensor: Tensor) -> bool:
-    """Return whether a tensor's items lie in another order than that of its dimensions, and without gaps."""
-    # torch's elementwise kernels round differently where strides differ: a run goes on to the same bits only with them.
-    return not tensor.is_contiguous() and tensor.numel() > 0 and _is_dense(tensor.shape, tensor.stride())
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    expected = 1
-    for stride, length in sorted(zip(strides, shape, strict=True)):
-        if length > 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
-def _allocate(size: int) -> mmap.mmap | bytearray:
-    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return bytearray(size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
-def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]]) -> bytes:
-    if "__metadata__" in entries:
-        raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
-    written = {kind: of_names for kind, of_names in settings.items() if of_names}
-    metadata = {"__metadata__": {_SETTINGS: json.dumps(written)}} if written else {}
-    text = json.dumps(metadata | entries, separators=(",", ":"), ensure_ascii=False)
-    try:
-        content = text.encode()
-    except UnicodeEncodeError:
-        raise NotSerializableError("", "a tensor has a name that is no valid text (UTF-8).") from None
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content
+_Entry: TypeAlias = tuple[torch.dtype, list[int], int]
 
 
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -255,24 +109,26 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     return _restored(path, tensors, settings)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class UnreadTensors:
     """The tensors of a safetensors file of ours, whose memory is there, and is empty until :meth:`read` fills it.
 
     Args:
         path: The file.
         header: What the file begins with.
-        tensors: By name, in the file's order.
-        settings: What the format has no words for.
+        tensors: By name.
     """
 
     path: Path
     header: bytes
     tensors: dict[str, Tensor]
-    settings: dict[str, dict[str, Any]]
+    _written: dict[str, Tensor]
+    """As they are in the file, and in its order; most are those of :attr:`tensors`, or share memory with them."""
+    _rearranged: Collection[str]
+    _filled: int = attrs.field(default=0, init=False)
 
-    def read(self, digest: Any) -> dict[str, Tensor]:
-        """Return the tensors; the file is read once, and ``digest.update`` sees all of it.
+    def read(self, digest: Any) -> None:
+        """Read the file once; ``digest.update`` sees all of it.
 
         Raises:
             CheckpointError: It cannot be read, or is not what it was.
@@ -281,14 +137,24 @@ class UnreadTensors:
             with self.path.open("rb", buffering=0) as source:
                 is_same = source.read(len(self.header)) == self.header
                 digest.update(self.header)
-                for tensor in self.tensors.values():
+                for self._filled, tensor in enumerate(self._written.values()):  # noqa: B020
                     _fill(tensor, source, digest)
                 is_same = is_same and not source.read(1)
         except (OSError, ValueError) as error:
             raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
         if not is_same:
-            raise CheckpointError(self.path, "has been changed while it was read.")
-        return _restored(self.path, dict(self.tensors), self.settings)
+            raise _changed(self.path)
+        for name in self._rearranged:
+            self.tensors[name].copy_(self._written[name])
+
+    def find_memory(self) -> None:
+        """Let the system find memory for what is not read yet, last tensors first, while another thread reads.
+
+        It finds much of it at once in half of the time that it takes page by page, when something is read into it.
+        """
+        for place, tensor in reversed([*enumerate(self._written.values())]):
+            if place < self._filled or not _find_memory(tensor):
+                return
 
 
 def make_room(path: Path) -> UnreadTensors:
@@ -300,36 +166,132 @@ def make_room(path: Path) -> UnreadTensors:
     Raises:
         CheckpointError: It is no safetensors file, or cannot be read.
     """
+    header, entries, settings = _read_header(path)
+    written = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in entries.items()}
+    return UnreadTensors(path, header, _restored(path, dict(written), settings), written, settings["strides"].keys())
+
+
+@attrs.define(eq=False)
+class MappedTensors:
+    """The tensors of a safetensors file of ours, for which the file's own memory stands until they are copied.
+
+    Args:
+        path: The file.
+        content: All of it, mapped; what is written there does not reach the file. None when it has been let go of.
+        begin: Where the tensors begin.
+        entries: Dtype, shape and place of each, by name.
+        settings: What the format has no words for.
+    """
+
+    path: Path
+    content: mmap.mmap | None
+    begin: int
+    entries: dict[str, _Entry]
+    settings: dict[str, dict[str, Any]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors; a process that looks at them is killed if the file has been cut off meanwhile.
+
+        Raises:
+            CheckpointError: They are not as they are said to be.
+        """
+        content = self.content or b""
+        try:
+            tensors = {name: self._tensor(content, *entry) for name, entry in self.entries.items()}
+        except ValueError as error:
+            raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
+        return _restored(self.path, tensors, self.settings)
+
+    def _tensor(self, content: mmap.mmap | bytes, dtype: torch.dtype, shape: list[int], place: int) -> Tensor:
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(content, dtype=dtype, count=count, offset=self.begin + place).view(shape)
+
+    def close(self) -> bool:
+        """Let go of the file; return False, and keep it, if somebody still holds a tensor that lies in it."""
+        if self.content is not None:
+            held = weakref.ref(self.content)  # each tensor holds the memory that it lies in
+            self.content = None
+            self.content = held()
+        return self.content is None
+
+
+def map_tensors(path: Path, digest: Any) -> MappedTensors:
+    """Return the tensors of a safetensors file of ours, which stay in it: only for those that are copied soon.
+
+    The file is read once before, and ``digest.update`` sees all of it, so that a disk that fails is told of.
+
+    Raises:
+        CheckpointError: It is no safetensors file, cannot be read, or is not what it was.
+    """
+    header, entries, settings = _read_header(path)
+    try:
+        with path.open("rb", buffering=0) as source:
+            buffer = memoryview(bytearray(_CHUNK))
+            while count := source.readinto(buffer):
+                digest.update(buffer[:count])
+            content = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(path, f"cannot be read: {error}.") from None
+    if content[: len(header)] != header:
+        raise _changed(path)
+    return MappedTensors(path, content, len(header), entries, settings)
+
+
+def _changed(path: Path) -> CheckpointError:
+    return CheckpointError(path, "has been changed while it was read.")
+
+
+def _read_header(path: Path) -> tuple[bytes, dict[str, _Entry], dict[str, dict[str, Any]]]:
+    """Return what a safetensors file of ours begins with, and what it says: entries in the file's order, settings."""
     with _opened(path):  # it knows what is wrong with a header
         pass
     try:
         with path.open("rb", buffering=0) as source:
             prefix = source.read(8)
             header = source.read(int.from_bytes(prefix, "little"))
-        entries = json.loads(header)
-        settings = _read_settings(path, entries.pop("__metadata__", None))
-        ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        tensors = {name: _empty(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
+        written = json.loads(header)
+        settings = _read_settings(path, written.pop("__metadata__", None))
+        ordered = sorted(written.items(), key=lambda item: item[1]["data_offsets"])
+        entries = {name: _entry(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
-    return UnreadTensors(path, prefix + header, tensors, settings)
+    return prefix + header, entries, settings
 
 
-def _empty(dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
+def _entry(dtype: str, shape: list[int], begin: int, end: int) -> _Entry:
     kind = _DTYPES[dtype]
     if math.prod(shape) * kind.itemsize != end - begin:
         raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not have {end - begin} bytes")
-    return torch.empty(shape, dtype=kind)
+    return kind, shape, begin
 
 
 def _fill(tensor: Tensor, source: BinaryIO, digest: Any) -> None:
-    memory = _memory(tensor) if tensor.numel() else memoryview(b"")
+    memory = memory_of(tensor) if tensor.numel() else memoryview(b"")
     while memory:
         count = source.readinto(memory[:_CHUNK])  # type: ignore[attr-defined]
         if not count:
             raise ValueError("it ends within a tensor")
         digest.update(memory[:count])
         memory = memory[count:]
+
+
+def _find_memory(tensor: Tensor) -> bool:
+    """Let the system find memory for a tensor, and leave what is in it; return False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    pieces = [(place, min(_PIECE, last - place)) for place in range(first, last, _PIECE)]
+    return all(_madvise()(place, size, _POPULATE_WRITE) == 0 for place, size in reversed(pieces))
+
+
+@functools.cache
+def _madvise() -> Any:
+    advise = ctypes.CDLL(None).madvise  # the mmap module's own advises only about what it has made, and holds the GIL
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return advise
 
 
 def _restored(path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
@@ -356,7 +318,7 @@ def _opened(path: Path) -> Any:
 def _read_settings(path: Path, metadata: dict[str, str] | None) -> dict[str, dict[str, Any]]:
     empty: dict[str, dict[str, Any]] = {"dtypes": {}, "strides": {}}
     try:
-        settings: dict[str, dict[str, Any]] = empty | json.loads((metadata or {}).get(_SETTINGS, "{}"))
+        settings: dict[str, dict[str, Any]] = empty | json.loads((metadata or {}).get(SETTINGS, "{}"))
         whole = all(
             isinstance(name, str) and isinstance(dtype, str) and _is_shape(shape)
             for name, (dtype, shape) in settings["dtypes"].items()
@@ -374,6 +336,22 @@ def _is_shape(lengths: Any) -> bool:
 
 
 def _rearranged(tensor: Tensor, strides: list[int]) -> Tensor:
-    if not _is_dense(tensor.shape, strides):
+    if not is_dense(tensor.shape, strides):
         raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU; it lives no longer than the tensor."""
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether items of these strides fill their memory without gaps and overlaps."""
+    expected = 1
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
