@@ -67,8 +67,8 @@ _OTHERS = {
 SETTINGS = "composer"
 _CHUNK = 1 << 20
 _PIECE = 4 << 20
-_POPULATE_WRITE = 23
-"""Advice that Linux takes since 5.14, and that the mmap module has no name for."""
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+"""Advice that Linux takes since 5.14, and that the mmap module has no names for."""
 
 _Entry: TypeAlias = tuple[torch.dtype, list[int], int]
 
@@ -220,7 +220,7 @@ class MappedTensors:
 def map_tensors(path: Path, digest: Any) -> MappedTensors:
     """Return the tensors of a safetensors file of ours, which stay in it: only for those that are copied soon.
 
-    The file is read once before, and ``digest.update`` sees all of it, so that a disk that fails is told of.
+    ``digest.update`` sees all of the file, which the system has read before.
 
     Raises:
         CheckpointError: It is no safetensors file, cannot be read, or is not what it was.
@@ -228,10 +228,12 @@ def map_tensors(path: Path, digest: Any) -> MappedTensors:
     header, entries, settings = _read_header(path)
     try:
         with path.open("rb", buffering=0) as source:
-            buffer = memoryview(bytearray(_CHUNK))
-            while count := source.readinto(buffer):
-                digest.update(buffer[:count])
             content = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
+            if not _advise(torch.frombuffer(content, dtype=torch.uint8).data_ptr(), len(content), _POPULATE_READ):
+                # A disk that fails is told of here; a process that looks at what could not be read is killed.
+                while source.read(_CHUNK):
+                    pass
+            digest.update(content)
     except (OSError, ValueError) as error:
         raise CheckpointError(path, f"cannot be read: {error}.") from None
     if content[: len(header)] != header:
@@ -279,12 +281,15 @@ def _fill(tensor: Tensor, source: BinaryIO, digest: Any) -> None:
 
 def _find_memory(tensor: Tensor) -> bool:
     """Let the system find memory for a tensor, and leave what is in it; return False where the system cannot."""
-    if sys.platform != "linux":
-        return False
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     pieces = [(place, min(_PIECE, last - place)) for place in range(first, last, _PIECE)]
-    return all(_madvise()(place, size, _POPULATE_WRITE) == 0 for place, size in reversed(pieces))
+    return all(_advise(place, size, _POPULATE_WRITE) for place, size in reversed(pieces))
+
+
+def _advise(place: int, size: int, advice: int) -> bool:
+    """Tell the system what memory is for; return whether it knows the advice, and has followed it."""
+    return sys.platform == "linux" and _madvise()(place, size, advice) == 0
 
 
 @functools.cache
