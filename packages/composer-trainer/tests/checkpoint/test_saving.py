@@ -119,6 +119,23 @@ class TestSaveCheckpoint:
 
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    @pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
+    def test_weights_that_files_cannot_hold(self, kind, runs, tmp_path):
+        """A weight that has no memory of its own shape is refused with its name, before anything is written."""
+        make = {
+            "sparse": lambda: torch.eye(3).to_sparse(),
+            "nested": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+            "meta": lambda: torch.ones(2, device="meta"),
+        }
+        state = runs.make()
+        state.model[2].register_buffer("odd", make[kind]())
+
+        with pytest.raises(NotSerializableError, match=rf"model\.2\.odd: a {kind} tensor cannot be saved"):
+            save_checkpoint(state, tmp_path / "one")
+
+        assert not list(tmp_path.iterdir())
+
     def test_weights_only(self, runs, tmp_path):
         """Without the state of the training there are only weights and what they need."""
         path = Path(save_checkpoint(runs.make(), tmp_path / "one", weights_only=True, extra={"data": 1}))

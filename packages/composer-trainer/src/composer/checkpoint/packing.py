@@ -70,6 +70,7 @@ class CopyMemory:
         self._free = [body for body in bodies if isinstance(body, mmap.mmap)]
 
 
+@torch.no_grad()
 def pack_tensors(
     tensors: Mapping[str, Tensor], *, copy: bool = True, memory: CopyMemory | None = None
 ) -> PackedTensors:
@@ -98,8 +99,8 @@ def pack_tensors(
     offset = 0
     # The largest items first keep each tensor at a multiple of its item's size.
     for name in sorted(tensors, key=lambda one: (-tensors[one].element_size(), one)):
-        tensor = tensors[name].detach()
-        size = tensor.numel() * tensor.element_size()
+        tensor = tensors[name]
+        size = tensor.nbytes
         shape = list(tensor.shape)
         if tensor.dtype not in DTYPE_NAMES:
             settings["dtypes"][name] = [str(tensor.dtype).removeprefix("torch."), shape]
@@ -122,10 +123,16 @@ def pack_tensors(
 
 
 def _copied(places: Mapping[str, tuple[Tensor, int]], size: int, body: mmap.mmap | bytearray) -> memoryview:
-    for name, (tensor, begin) in places.items():
-        if tensor.numel():
-            place = torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
-            _copy(name, tensor, place.view(tensor.shape))
+    held = {name: (tensor, begin) for name, (tensor, begin) in places.items() if tensor.numel()}
+    targets = [
+        torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin).view(tensor.shape)
+        for tensor, begin in held.values()
+    ]
+    try:
+        torch._foreach_copy_(targets, [tensor for tensor, _ in held.values()])
+    except RuntimeError:
+        for (name, (tensor, _)), target in zip(held.items(), targets, strict=True):
+            _copy(name, tensor, target)
     return memoryview(body)[:size]
 
 

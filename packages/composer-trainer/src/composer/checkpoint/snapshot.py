@@ -139,7 +139,7 @@ def _take(
 def _packed(saved: dict[str, Any], *, copy: bool, memory: CopyMemory | None) -> tuple[Any, dict[str, PackedTensors]]:
     """Return a saved state as data and files of tensors."""
     held = saved.pop("model", None)
-    weights = {name: value for name, value in (held or {}).items() if isinstance(value, Tensor)}
+    weights = {name: plain(value, f"model.{name}") for name, value in (held or {}).items() if isinstance(value, Tensor)}
     others = {name: value for name, value in (held or {}).items() if name not in weights}
     # The model's come first: a tensor that is there twice goes by its first name, and weights are loaded alone, too.
     data, tensors = split_tensors({"model": others, **saved})

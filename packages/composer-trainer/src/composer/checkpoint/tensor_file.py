@@ -289,7 +289,7 @@ def _find_memory(tensor: Tensor) -> bool:
 
 def _advise(place: int, size: int, advice: int) -> bool:
     """Tell the system what memory is for; return whether it knows the advice, and has followed it."""
-    return sys.platform == "linux" and _madvise()(place, size, advice) == 0
+    return sys.platform == "linux" and bool(_madvise()(place, size, advice) == 0)
 
 
 @functools.cache
