@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from composer.core import NotSerializableError, State, StateMismatchError
+from composer.core.model_state import not_copied
 
 
 def make_net(bias=True):
@@ -156,6 +157,35 @@ class TestModel:
 
         with pytest.raises(NotSerializableError, match=r"model\._extra_state: function builtins\.print"):
             State(model=Extra(1, 1)).get_model_state_dict()
+
+
+class Keeps(nn.Linear):
+    def _load_from_state_dict(self, state_dict, prefix, *others):
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class LoadsByItself(nn.Linear):
+    def load_state_dict(self, *given, **options):
+        return super().load_state_dict(*given, **options)
+
+
+class TestNotCopied:
+    def test_modules_of_torch(self):
+        """Modules that load as torch's do copy what they are given."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.TransformerEncoderLayer(4, 2), nn.LSTM(4, 4))
+
+        assert not_copied(model) == not_copied(torch.compile(model)) == not_copied(nn.DataParallel(model)) == ()
+        assert not_copied(None) == ()
+
+    def test_modules_with_ways_of_their_own(self):
+        """What is given to a module that loads in a way of its own, or has a hook before, may be kept by it."""
+        hooked = nn.Linear(2, 2)
+        hooked.register_load_state_dict_pre_hook(lambda *_: None)
+        model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), Keeps(2, 2)), "head": hooked})
+
+        assert not_copied(model) == not_copied(nn.DataParallel(model)) == ("body.1.", "head.")
+        assert not_copied(torch.compile(nn.Sequential(hooked))) == ("0.",)
+        assert not_copied(hooked) == not_copied(LoadsByItself(2, 2)) == ("",)
 
 
 class TestOptimizers:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import time
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -17,6 +19,7 @@ from composer.checkpoint import (
     CheckpointMismatchError,
     load_checkpoint,
     save_checkpoint,
+    tensor_file,
 )
 from composer.core import Engine, StateMismatchError
 
@@ -176,31 +179,56 @@ class TestMemory:
         assert torch.equal(model[0].weight.float(), runs.make().model[0].weight)
         assert model[0].weight.dtype is torch.float64
 
-    def test_function_sees_the_values(self, runs, saved, later):
+    def test_function_sees_the_values(self, runs, saved, later, slow_reader):
         """A function that takes out what it does not like finds the saved values, and may keep them."""
         seen, first = [], runs.make()
 
-        load_checkpoint(saved, later, ignore_keys=lambda held: seen.append({**held}))
+        def look(held):
+            seen.append({**held, "average": held["optimizers"]["Adam"]["state"]["0.weight"]["exp_avg"].clone()})
+
+        load_checkpoint(saved, later, ignore_keys=look)
         os.truncate(saved / "model.safetensors", 0)
 
         assert torch.equal(seen[0]["model"]["0.weight"], first.model[0].weight)
-        average = seen[0]["optimizers"]["Adam"]["state"]["0.weight"]["exp_avg"]
-        assert torch.equal(average, first.optimizers[0].state[first.model[0].weight]["exp_avg"])
+        assert torch.equal(seen[0]["average"], first.optimizers[0].state[first.model[0].weight]["exp_avg"])
         assert runs.same(first, later)
 
+    def test_extra_that_is_also_the_optimizers(self, runs, tmp_path, slow_reader):
+        """A tensor of the optimizer that was also saved beside the state has its values when that is checked."""
+        state, seen = runs.make(), []
+        average = state.optimizers[0].state[state.model[0].weight]["exp_avg"]
+        path = save_checkpoint(state, tmp_path / "one", extra={"mine": average})
+
+        load_checkpoint(path, runs.make(seed=1), check_extra=lambda extra: seen.append(extra["mine"].clone()) or [])
+
+        assert torch.equal(seen[0], average)
+
     @pytest.mark.parametrize("weights_only", [False, True])
-    def test_modules_that_keep_what_they_are_given(self, runs, tmp_path, weights_only):
+    @pytest.mark.parametrize("odd", ["first", "all", "hook", "whole"])
+    def test_modules_that_keep_what_they_are_given(self, runs, tmp_path, weights_only, odd):
         """What a module keeps lies in memory of its own, so that the file may go."""
-        path = Path(save_checkpoint(runs.make(model=Keeping()), tmp_path / "one"))
-        later = runs.make(model=Keeping(), seed=1)
+        path = Path(save_checkpoint(runs.make(model=Keeping(odd)), tmp_path / "one"))
+        later = runs.make(model=Keeping(odd), seed=1)
 
         load_checkpoint(path, later, weights_only=weights_only)
         os.truncate(path / "model.safetensors", 0)
 
-        assert torch.equal(later.model.kept, later.model.linear.weight)
+        assert torch.equal(later.model.kept[0], later.model.linear.weight)
 
-    def test_modules_that_copy_are_given_it_once(self, runs, tmp_path):
-        """Where nothing is kept, the weights are loaded once, and nothing of the file is in the process any more."""
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_kept_and_ignored(self, runs, tmp_path, weights_only):
+        """What is ignored stays as it is, also where a module keeps what it is given."""
+        path = save_checkpoint(runs.make(model=nn.Sequential(Keeping("all"), nn.Linear(3, 2))), tmp_path / "one")
+        later = runs.make(model=nn.Sequential(Keeping("all"), nn.Linear(3, 5)), seed=1, steps=0)
+        head, ignored = later.model[1].weight.clone(), ["model/1.*", "optimizers/*"]
+
+        load_checkpoint(path, later, weights_only=weights_only, ignore_keys=ignored)
+
+        assert torch.equal(later.model[1].weight, head)
+        assert torch.equal(later.model[0].kept[0], later.model[0].linear.weight)
+
+    def test_nothing_of_the_file_is_left(self, runs, tmp_path):
+        """Weights are loaded once, and nothing of the file is in the process afterwards."""
         calls, later = [], runs.make(seed=1)
         path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
         later.model.register_load_state_dict_post_hook(lambda *_: calls.append(1))
@@ -211,21 +239,126 @@ class TestMemory:
         maps = Path("/proc/self/maps")
         assert not maps.exists() or str(path) not in maps.read_text()
 
+    def test_under_inference_mode(self, runs, tmp_path):
+        """Tensors whose items lie in another order can be loaded where nothing is to be trained."""
+
+        def make(seed):
+            model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            sgd.state[model.weight]["momentum_buffer"] = model.weight.detach().clone()
+            return runs.make(model=model, optimizer=lambda *_, **__: sgd, steps=0, seed=seed)
+
+        state, later = make(0), make(1)
+
+        with torch.inference_mode():
+            load_checkpoint(save_checkpoint(state, tmp_path / "one"), later)
+
+        loaded = later.optimizers[0].state[later.model.weight]["momentum_buffer"]
+        assert torch.equal(loaded, state.model.weight)
+        assert loaded.stride() == state.model.weight.stride() != torch.empty(4, 3, 3, 3).stride()
+
+
+class TestWhileItIsRead:
+    """What happens between the first and the last byte."""
+
+    def test_damage_comes_before_what_does_not_fit(self, runs, saved, slow_reader):
+        """A file that has been changed is told of first, though the run does not fit either."""
+        other = runs.make(model=nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)))
+        damage(saved / "optimizers.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"optimizers\.safetensors has been changed since it was written"):
+            load_checkpoint(saved, other)
+
+    def test_an_interruption_stays_one(self, saved, later, slow_reader):
+        """Whoever stops the program stops it, whatever is wrong with the files."""
+        damage(saved / "optimizers.safetensors")
+
+        def stop(_):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            load_checkpoint(saved, later, check_extra=stop)
+
+    @pytest.mark.parametrize("change", ["written", "cut off"])
+    def test_changed_meanwhile(self, runs, saved, later, change):
+        """Weights that are written or cut off while the rest is read are refused, and the run stays as it was."""
+        before = {name: value.clone() for name, value in later.model.state_dict().items()}
+
+        def interfere(_):
+            with (saved / "model.safetensors").open("r+b") as file:
+                file.truncate(8) if change == "cut off" else file.write(b"x")
+            return []
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors has been changed while it was read"):
+            load_checkpoint(saved, later, check_extra=interfere)
+
+        assert runs.same_tensors(later.model.state_dict(), before)
+
+    def test_memory_is_looked_for(self, saved, later, monkeypatch):
+        """The system is asked for the optimizer's memory, and not for that of the weights."""
+        asked = []
+        monkeypatch.setattr(
+            tensor_file.UnreadTensors, "find_memory", lambda self: asked.append(self.path.name), raising=True
+        )
+
+        load_checkpoint(saved, later)
+
+        assert asked == ["optimizers.safetensors"]
+
+    def test_the_interpreter_switches_as_before(self, saved, later):
+        """How often threads take turns is as it was, also after a load that failed."""
+        usual, seen = sys.getswitchinterval(), []
+
+        load_checkpoint(saved, later, check_extra=lambda _: seen.append(sys.getswitchinterval()) or [])
+        with pytest.raises(CheckpointMismatchError):
+            load_checkpoint(saved, later, check_extra=lambda _: ["no"])
+
+        assert seen[0] < usual
+        assert sys.getswitchinterval() == usual
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def slow_reader(monkeypatch):
+    """Let the file of the optimizers be read late."""
+    read = tensor_file.UnreadTensors.read
+
+    def later(self, digest):
+        time.sleep(0.2)
+        read(self, digest)
+
+    monkeypatch.setattr(tensor_file.UnreadTensors, "read", later)
+
 
 class Keeping(nn.Module):
-    """A module that keeps the tensor that it is given, as some libraries' do."""
+    """A module that keeps tensors that it is given, as some libraries' do: the first, all, or those of a hook."""
 
-    def __init__(self):
+    def __init__(self, odd):
         super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.kept = None
+        self.linear, self.odd, self.kept = nn.Linear(4, 3), odd, []
+        if odd == "hook":
+            self.register_load_state_dict_pre_hook(lambda _, held, prefix, *__: self.keep(held, prefix))
 
     def forward(self, x):
         return self.linear(x)
 
+    def keep(self, held, prefix=""):
+        self.kept.append(held[f"{prefix}linear.weight"].detach())
+
+    def load_state_dict(self, state_dict, *others, **options):
+        if self.odd == "whole":
+            self.keep(state_dict)
+        return super().load_state_dict(state_dict, *others, **options)
+
     def _load_from_state_dict(self, state_dict, prefix, *others):
         super()._load_from_state_dict(state_dict, prefix, *others)
-        self.kept = state_dict[f"{prefix}linear.weight"].detach()
+        if self.odd == "all" or (self.odd == "first" and not self.kept):
+            self.keep(state_dict, prefix)
 
 
 class TestMisfits:

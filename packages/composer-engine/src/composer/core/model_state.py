@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.serialization import nearest, plain
@@ -22,12 +23,14 @@ __all__ = [
     "check_weights",
     "load_optimizers",
     "load_weights",
+    "not_copied",
     "numbered",
     "optimizer_states",
     "weights",
 ]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_COPYING = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # noqa: SLF001
 _HINTS = 10
 """For how many names the nearest is looked for: of thousands, each with thousands of others, it would take minutes."""
 
@@ -110,6 +113,26 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     bare.load_state_dict(
         {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
     )
+
+
+def not_copied(model: Any) -> tuple[str, ...]:
+    """Return how the names of those weights begin that a model may keep as it is given them, and does not surely copy.
+
+    Example:
+        >>> not_copied(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        ()
+    """
+    if not isinstance(model, nn.Module):
+        return ()
+    bare = _bare(model)
+    if type(bare).load_state_dict is not nn.Module.load_state_dict:
+        return ("",)
+    return tuple(_bare_name(f"{name}." if name else "") for name, one in bare.named_modules() if not _copies(one))
+
+
+def _copies(module: nn.Module) -> bool:
+    load = type(module)._load_from_state_dict  # noqa: SLF001  (what modules have of their own is under this name)
+    return load in _COPYING and not module._load_state_dict_pre_hooks  # noqa: SLF001
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

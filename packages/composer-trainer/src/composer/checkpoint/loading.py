@@ -12,7 +12,7 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
-from composer.checkpoint.reading import SavedState, read_state
+from composer.checkpoint.reading import read_state
 from composer.checkpoint.remote import is_remote
 from composer.checkpoint.snapshot import (
     EXTRA,
@@ -148,8 +148,7 @@ class _Load:
             raise CheckpointError(
                 opened.path, "holds only weights, nothing to go on training with; say weights_only (load_weights_only)."
             )
-        with self._read(opened) as read:
-            saved = read.data
+        with self._read(opened) as saved:
             ignored = self._ignore(opened.path, saved)
             extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
             saved.pop("integrations", None)
@@ -159,26 +158,19 @@ class _Load:
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
         checked.load(self.logger)
-        self._let_go(read)
         return LoadedCheckpoint(opened.path, checked.report, ignored, extra, opened.manifest)
 
     def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
-        with self._read(opened, weights_only=True) as read:
-            modules = _dictionary(read.data.pop("modules", {}))
-        loaded = self._load_weights(opened.path, read.data, modules, opened.manifest)
-        self._let_go(read)
-        return loaded
+        with self._read(opened, weights_only=True) as saved:
+            modules = _dictionary(saved.pop("modules", {}))
+        return self._load_weights(opened.path, saved, modules, opened.manifest)
 
-    def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[SavedState]:
+    def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[dict[str, Any]]:
         # A function wants values, and may keep what it is given.
-        return read_state(opened, weights_only=weights_only, at_once=callable(self.ignore_keys))
-
-    def _let_go(self, read: SavedState) -> None:
-        """Let nothing of the run lie in a file: modules that keep what they are given are given copies."""
-        read.data.clear()
-        if read.weights is not None and not read.weights.close():
-            copies = {name: tensor.clone() for name, tensor in read.weights.tensors().items()}
-            model_state.load_weights(self.state.model, copies)
+        at_once = callable(self.ignore_keys)
+        return read_state(
+            opened, weights_only=weights_only, at_once=at_once, kept=model_state.not_copied(self.state.model)
+        )
 
     def weights_file(self, path: str) -> LoadedCheckpoint:
         with tempfile.TemporaryDirectory(prefix="composer-") as here:

@@ -118,6 +118,7 @@ def open_checkpoint(
         return
     manifest = opened.manifest(name)
     wanted = [file for file in manifest.files if names is None or file in names]
-    with tempfile.TemporaryDirectory(prefix="composer-") as here:
+    # On Windows, files that an error still refers to cannot be deleted.
+    with tempfile.TemporaryDirectory(prefix="composer-", ignore_cleanup_errors=True) as here:
         opened.download(name, manifest, Path(here), wanted)
         yield OpenCheckpoint(opened.at(name), Path(here), manifest)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.local import check_digest, check_files
 from composer.checkpoint.manifest import new_hash
 from composer.checkpoint.plain_json import read_json
-from composer.checkpoint.snapshot import EXTRA, MODEL, OPTIMIZERS, STATE, join
-from composer.checkpoint.tensor_file import MappedTensors, make_room, map_tensors
+from composer.checkpoint.snapshot import EXTRA, MODEL, OPTIMIZERS, STATE, join, named_tensors
+from composer.checkpoint.tensor_file import make_room, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,36 +24,26 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.opening import OpenCheckpoint
 
-__all__ = ["SavedState", "read_state"]
+__all__ = ["read_state"]
 
 T = TypeVar("T")
 
 
-@attrs.frozen(eq=False)
-class SavedState:
-    """What a checkpoint holds.
-
-    Args:
-        data: The saved state, the model's weights included.
-        weights: Where those lie that stay in their file until they are copied; None if all are in memory.
-    """
-
-    data: dict[str, Any]
-    weights: MappedTensors | None = None
-
-
 @contextmanager
-def read_state(opened: OpenCheckpoint, *, weights_only: bool = False, at_once: bool = False) -> Iterator[SavedState]:
-    """Give what a checkpoint holds, so that it can be checked while the last of it is read.
+def read_state(
+    opened: OpenCheckpoint, *, weights_only: bool = False, at_once: bool = False, kept: tuple[str, ...] = ()
+) -> Iterator[dict[str, Any]]:
+    """Give the saved state that a checkpoint holds, so that it can be checked while the last of it is read.
 
-    The tensors of optimizers have their shapes at once, and their values when this is left; whether the files are as
-    they were written is said then, and before whatever has been found wrong meanwhile.
+    Optimizers' tensors have their shapes at once, and their values when this is left. What is wrong with the files is
+    said then at the latest, and before what has been found wrong meanwhile. The model's weights lie in their file: they
+    are to be copied, at once when this is left, and not kept.
 
     Args:
         opened: The checkpoint.
         weights_only: Whether to leave out all but what the model's weights need.
-        at_once: Whether all is to be in memory at once; else the model's weights stay in their file until they are
-            copied.
+        at_once: Whether all values are to be there at once, in memory of their own.
+        kept: How the names of those weights begin that have to be in memory of their own.
 
     Raises:
         CheckpointError: It is not as it was written.
@@ -67,6 +56,11 @@ def read_state(opened: OpenCheckpoint, *, weights_only: bool = False, at_once: b
     rooms = {name: _sound(opened, name, make_room) for name in names}
     with _quick_switches(), ThreadPoolExecutor(len(wanted)) as pool:
         reading = {name: pool.submit(_checked, opened, name, room.read) for name, room in rooms.items()}
+
+        def finish(name: str) -> None:
+            reading[name].result()
+            rooms[name].rearrange()
+
         try:
             for room in rooms.values():
                 room.find_memory()
@@ -74,20 +68,39 @@ def read_state(opened: OpenCheckpoint, *, weights_only: bool = False, at_once: b
             is_mapped = MODEL in opened.manifest.files and not at_once
             weights = _checked(opened, MODEL, partial(map_tensors, opened.files / MODEL)) if is_mapped else None
             for name in names:
-                if at_once or name != OPTIMIZERS:
-                    reading[name].result()
+                if at_once or name != OPTIMIZERS or _is_used_elsewhere(rooms[name].tensors, data):
+                    finish(name)
             tensors = {name: room.tensors for name, room in rooms.items()}
             if weights is not None:
-                tensors[MODEL] = weights.tensors()
-            yield SavedState(_joined(data, tensors, shown, weights_only=weights_only), weights)
-        finally:
+                tensors[MODEL] = {
+                    name: one.clone() if name.startswith(kept) or name.endswith("_extra_state") else one
+                    for name, one in weights.tensors.items()
+                }
+            yield _joined(data, tensors, shown, weights_only=weights_only)
+        except Exception:
             for one in reading.values():
-                one.result()
+                one.result()  # what is wrong with the files comes first
+            raise
+        for name in names:
+            finish(name)
+        if weights is not None:
+            weights.check_unchanged()
+
+
+def _is_used_elsewhere(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> bool:
+    """Return whether tensors of the optimizers are also something else: the same memory is saved once."""
+    try:
+        return not named_tensors({**data, "optimizers": None}).isdisjoint(tensors)
+    except RecursionError:
+        return True
 
 
 @contextmanager
 def _quick_switches() -> Iterator[None]:
-    """Let threads that read go on soon while another one checks: 50 µs after they ask for the interpreter, not 5 ms."""
+    """Let threads that read go on soon while this one checks: 50 µs after they ask for the interpreter, not 5 ms."""
+    if threading.current_thread() is not threading.main_thread():  # two loads would put back each other's value
+        yield
+        return
     usual = sys.getswitchinterval()
     sys.setswitchinterval(min(usual, 5e-5))
     try:

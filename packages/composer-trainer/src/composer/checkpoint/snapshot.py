@@ -36,6 +36,7 @@ __all__ = [
     "ignored_keys",
     "join",
     "module_classes",
+    "named_tensors",
     "take",
 ]
 
@@ -167,17 +168,18 @@ def join(data: dict[str, Any], tensors: Mapping[str, Tensor], *, weights_only: b
     kept = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
     if isinstance(kept.get("algorithms"), list):
         kept["algorithms"] = [one | {"state": {}} if isinstance(one, dict) else one for one in kept["algorithms"]]
-    named = _named_tensors(kept)
+    named = named_tensors(kept)
     return dict(join_tensors(kept, {name: tensor for name, tensor in tensors.items() if name in named}))
 
 
-def _named_tensors(data: Any) -> set[str]:
+def named_tensors(data: Any) -> set[str]:
+    """Return the names of the tensors that a part of :data:`STATE` refers to."""
     if isinstance(data, list):
-        return {name for item in data for name in _named_tensors(item)}
+        return {name for item in data for name in named_tensors(item)}
     if not isinstance(data, dict):
         return set()
     own = {data["$tensor"]} if isinstance(data.get("$tensor"), str) else set()
-    return own | {name for item in data.values() for name in _named_tensors(item)}
+    return own | {name for item in data.values() for name in named_tensors(item)}
 
 
 def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Safetensors files of ours, and what is in them beside what the format has words for.
 
-The safetensors package says whether a file is sound. Whole files of ours are read here, so that they are hashed in the
-same pass, and so that memory for what they hold is there before it is needed: to touch new memory takes several times
+The safetensors package says whether a file is sound. Files of ours are read here, so that they are hashed in the same
+pass, and so that memory for what they hold is there in time, or is not needed: to touch new memory takes several times
 as long as to copy into it.
 """
 
@@ -12,8 +12,9 @@ import functools
 import json
 import math
 import mmap
+import os
 import sys
-import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import attrs
@@ -23,7 +24,7 @@ from torch import Tensor
 from composer.checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -111,24 +112,25 @@ def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
 
 @attrs.define(eq=False)
 class UnreadTensors:
-    """The tensors of a safetensors file of ours, whose memory is there, and is empty until :meth:`read` fills it.
+    """The tensors of a safetensors file of ours, whose memory is there, and is empty until it is filled.
 
     Args:
         path: The file.
         header: What the file begins with.
         tensors: By name.
+        written: As they are in the file, and in its order; most share memory with those in ``tensors``.
+        rearranged: Those of ``tensors`` that do not, and what is to be copied into them.
     """
 
     path: Path
     header: bytes
     tensors: dict[str, Tensor]
-    _written: dict[str, Tensor]
-    """As they are in the file, and in its order; most are those of :attr:`tensors`, or share memory with them."""
-    _rearranged: Collection[str]
+    written: list[Tensor]
+    rearranged: list[tuple[Tensor, Tensor]]
     _filled: int = attrs.field(default=0, init=False)
 
     def read(self, digest: Any) -> None:
-        """Read the file once; ``digest.update`` sees all of it.
+        """Read the file once, in any thread; ``digest.update`` sees all of it.
 
         Raises:
             CheckpointError: It cannot be read, or is not what it was.
@@ -137,22 +139,26 @@ class UnreadTensors:
             with self.path.open("rb", buffering=0) as source:
                 is_same = source.read(len(self.header)) == self.header
                 digest.update(self.header)
-                for self._filled, tensor in enumerate(self._written.values()):  # noqa: B020
+                for self._filled, tensor in enumerate(self.written):  # noqa: B020
                     _fill(tensor, source, digest)
                 is_same = is_same and not source.read(1)
         except (OSError, ValueError) as error:
             raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
         if not is_same:
             raise _changed(self.path)
-        for name in self._rearranged:
-            self.tensors[name].copy_(self._written[name])
+
+    def rearrange(self) -> None:
+        """Put into order what has been read: then the tensors have their values."""
+        while self.rearranged:
+            target, source = self.rearranged.pop()
+            target.copy_(source)
 
     def find_memory(self) -> None:
         """Let the system find memory for what is not read yet, last tensors first, while another thread reads.
 
         It finds much of it at once in half of the time that it takes page by page, when something is read into it.
         """
-        for place, tensor in reversed([*enumerate(self._written.values())]):
+        for place, tensor in reversed([*enumerate(self.written)]):
             if place < self._filled or not _find_memory(tensor):
                 return
 
@@ -168,53 +174,41 @@ def make_room(path: Path) -> UnreadTensors:
     """
     header, entries, settings = _read_header(path)
     written = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in entries.items()}
-    return UnreadTensors(path, header, _restored(path, dict(written), settings), written, settings["strides"].keys())
+    with _told_of(path):
+        flat = _typed(written, settings)
+        rearranged = {name: _like(flat[name], strides) for name, strides in settings["strides"].items()}
+    pairs = [(tensor, flat[name]) for name, tensor in rearranged.items()]
+    return UnreadTensors(path, header, flat | rearranged, [*written.values()], pairs)
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class MappedTensors:
-    """The tensors of a safetensors file of ours, for which the file's own memory stands until they are copied.
+    """The tensors of a safetensors file of ours, for whose memory the file itself stands until they are copied.
+
+    A process that looks at them is killed if the file is cut off meanwhile.
 
     Args:
         path: The file.
-        content: All of it, mapped; what is written there does not reach the file. None when it has been let go of.
-        begin: Where the tensors begin.
-        entries: Dtype, shape and place of each, by name.
-        settings: What the format has no words for.
+        tensors: By name; what is written into them does not reach the file.
+        version: What tells whether it is still the same.
     """
 
     path: Path
-    content: mmap.mmap | None
-    begin: int
-    entries: dict[str, _Entry]
-    settings: dict[str, dict[str, Any]]
+    tensors: dict[str, Tensor]
+    version: tuple[int, ...]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors; a process that looks at them is killed if the file has been cut off meanwhile.
+    def check_unchanged(self) -> None:
+        """Look whether the file is still what it was when it was mapped.
 
         Raises:
-            CheckpointError: They are not as they are said to be.
+            CheckpointError: It is not.
         """
-        content = self.content or b""
         try:
-            tensors = {name: self._tensor(content, *entry) for name, entry in self.entries.items()}
-        except ValueError as error:
-            raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
-        return _restored(self.path, tensors, self.settings)
-
-    def _tensor(self, content: mmap.mmap | bytes, dtype: torch.dtype, shape: list[int], place: int) -> Tensor:
-        count = math.prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(content, dtype=dtype, count=count, offset=self.begin + place).view(shape)
-
-    def close(self) -> bool:
-        """Let go of the file; return False, and keep it, if somebody still holds a tensor that lies in it."""
-        if self.content is not None:
-            held = weakref.ref(self.content)  # each tensor holds the memory that it lies in
-            self.content = None
-            self.content = held()
-        return self.content is None
+            is_same = _version(self.path.stat()) == self.version
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise _changed(self.path)
 
 
 def map_tensors(path: Path, digest: Any) -> MappedTensors:
@@ -228,17 +222,37 @@ def map_tensors(path: Path, digest: Any) -> MappedTensors:
     header, entries, settings = _read_header(path)
     try:
         with path.open("rb", buffering=0) as source:
+            version = _version(os.fstat(source.fileno()))
             content = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
             if not _advise(torch.frombuffer(content, dtype=torch.uint8).data_ptr(), len(content), _POPULATE_READ):
-                # A disk that fails is told of here; a process that looks at what could not be read is killed.
-                while source.read(_CHUNK):
-                    pass
+                # A disk that fails, or a file that is cut off: to look at its memory would be the end of the process.
+                _read_through(source, len(content))
             digest.update(content)
+        tensors = {name: _mapped(content, len(header), *entry) for name, entry in entries.items()}
     except (OSError, ValueError) as error:
         raise CheckpointError(path, f"cannot be read: {error}.") from None
     if content[: len(header)] != header:
         raise _changed(path)
-    return MappedTensors(path, content, len(header), entries, settings)
+    return MappedTensors(path, _restored(path, tensors, settings), version)
+
+
+def _read_through(source: BinaryIO, size: int) -> None:
+    while size > 0:
+        chunk = source.read(_CHUNK)
+        if not chunk:
+            raise ValueError("it ends too early")
+        size -= len(chunk)
+
+
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _mapped(content: mmap.mmap, header: int, dtype: torch.dtype, shape: list[int], place: int) -> Tensor:
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(content, dtype=dtype, count=count, offset=header + place).view(shape)
 
 
 def _changed(path: Path) -> CheckpointError:
@@ -301,14 +315,32 @@ def _madvise() -> Any:
 
 def _restored(path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
     """Return tensors with the dtypes and strides that the format has no words for."""
+    with _told_of(path):
+        flat = _typed(tensors, settings)
+        return flat | {
+            name: _like(flat[name], strides).copy_(flat[name]) for name, strides in settings["strides"].items()
+        }
+
+
+def _typed(tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
+    return tensors | {
+        name: tensors[name].view(_OTHERS[dtype]).reshape(shape) for name, (dtype, shape) in settings["dtypes"].items()
+    }
+
+
+def _like(tensor: Tensor, strides: list[int]) -> Tensor:
+    """Return a new tensor whose items lie in another order."""
+    if not is_dense(tensor.shape, strides):
+        raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
     try:
-        for name, (dtype, shape) in settings["dtypes"].items():
-            tensors[name] = tensors[name].view(_OTHERS[dtype]).reshape(shape)
-        for name, strides in settings["strides"].items():
-            tensors[name] = _rearranged(tensors[name], strides)
+        yield
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(path, f"says something of a tensor that cannot be: {error}.") from None
-    return tensors
 
 
 def _opened(path: Path) -> Any:
@@ -338,12 +370,6 @@ def _read_settings(path: Path, metadata: dict[str, str] | None) -> dict[str, dic
 
 def _is_shape(lengths: Any) -> bool:
     return isinstance(lengths, list) and all(type(length) is int and length >= 0 for length in lengths)
-
-
-def _rearranged(tensor: Tensor, strides: list[int]) -> Tensor:
-    if not is_dense(tensor.shape, strides):
-        raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
