@@ -71,6 +71,26 @@ class TestWholeCheckpoints:
         strides = [one.optimizers[0].state[one.model.weight]["exp_avg"].stride() for one in (state, other)]
         assert strides[0] == strides[1] != torch.empty(4, 3, 3, 3).stride()
 
+    def test_default_device_does_not_matter(self, runs, tmp_path):
+        """Files are written from and read into the memory of the host, wherever torch makes new tensors."""
+
+        def momentum(parameters, lr):
+            optimizer = torch.optim.SGD(parameters, lr, momentum=0.9)
+            for parameter in optimizer.param_groups[0]["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.rand_like(parameter)
+            return optimizer
+
+        def make(seed):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+            return runs.make(seed=seed, model=model, optimizer=momentum, steps=0)
+
+        state, other = make(0), make(1)
+        with torch.device("meta"):
+            load_checkpoint(save_checkpoint(state, tmp_path / "one"), other)
+
+        assert runs.same(state, other)
+
     def test_file_may_go_afterwards(self, runs, saved, later):
         """Nothing that was loaded lies in the files: they may be cut off while training goes on."""
         load_checkpoint(saved, later)

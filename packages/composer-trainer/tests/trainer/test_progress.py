@@ -37,8 +37,8 @@ def stopped(make_trainer, tmp_path):
     return trainer.save_checkpoint(str(tmp_path / "stopped"))
 
 
-def plain_loader(kind=torch.utils.data.DataLoader):
-    return kind(TensorDataset(INPUTS, torch.zeros(20, dtype=torch.int64)), batch_size=4)
+def plain_loader(kind=torch.utils.data.DataLoader, batch_size=4, **options):
+    return kind(TensorDataset(INPUTS, torch.zeros(20, dtype=torch.int64)), batch_size=batch_size, **options)
 
 
 class TestCheck:
@@ -99,6 +99,44 @@ class TestResume:
             trainer.fit()
 
         assert seen.batches == [(1, 4, 48), (1, 5, 64)]
+
+    def test_epochs_that_have_become_too_short(self, make_trainer, stopped):
+        """A place in an epoch that the data do not have is refused, with the reason that is likely."""
+        with pytest.raises(
+            CheckpointMismatchError, match=r"3 batches .* were done, and train_dataloader has 2\. .* same batch size"
+        ):
+            make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
+
+    def test_epochs_of_another_length(self, make_trainer, stopped):
+        """A run goes on in an epoch that has become shorter, and says that it is not the same samples."""
+        seen = Seen()
+        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [seen]}
+        trainer = make_trainer(train_dataloader=plain_loader(batch_size=5), **options)
+
+        with pytest.warns(UserWarning, match="had 5 batches when the run stopped in an epoch, and has 4, so some"):
+            trainer.fit()
+
+        assert seen.batches == [(1, 4, 60)]
+
+    def test_a_subset_of_the_batches(self, make_trainer, stopped):
+        """To end the epoch earlier than before changes nothing in what comes: not a word."""
+        seen = Seen()
+        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [seen]}
+
+        make_trainer(train_dataloader=plain_loader(), train_subset_num_batches=4, **options).fit()
+
+        assert seen.batches == [(1, 4, 48)]
+
+    def test_a_sampler_that_goes_its_own_way(self, make_trainer, tmp_path):
+        """Indices that come in another order than before are noticed."""
+        first = make_trainer(train_dataloader=plain_loader(sampler=list(range(20))), max_duration="1ep")
+        first.fit(duration="3ba")
+        path = first.save_checkpoint(str(tmp_path / "one"))
+        backwards = plain_loader(sampler=list(range(19, -1, -1)))
+        other = make_trainer(train_dataloader=backwards, max_duration="1ep", load_path=path)
+
+        with pytest.warns(UserWarning, match="sampler gives another order than it gave before the run stopped"):
+            other.fit()
 
     def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
         """A run that saves only weights cannot go on from them, and says so where it begins anew."""

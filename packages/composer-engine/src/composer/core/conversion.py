@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 import typing
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -48,7 +48,12 @@ def field_types(kind: type) -> dict[str, Any]:
         >>> field_types(Point)
         {'x': int | None}
     """
-    return {field.name: _field_type(kind, field) for field in attrs.fields(kind)}
+    return dict(_known_types(kind))
+
+
+@lru_cache(maxsize=256)
+def _known_types(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, _field_type(kind, field)) for field in attrs.fields(kind))
 
 
 def _field_type(kind: type, field: attrs.Attribute[Any]) -> Any:

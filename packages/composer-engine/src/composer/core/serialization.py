@@ -97,7 +97,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise NotSerializableError(path, f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or holds itself.")
     if kind is dict:
-        return {_plain(key, path, depth + 1): _plain(item, at(path, key), depth + 1) for key, item in value.items()}
+        return {
+            key if type(key) is str else _plain(key, path, depth + 1): _plain(item, at(path, key), depth + 1)
+            for key, item in value.items()
+        }
     return kind([_plain(item, at(path, place), depth + 1) for place, item in enumerate(value)])
 
 

@@ -112,8 +112,8 @@ class SystemMetricsMonitor(Callback):
             work, gathered = self._gathering
             work.wait()
             rows = [one.tolist() for one in gathered]
-        into = [torch.empty(len(own), dtype=torch.float64) for _ in range(torch.distributed.get_world_size())]
-        told = torch.tensor(own, dtype=torch.float64)
+        told = torch.tensor(own, dtype=torch.float64, device="cpu")
+        into = [torch.empty_like(told) for _ in range(torch.distributed.get_world_size())]
         self._gathering = torch.distributed.all_gather(into, told, group=self._group, async_op=True), into
         return rows
 

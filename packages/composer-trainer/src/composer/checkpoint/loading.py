@@ -163,7 +163,8 @@ class _Load:
     def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
         with self._read(opened, weights_only=True) as saved:
             modules = _dictionary(saved.pop("modules", {}))
-        return self._load_weights(opened.path, saved, modules, opened.manifest)
+        ignored = self._ignore(opened.path, saved)
+        return self._load_weights(opened.path, saved, modules, ignored, opened.manifest)
 
     def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[dict[str, Any]]:
         # A function wants values, and may keep what it is given.
@@ -179,16 +180,22 @@ class _Load:
                 raise CheckpointError(path, "does not exist.")
             read = read_tensors if path.endswith(".safetensors") else load_torch_weights
             weights = _named_as(self.state.get_model_state_dict(), read(file))
-            return self._load_weights(path, {"model": weights}, {}, None)
+            saved = {"model": weights}
+            ignored = self._ignore(path, saved)
+            return self._load_weights(path, saved, {}, ignored, None)
 
     def _load_weights(
-        self, path: str, saved: dict[str, Any], modules: dict[str, Any], manifest: Manifest | None
+        self,
+        path: str,
+        saved: dict[str, Any],
+        modules: dict[str, Any],
+        ignored: tuple[str, ...],
+        manifest: Manifest | None,
     ) -> LoadedCheckpoint:
+        if "model" in ignored:
+            raise CheckpointError(path, "was to be loaded for its weights, and ignore_keys leaves all of them out.")
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-        ignored = self._ignore(path, saved)
-        if "model" not in saved:
-            raise CheckpointError(path, "was to be loaded for its weights, and ignore_keys leaves all of them out.")
         with _told_of(path, lambda: _changed_modules(self.state.model, modules)):
             report = self.state.load_model_state(
                 saved, self.logger, self.strict, exclude_algorithms=self.excluded, algorithm_passes=self.passes

@@ -6,6 +6,7 @@ goes on, and hashed, and each of that would be one more pass over the memory.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from composer.checkpoint.tensor_file import DTYPE_NAMES, SETTINGS, is_dense, memory_of
 from composer.core import NotSerializableError
@@ -123,15 +125,17 @@ def pack_tensors(
 
 
 def _copied(places: Mapping[str, tuple[Tensor, int]], size: int, body: mmap.mmap | bytearray) -> memoryview:
-    held = {name: (tensor, begin) for name, (tensor, begin) in places.items() if tensor.numel()}
-    targets = [
-        torch.frombuffer(body, dtype=tensor.dtype, count=tensor.numel(), offset=begin).view(tensor.shape)
-        for tensor, begin in held.values()
-    ]
+    held = {name: tensor for name, (tensor, _) in places.items() if tensor.numel()}
+    targets = []
+    for dtype, names in itertools.groupby(held, key=lambda name: held[name].dtype):
+        run = [*names]
+        count = sum(held[name].numel() for name in run)
+        flat = torch.frombuffer(body, dtype=dtype, count=count, offset=places[run[0]][1])
+        targets += _unflatten_dense_tensors(flat, [held[name] for name in run])  # type: ignore[no-untyped-call]
     try:
-        torch._foreach_copy_(targets, [tensor for tensor, _ in held.values()])
+        torch._foreach_copy_(targets, [*held.values()])
     except RuntimeError:
-        for (name, (tensor, _)), target in zip(held.items(), targets, strict=True):
+        for (name, tensor), target in zip(held.items(), targets, strict=True):
             _copy(name, tensor, target)
     return memoryview(body)[:size]
 
@@ -140,7 +144,7 @@ def _on_cpu(name: str, tensor: Tensor) -> Tensor:
     """Return a tensor as it is to be written: itself, if that is how it lies in memory."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    return _copy(name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+    return _copy(name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
 
 
 def _copy(name: str, tensor: Tensor, place: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def make_room(path: Path) -> UnreadTensors:
         CheckpointError: It is no safetensors file, or cannot be read.
     """
     header, entries, settings = _read_header(path)
-    written = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape, _) in entries.items()}
+    written = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, (dtype, shape, _) in entries.items()}
     with _told_of(path):
         flat = _typed(written, settings)
         rearranged = {name: _like(flat[name], strides) for name, strides in settings["strides"].items()}
@@ -251,7 +251,7 @@ def _version(status: os.stat_result) -> tuple[int, ...]:
 def _mapped(content: mmap.mmap, header: int, dtype: torch.dtype, shape: list[int], place: int) -> Tensor:
     count = math.prod(shape)
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(content, dtype=dtype, count=count, offset=header + place).view(shape)
 
 
@@ -332,7 +332,7 @@ def _like(tensor: Tensor, strides: list[int]) -> Tensor:
     """Return a new tensor whose items lie in another order."""
     if not is_dense(tensor.shape, strides):
         raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def smallest(value: int) -> int:
     """
     if not is_connected():
         return value
-    number = torch.tensor([value], dtype=torch.int64)
+    number = torch.tensor([value], dtype=torch.int64, device="cpu")
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=host_group())
     return int(number)
 

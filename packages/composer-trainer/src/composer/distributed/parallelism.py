@@ -234,7 +234,7 @@ class Parallelism:
             self._totals = BatchTotals(samples, tokens, seconds, microbatches, 1.0, stop)
             return
         counted = samples if counted is None else counted
-        own = torch.tensor([samples, tokens, seconds, microbatches, stop, counted], dtype=torch.float64)
+        own = torch.tensor([samples, tokens, seconds, microbatches, stop, counted], dtype=torch.float64, device="cpu")
         self._totals, self._counted, self._numbers = (
             None,
             counted,
@@ -372,7 +372,7 @@ def _broadcast(tensors: list[Tensor]) -> None:
 @torch.no_grad()
 def _average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average gradients over processes; one that some process lacks is zero there, and stays away if all lack it."""
-    has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+    has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
     if not len(has):
         return
     torch.distributed.all_reduce(has, op=torch.distributed.ReduceOp.MAX, group=host_group())

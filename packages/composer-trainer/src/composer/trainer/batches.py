@@ -115,6 +115,7 @@ class Batches:
         return {
             "epoch": self._epoch,
             "batches": self._given,
+            "length": self.spec.length,
             "order": self._order.fingerprint(),
             "loader": self._order.state_dict(),
         }
@@ -143,8 +144,9 @@ class Batches:
             self.spec.dataloader.load_state_dict(own)
         elif given and not self.epoch_is_over and not self._order.skips:
             self._replay(given)
-        if given and state.get("order") is not None and not self.epoch_is_over:
-            self._check_order(str(state["order"]))
+        if given and not self.epoch_is_over:
+            self._check_length(state.get("length"))
+            self._check_order(state.get("order"))
 
     def _replay(self, given: int) -> None:
         if not self.spin:
@@ -163,7 +165,20 @@ class Batches:
         for _ in tqdm(itertools.islice(self._iterator, given), desc="going to where the run stopped", total=given):
             pass
 
-    def _check_order(self, saved: str) -> None:
+    def _check_length(self, saved: Any) -> None:
+        length = self.spec.length
+        if None not in (saved, length) and saved != length:
+            warnings.warn(
+                f"train_dataloader had {saved} batches when the run stopped in an epoch, and has {length}, so some "
+                "samples of this epoch may come twice and others not at all. Is it the same data, with the same batch "
+                "size?",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _check_order(self, saved: Any) -> None:
+        if saved is None:
+            return
         self._iterator = self._order.begin(self._epoch, self._given)
         if self._order.fingerprint() != saved:
             warnings.warn(

@@ -81,14 +81,14 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     """
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss},
         "torch": torch.get_rng_state(),
     }
     if "numpy" in sys.modules:
         drawn = sys.modules["numpy"].random.get_state(legacy=False)
         states["numpy"] = {
             "generator": str(drawn["bit_generator"]),
-            "words": torch.tensor(drawn["state"]["key"].tolist(), dtype=torch.int64),
+            "words": torch.tensor(drawn["state"]["key"].tolist(), dtype=torch.int64, device="cpu"),
             "position": int(drawn["state"]["pos"]),
             "has_gauss": int(drawn["has_gauss"]),
             "gauss": float(drawn["gauss"]),
