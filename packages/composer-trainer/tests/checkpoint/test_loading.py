@@ -521,6 +521,14 @@ class TestIgnoreKeys:
         with pytest.warns(UserWarning, match=r"holds nothing that ignore_keys='modle/\*' would leave out.*model"):
             load_checkpoint(saved, later, ignore_keys="modle/*")
 
+    @pytest.mark.parametrize("weights_only", [True, False])
+    def test_warnings_name_the_line_that_loads(self, saved, later, weights_only):
+        """A warning points to whoever called, whatever is loaded."""
+        with pytest.warns(UserWarning, match="holds nothing that ignore_keys") as told:
+            load_checkpoint(saved, later, ignore_keys="modle/*", weights_only=weights_only)
+
+        assert [one.filename for one in told] == [__file__]
+
     def test_neither_text_nor_function(self, saved, later):
         """Something else is refused."""
         with pytest.raises(TypeError, match="ignore_keys must be texts"):

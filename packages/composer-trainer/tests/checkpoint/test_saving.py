@@ -1,5 +1,6 @@
 """Saving a run, and what is then in the folder."""
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -243,6 +244,24 @@ class Switching(torch.optim.SGD):
 
 
 class TestTake:
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_garbage_is_collected_later(self, runs, enabled):
+        """Training does not wait for a collection as well; whether there are any is then as it was."""
+        state = runs.make(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
+        began = []
+        if not enabled:
+            gc.disable()
+        gc.callbacks.append(lambda phase, _: began.append(phase))
+        try:
+            take(state)
+            during, is_enabled = list(began), gc.isenabled()
+        finally:
+            gc.callbacks.pop()
+            gc.enable()
+
+        assert during == []
+        assert is_enabled == enabled
+
     def test_later_steps_do_not_touch_it(self, runs):
         """What was taken is the run as it was, though training goes on."""
         state = runs.make()

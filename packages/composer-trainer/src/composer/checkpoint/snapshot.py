@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import gc
 import math
 import platform
 import sys
@@ -92,11 +93,24 @@ def take(
     Raises:
         NotSerializableError: Something is neither data nor a tensor; it is said where.
     """
-    if not weights_only:
-        return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)
-    with _evaluation_weights(state) as are_switched:
-        copy = copy or are_switched
-        return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy, memory=memory)
+    with _no_collection():
+        if not weights_only:
+            return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)
+        with _evaluation_weights(state) as are_switched:
+            copy = copy or are_switched
+            return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy, memory=memory)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put off the collection of garbage: thousands of small objects would set it off, and it can outlast the copy."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _take(
