@@ -244,8 +244,8 @@ class Switching(torch.optim.SGD):
 
 
 class TestTake:
-    @pytest.mark.parametrize("enabled", [True, False])
-    def test_garbage_is_collected_later(self, runs, enabled):
+    @pytest.mark.parametrize(("enabled", "most"), [(True, 1), (False, 0)])  # what was put off begins at the end
+    def test_garbage_is_collected_later(self, runs, enabled, most):
         """Training does not wait for a collection as well; whether there are any is then as it was."""
         state = runs.make(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
         began = []
@@ -254,12 +254,12 @@ class TestTake:
         gc.callbacks.append(lambda phase, _: began.append(phase))
         try:
             take(state)
-            during, is_enabled = list(began), gc.isenabled()
+            collections, is_enabled = began.count("start"), gc.isenabled()
         finally:
             gc.callbacks.pop()
             gc.enable()
 
-        assert during == []
+        assert collections <= most
         assert is_enabled == enabled
 
     def test_later_steps_do_not_touch_it(self, runs):
