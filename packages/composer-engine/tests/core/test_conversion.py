@@ -241,3 +241,16 @@ class TestFieldTypes:
 
         assert field_types(Loose) == {"known": int, "unknown": Any}
         assert field_types(attrs.make_class("Bare", ["x"])) == {"x": Any}
+
+    def test_a_name_that_comes_later(self, monkeypatch):
+        """What could not be read is read once it can: a class of a notebook's later cell."""
+
+        @attrs.define
+        class Early:
+            later: "Later | None" = None  # noqa: F821
+
+        before = field_types(Early)
+        monkeypatch.setitem(globals(), "Later", Interval)
+
+        assert before == {"later": Any}
+        assert field_types(Early) == {"later": Interval | None}

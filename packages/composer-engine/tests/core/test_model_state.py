@@ -130,14 +130,14 @@ class TestModel:
             state.load_model_state({"model": {"0.weight": torch.zeros(1)}}, strict=False)
 
     def test_another_dtype_is_told(self):
-        """Weights that would be rounded are not loaded without a word."""
+        """Weights that are rounded are not loaded without a word."""
         source = {name: value.double() for name, value in make_net().state_dict().items() if value.is_floating_point()}
         state = State(model=make_net())
 
-        with pytest.raises(
-            StateMismatchError, match=r"model\.0\.bias: torch\.float64 was saved, torch\.float32 is set"
-        ):
+        with pytest.warns(UserWarning, match=r"model\.0\.bias: torch\.float64 was saved, torch\.float32 is set"):
             state.load_model_state({"model": state.get_model_state_dict() | source})
+
+        assert torch.equal(state.model[0].weight, source["0.weight"].float())
 
     @pytest.mark.parametrize("saved", [{}, {"model": None}, {"model": [1]}])
     def test_no_weights_at_all(self, saved):
@@ -186,6 +186,21 @@ class TestNotCopied:
         assert not_copied(model) == not_copied(nn.DataParallel(model)) == ("body.1.", "head.")
         assert not_copied(torch.compile(nn.Sequential(hooked))) == ("0.",)
         assert not_copied(hooked) == not_copied(LoadsByItself(2, 2)) == ("",)
+
+    def test_by_each_of_its_names(self):
+        """A module that is there twice is given weights by both names."""
+        keeps = Keeps(2, 2)
+
+        assert not_copied(nn.ModuleDict({"one": keeps, "two": keeps})) == ("one.", "two.")
+
+    def test_objects_with_ways_of_their_own(self):
+        """What a single object does is seen as its class's ways are; of what is no module nothing is known."""
+        odd, whole = nn.Linear(2, 2), nn.Linear(2, 2)
+        odd._load_from_state_dict = lambda *_: None
+        whole.load_state_dict = lambda *_, **__: None
+
+        assert not_copied(nn.Sequential(nn.Linear(2, 2), odd)) == ("1.",)
+        assert not_copied(whole) == not_copied(object()) == ("",)
 
 
 class TestOptimizers:

@@ -21,7 +21,7 @@ from composer.checkpoint import (
     save_checkpoint,
     tensor_file,
 )
-from composer.core import Engine, StateMismatchError
+from composer.core import Algorithm, Engine, StateMismatchError
 
 
 @pytest.fixture
@@ -188,13 +188,14 @@ class TestMemory:
         assert torch.equal(loaded["exp_avg"], first["exp_avg_sq"])
         assert torch.equal(loaded["exp_avg_sq"], first["exp_avg_sq"])
 
-    def test_other_dtypes(self, runs, saved):
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_other_dtypes(self, runs, saved, weights_only):
         """Weights in another dtype are converted, which needs memory of its own."""
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
         other = runs.make(model=model, steps=0)
 
         with pytest.warns(UserWarning, match=r"torch.float32 was saved, torch.float64 is set"):
-            load_checkpoint(saved, other)
+            load_checkpoint(saved, other, weights_only=weights_only)
 
         assert torch.equal(model[0].weight.float(), runs.make().model[0].weight)
         assert model[0].weight.dtype is torch.float64
@@ -234,6 +235,19 @@ class TestMemory:
         os.truncate(path / "model.safetensors", 0)
 
         assert torch.equal(later.model.kept[0], later.model.linear.weight)
+
+    @pytest.mark.parametrize("weights_only", [False, True])
+    def test_modules_that_come_with_an_algorithm(self, runs, tmp_path, weights_only):
+        """What is kept by a module that an algorithm puts into the model while loading has memory of its own, too."""
+        state = runs.make(model=nn.Sequential(nn.Linear(4, 3)), algorithms=PutKeeping())
+        Engine(state).run_event("init")
+        path = Path(save_checkpoint(state, tmp_path / "one"))
+        later = runs.make(model=nn.Sequential(nn.Linear(4, 3)), seed=1)
+
+        load_checkpoint(path, later, weights_only=weights_only)
+        os.truncate(path / "model.safetensors", 0)
+
+        assert torch.equal(later.model[0].kept[-1], state.model[0].linear.weight)
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_kept_and_ignored(self, runs, tmp_path, weights_only):
@@ -299,19 +313,21 @@ class TestWhileItIsRead:
         with pytest.raises(KeyboardInterrupt):
             load_checkpoint(saved, later, check_extra=stop)
 
+    @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("change", ["written", "cut off"])
-    def test_changed_meanwhile(self, runs, saved, later, change):
-        """Weights that are written or cut off while the rest is read are refused, and the run stays as it was."""
+    def test_changed_meanwhile(self, runs, saved, later, change, weights_only):
+        """Weights that are written or cut off while they are checked are refused, and the run stays as it was."""
         before = {name: value.clone() for name, value in later.model.state_dict().items()}
 
-        def interfere(_):
+        def interfere(*_):
             with (saved / "model.safetensors").open("r+b") as file:
                 file.truncate(8) if change == "cut off" else file.write(b"x")
-            return []
 
+        looked_at = later.model.register_state_dict_pre_hook(interfere)
         with pytest.raises(CheckpointError, match=r"model\.safetensors has been changed while it was read"):
-            load_checkpoint(saved, later, check_extra=interfere)
+            load_checkpoint(saved, later, weights_only=weights_only)
 
+        looked_at.remove()
         assert runs.same_tensors(later.model.state_dict(), before)
 
     def test_memory_is_looked_for(self, saved, later, monkeypatch):
@@ -379,6 +395,23 @@ class Keeping(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
         if self.odd == "all" or (self.odd == "first" and not self.kept):
             self.keep(state_dict, prefix)
+
+
+class PutKeeping(Algorithm):
+    """Puts such a module into the model; the parameters stay what they are."""
+
+    runs_at = BlurPool.runs_at
+    reads = writes = frozenset({"model"})
+
+    @staticmethod
+    def required_on_load():
+        """It is: names of weights change."""
+        return True
+
+    def apply(self, event, state, logger):
+        """Put it."""
+        keeping = Keeping("all")
+        keeping.linear, state.model[0] = state.model[0], keeping
 
 
 class TestMisfits:
@@ -526,6 +559,16 @@ class TestIgnoreKeys:
         """A warning points to whoever called, whatever is loaded."""
         with pytest.warns(UserWarning, match="holds nothing that ignore_keys") as told:
             load_checkpoint(saved, later, ignore_keys="modle/*", weights_only=weights_only)
+
+        assert [one.filename for one in told] == [__file__]
+
+    @pytest.mark.parametrize("weights_only", [True, False])
+    def test_warnings_of_differences_do_so(self, runs, saved, weights_only):
+        """That of weights in another dtype points there, too."""
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+        with pytest.warns(UserWarning, match=r"float32 was saved, torch.float64 is set") as told:
+            load_checkpoint(saved, runs.make(model=model, steps=0), weights_only=weights_only)
 
         assert [one.filename for one in told] == [__file__]
 

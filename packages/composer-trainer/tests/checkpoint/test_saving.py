@@ -248,15 +248,17 @@ class TestTake:
     def test_garbage_is_collected_later(self, runs, enabled, most):
         """Training does not wait for a collection as well; whether there are any is then as it was."""
         state = runs.make(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
-        began = []
+        began, usual = [], gc.get_threshold()
         if not enabled:
             gc.disable()
+        gc.set_threshold(100, *usual[1:])
         gc.callbacks.append(lambda phase, _: began.append(phase))
         try:
             take(state)
             collections, is_enabled = began.count("start"), gc.isenabled()
         finally:
             gc.callbacks.pop()
+            gc.set_threshold(*usual)
             gc.enable()
 
         assert collections <= most

@@ -61,6 +61,24 @@ def random_tensor(dtype, shape):
     return data.view(dtype).reshape(shape)
 
 
+class OnlyCopies(torch.Tensor):
+    """A tensor around another one, for which nothing is written but how it is copied."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        """Look like the inner one."""
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        """Copy from the inner one."""
+        if function is not torch.ops.aten.copy_.default:
+            return NotImplemented
+        return function(args[0], args[1].inner, **(kwargs or {}))
+
+
 class TestPackTensors:
     @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES])
     @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
@@ -182,6 +200,12 @@ class TestPackTensors:
         later.load_state_dict(load_file(write(tmp_path / "file", model.state_dict())), strict=True)
 
         assert torch.equal(later[1].weight, model[0].weight)
+
+    def test_kinds_of_tensors_that_are_copied_one_by_one(self):
+        """A kind of tensor that knows how to be copied, and not how with others, is written like any."""
+        packed = pack_tensors({"a": torch.ones(2), "b": OnlyCopies(torch.full((3,), 2.0))})
+
+        assert torch.frombuffer(packed.pieces[1], dtype=torch.float32).tolist() == [1, 1, 2, 2, 2]
 
     def test_dtypes_that_torch_cannot_copy(self):
         """A tensor that torch itself cannot do anything with is refused by its name."""

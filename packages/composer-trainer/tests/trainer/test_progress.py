@@ -107,16 +107,27 @@ class TestResume:
         ):
             make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
 
-    def test_epochs_of_another_length(self, make_trainer, stopped):
-        """A run goes on in an epoch that has become shorter, and says that it is not the same samples."""
+    @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
+    def test_epochs_of_another_length(self, make_trainer, stopped, batch_size, length, left):
+        """A run goes on in an epoch that has become shorter or longer, and says that it is not the same samples."""
         seen = Seen()
         options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [seen]}
-        trainer = make_trainer(train_dataloader=plain_loader(batch_size=5), **options)
+        trainer = make_trainer(train_dataloader=plain_loader(batch_size=batch_size), **options)
 
-        with pytest.warns(UserWarning, match="had 5 batches when the run stopped in an epoch, and has 4, so some"):
+        with pytest.warns(UserWarning, match=f"had 5 batches when the run stopped in an epoch, and has {length}, so"):
             trainer.fit()
 
-        assert seen.batches == [(1, 4, 60)]
+        assert seen.batches == (left or [(1, place, 12 * place - 12) for place in range(4, length + 1)])
+
+    def test_another_length_from_the_next_epoch_on(self, make_trainer, tmp_path):
+        """Between two epochs data may change without a word."""
+        first, seen = make_trainer(train_dataloader=plain_loader(), max_duration="1ep"), Seen()
+        first.fit()
+        options = {"load_path": first.save_checkpoint(str(tmp_path / "one")), "callbacks": [seen]}
+
+        make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
+
+        assert seen.batches == [(1, 1, 0), (1, 2, 40)]
 
     def test_a_subset_of_the_batches(self, make_trainer, stopped):
         """To end the epoch earlier than before changes nothing in what comes: not a word."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import datetime as dt
 import enum
 import math
@@ -12,7 +13,8 @@ import pathlib
 import sys
 import types
 import typing
-from functools import lru_cache, partial
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["field_types", "from_data", "to_data"]
 
+_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+
 
 def field_types(kind: type) -> dict[str, Any]:
     """Return the types of an attrs class's fields by name; ``Any`` where an annotation cannot be read at run time.
@@ -48,12 +52,12 @@ def field_types(kind: type) -> dict[str, Any]:
         >>> field_types(Point)
         {'x': int | None}
     """
-    return dict(_known_types(kind))
-
-
-@lru_cache(maxsize=256)
-def _known_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, _field_type(kind, field)) for field in attrs.fields(kind))
+    known = _KNOWN_TYPES.setdefault(kind, {})
+    for field in attrs.fields(kind):
+        if field.name not in known:
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be readable later
+                known[field.name] = _field_type(kind, field)
+    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind)}
 
 
 def _field_type(kind: type, field: attrs.Attribute[Any]) -> Any:
@@ -65,10 +69,7 @@ def _field_type(kind: type, field: attrs.Attribute[Any]) -> Any:
         if attrs.has(base) and any(one.name == field.name and not one.inherited for one in attrs.fields(base))
     )
     holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
-    try:
-        return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), dict(vars(owner)))[field.name]
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return Any
+    return typing.get_type_hints(holder, vars(sys.modules[owner.__module__]), dict(vars(owner)))[field.name]
 
 
 def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["CheckedState", "Passes", "check", "load_model", "load_optimizers", "load_state"]
+__all__ = [
+    "CheckedState",
+    "CheckedWeights",
+    "Passes",
+    "check",
+    "check_model",
+    "load_model",
+    "load_optimizers",
+    "load_state",
+]
 
 Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None
 
@@ -89,14 +98,38 @@ def load_model(
     passes: Passes,
 ) -> LoadReport:
     """Check a model's weights, then load them; see :meth:`State.load_model_state`."""
+    checked = check_model(state, saved, strict=strict, excluded=excluded, passes=passes)
+    checked.load(logger)
+    return checked.report
+
+
+@attrs.frozen(eq=False)
+class CheckedWeights:
+    """Saved weights that fit a model; as :class:`CheckedState`."""
+
+    state: State
+    saved: Mapping[str, Any]
+    report: LoadReport
+    made: dict[int, Algorithm]
+    passes: Passes
+
+    def load(self, logger: Logger | None) -> None:
+        """Load them, and warn of what differs; the run must be as it was when they were checked."""
+        _add(self.state, self.made, logger, self.passes)
+        model_state.load_weights(self.state.model, self.saved["model"])
+        _warn(self.report, stacklevel=5)
+
+
+def check_model(
+    state: State, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str], passes: Passes
+) -> CheckedWeights:
+    """Check a model's weights, and change nothing; see :meth:`State.load_model_state`."""
     findings = Findings()
     made = _missing_algorithms(state, saved, excluded)
     check_part(_trial_state(state, made, passes), "model", saved.get("model"), findings)
-    report = findings.report(strict=strict)
-    _add(state, made, logger, passes)
-    model_state.load_weights(state.model, saved["model"])
-    _warn(report)
-    return report
+    if strict:  # weights of another dtype are converted in any case, as torch does
+        findings.problems += [*findings.missing, *findings.unexpected]
+    return CheckedWeights(state, saved, findings.report(strict=False), made, passes)
 
 
 def load_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> LoadReport:

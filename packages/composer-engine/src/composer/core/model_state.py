@@ -122,17 +122,23 @@ def not_copied(model: Any) -> tuple[str, ...]:
         >>> not_copied(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
         ()
     """
-    if not isinstance(model, nn.Module):
+    if model is None:
         return ()
     bare = _bare(model)
-    if type(bare).load_state_dict is not nn.Module.load_state_dict:
+    if _function(getattr(bare, "load_state_dict", None)) is not nn.Module.load_state_dict:
         return ("",)
-    return tuple(_bare_name(f"{name}." if name else "") for name, one in bare.named_modules() if not _copies(one))
+    modules = bare.named_modules(remove_duplicate=False)  # one that has two names is given weights by each
+    return tuple(_bare_name(f"{name}." if name else "") for name, one in modules if not _copies(one))
 
 
 def _copies(module: nn.Module) -> bool:
-    load = type(module)._load_from_state_dict  # noqa: SLF001  (what modules have of their own is under this name)
+    # What modules have of their own is under this name; also a single object may.
+    load = _function(module._load_from_state_dict)  # noqa: SLF001
     return load in _COPYING and not module._load_state_dict_pre_hooks  # noqa: SLF001
+
+
+def _function(method: Any) -> Any:
+    return getattr(method, "__func__", None)
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

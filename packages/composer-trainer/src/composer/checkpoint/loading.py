@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
@@ -30,8 +31,6 @@ from composer.core import LoadReport, State, StateMismatchError, loading, model_
 if TYPE_CHECKING:
     import os
     from contextlib import AbstractContextManager
-
-    from torch import Tensor
 
     from composer.checkpoint.manifest import Manifest
     from composer.core import Logger
@@ -96,7 +95,8 @@ def load_checkpoint(
         state: The run.
         folder: Where ``"latest"`` is looked for.
         weights_only: Whether to load the model's weights, and nothing of the training.
-        strict_model_weights: Whether weights that only one side has are an error, or a warning.
+        strict_model_weights: Whether weights that only one side has are an error, or a warning. Those of another
+            dtype are converted, with a warning.
         ignore_keys: What stays as the run has it: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
             ``"algorithms/EMA"``; or a function that takes it out of the dictionary that it is given.
         exclude_algorithms: Algorithms that are not to be made again, though the saved weights need them.
@@ -155,6 +155,7 @@ class _Load:
             elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
             _match_neutral(self.state, saved)
             checked = self._check(opened.path, saved, extra, modules)
+            _copy_for_new_modules(checked, saved)
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
         checked.load(self.logger)
@@ -163,8 +164,11 @@ class _Load:
     def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
         with self._read(opened, weights_only=True) as saved:
             modules = _dictionary(saved.pop("modules", {}))
-        ignored = self._ignore(opened.path, saved)
-        return self._load_weights(opened.path, saved, modules, ignored, opened.manifest)
+            ignored = self._ignore(opened.path, saved)
+            checked = self._check_weights(opened.path, saved, modules, ignored)
+            _copy_for_new_modules(checked, saved)
+        checked.load(self.logger)
+        return LoadedCheckpoint(opened.path, checked.report, ignored, {}, opened.manifest)
 
     def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[dict[str, Any]]:
         # A function wants values, and may keep what it is given.
@@ -182,25 +186,21 @@ class _Load:
             weights = _named_as(self.state.get_model_state_dict(), read(file))
             saved = {"model": weights}
             ignored = self._ignore(path, saved)
-            return self._load_weights(path, saved, {}, ignored, None)
+            checked = self._check_weights(path, saved, {}, ignored)
+            checked.load(self.logger)
+        return LoadedCheckpoint(path, checked.report, ignored)
 
-    def _load_weights(
-        self,
-        path: str,
-        saved: dict[str, Any],
-        modules: dict[str, Any],
-        ignored: tuple[str, ...],
-        manifest: Manifest | None,
-    ) -> LoadedCheckpoint:
+    def _check_weights(
+        self, path: str, saved: dict[str, Any], modules: dict[str, Any], ignored: tuple[str, ...]
+    ) -> loading.CheckedWeights:
         if "model" in ignored:
             raise CheckpointError(path, "was to be loaded for its weights, and ignore_keys leaves all of them out.")
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         with _told_of(path, lambda: _changed_modules(self.state.model, modules)):
-            report = self.state.load_model_state(
-                saved, self.logger, self.strict, exclude_algorithms=self.excluded, algorithm_passes=self.passes
+            return loading.check_model(
+                self.state, saved, strict=self.strict, excluded=self.excluded, passes=self.passes
             )
-        return LoadedCheckpoint(path, report, ignored, {}, manifest)
 
     def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
         ignored = ignored_keys(saved, self.ignore_keys)
@@ -240,6 +240,12 @@ class _Load:
         """Return which weights only one side has, if that matters."""
         one_sided = (*report.missing, *report.unexpected)
         return [line for line in one_sided if line.startswith("model.")] if self.strict else []
+
+
+def _copy_for_new_modules(checked: loading.CheckedState | loading.CheckedWeights, saved: dict[str, Any]) -> None:
+    """Give weights memory of their own where algorithms put modules into the model that nobody has looked at."""
+    if checked.made:
+        saved["model"] = {name: one.clone() if isinstance(one, Tensor) else one for name, one in saved["model"].items()}
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

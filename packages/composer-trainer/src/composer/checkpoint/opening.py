@@ -28,7 +28,7 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 @attrs.frozen
 class OpenCheckpoint:
-    """A checkpoint whose files are here and have been checked.
+    """A checkpoint whose files are here, and as far as :func:`open_checkpoint` was told to compare them, whole.
 
     Args:
         path: Where it comes from.

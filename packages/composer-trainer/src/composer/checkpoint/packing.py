@@ -134,7 +134,7 @@ def _copied(places: Mapping[str, tuple[Tensor, int]], size: int, body: mmap.mmap
         targets += _unflatten_dense_tensors(flat, [held[name] for name in run])  # type: ignore[no-untyped-call]
     try:
         torch._foreach_copy_(targets, [*held.values()])
-    except RuntimeError:
+    except (RuntimeError, TypeError):  # one by one, torch can copy more kinds
         for (name, tensor), target in zip(held.items(), targets, strict=True):
             _copy(name, tensor, target)
     return memoryview(body)[:size]

@@ -144,8 +144,9 @@ class Batches:
             self.spec.dataloader.load_state_dict(own)
         elif given and not self.epoch_is_over and not self._order.skips:
             self._replay(given)
-        if given and not self.epoch_is_over:
+        if given:
             self._check_length(state.get("length"))
+        if given and not self.epoch_is_over:
             self._check_order(state.get("order"))
 
     def _replay(self, given: int) -> None:
@@ -167,7 +168,7 @@ class Batches:
 
     def _check_length(self, saved: Any) -> None:
         length = self.spec.length
-        if None not in (saved, length) and saved != length:
+        if None not in (saved, length) and saved not in (length, self._given):  # else the epoch was done
             warnings.warn(
                 f"train_dataloader had {saved} batches when the run stopped in an epoch, and has {length}, so some "
                 "samples of this epoch may come twice and others not at all. Is it the same data, with the same batch "
