@@ -121,9 +121,10 @@ class TestResume:
 
     def test_another_length_from_the_next_epoch_on(self, make_trainer, tmp_path):
         """Between two epochs data may change without a word."""
-        first, seen = make_trainer(train_dataloader=plain_loader(), max_duration="1ep"), Seen()
-        first.fit()
-        options = {"load_path": first.save_checkpoint(str(tmp_path / "one")), "callbacks": [seen]}
+        options = {"save_folder": str(tmp_path), "save_interval": "5ba"}
+        make_trainer(train_dataloader=plain_loader(), max_duration="1ep", **options).fit()
+        seen, [path] = Seen(), tmp_path.glob("*-ba5")
+        options = {"load_path": path, "callbacks": [seen]}
 
         make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
 

@@ -168,7 +168,7 @@ class Batches:
 
     def _check_length(self, saved: Any) -> None:
         length = self.spec.length
-        if None not in (saved, length) and saved not in (length, self._given):  # else the epoch was done
+        if None not in (saved, length) and saved != length:
             warnings.warn(
                 f"train_dataloader had {saved} batches when the run stopped in an epoch, and has {length}, so some "
                 "samples of this epoch may come twice and others not at all. Is it the same data, with the same batch "
