@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckedState",
-    "CheckedWeights",
     "Passes",
     "check",
     "check_model",
@@ -66,6 +65,7 @@ class CheckedState:
         report: What loading it does.
         made: Algorithms that the saved weights need and the run lacks, by their place in the list.
         passes: Passes that order them.
+        put: What puts it into the run, of which nothing is checked any more.
     """
 
     state: State
@@ -73,11 +73,12 @@ class CheckedState:
     report: LoadReport
     made: dict[int, Algorithm]
     passes: Passes
+    put: Callable[[State, Mapping[str, Any]], None]
 
     def load(self, logger: Logger | None) -> None:
         """Load it, and warn of what differs; the run must be as it was when it was checked."""
         _add(self.state, self.made, logger, self.passes)
-        _load_state(self.state, self.saved)
+        self.put(self.state, self.saved)
         _warn(self.report, stacklevel=5)
 
 
@@ -85,7 +86,7 @@ def check(state: State, saved: Any, *, strict: bool, excluded: Collection[str], 
     """Check all of a saved state, and change nothing; see :meth:`State.load_state_dict`."""
     made = _missing_algorithms(state, saved, excluded) if isinstance(saved, Mapping) and "model" in saved else {}
     report = check_state(_trial_state(state, made, passes), saved, strict=strict)
-    return CheckedState(state, saved, report, made, passes)
+    return CheckedState(state, saved, report, made, passes, _load_state)
 
 
 def load_model(
@@ -103,33 +104,16 @@ def load_model(
     return checked.report
 
 
-@attrs.frozen(eq=False)
-class CheckedWeights:
-    """Saved weights that fit a model; as :class:`CheckedState`."""
-
-    state: State
-    saved: Mapping[str, Any]
-    report: LoadReport
-    made: dict[int, Algorithm]
-    passes: Passes
-
-    def load(self, logger: Logger | None) -> None:
-        """Load them, and warn of what differs; the run must be as it was when they were checked."""
-        _add(self.state, self.made, logger, self.passes)
-        model_state.load_weights(self.state.model, self.saved["model"])
-        _warn(self.report, stacklevel=5)
-
-
 def check_model(
     state: State, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str], passes: Passes
-) -> CheckedWeights:
+) -> CheckedState:
     """Check a model's weights, and change nothing; see :meth:`State.load_model_state`."""
     findings = Findings()
     made = _missing_algorithms(state, saved, excluded)
     check_part(_trial_state(state, made, passes), "model", saved.get("model"), findings)
     if strict:  # weights of another dtype are converted in any case, as torch does
         findings.problems += [*findings.missing, *findings.unexpected]
-    return CheckedWeights(state, saved, findings.report(strict=False), made, passes)
+    return CheckedState(state, saved, findings.report(strict=False), made, passes, _load_weights)
 
 
 def load_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> LoadReport:
@@ -244,6 +228,10 @@ def _load_state(state: State, saved: Mapping[str, Any]) -> None:
         if not stays(field, getattr(state, field.name)):
             setattr(state, field.name, read_field(field, types[field.name], saved[name], name))
     state.restart_draws()
+
+
+def _load_weights(state: State, saved: Mapping[str, Any]) -> None:
+    model_state.load_weights(state.model, saved["model"])
 
 
 def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:

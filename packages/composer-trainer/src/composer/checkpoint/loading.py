@@ -192,7 +192,7 @@ class _Load:
 
     def _check_weights(
         self, path: str, saved: dict[str, Any], modules: dict[str, Any], ignored: tuple[str, ...]
-    ) -> loading.CheckedWeights:
+    ) -> loading.CheckedState:
         if "model" in ignored:
             raise CheckpointError(path, "was to be loaded for its weights, and ignore_keys leaves all of them out.")
         if "model" not in saved:
@@ -242,7 +242,7 @@ class _Load:
         return [line for line in one_sided if line.startswith("model.")] if self.strict else []
 
 
-def _copy_for_new_modules(checked: loading.CheckedState | loading.CheckedWeights, saved: dict[str, Any]) -> None:
+def _copy_for_new_modules(checked: loading.CheckedState, saved: dict[str, Any]) -> None:
     """Give weights memory of their own where algorithms put modules into the model that nobody has looked at."""
     if checked.made:
         saved["model"] = {name: one.clone() if isinstance(one, Tensor) else one for name, one in saved["model"].items()}
