@@ -111,9 +111,7 @@ def check_model(
     findings = Findings()
     made = _missing_algorithms(state, saved, excluded)
     check_part(_trial_state(state, made, passes), "model", saved.get("model"), findings)
-    if strict:  # weights of another dtype are converted in any case, as torch does
-        findings.problems += [*findings.missing, *findings.unexpected]
-    return CheckedState(state, saved, findings.report(strict=False), made, passes, _load_weights)
+    return CheckedState(state, saved, findings.report(strict=strict), made, passes, _load_weights)
 
 
 def load_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> LoadReport:

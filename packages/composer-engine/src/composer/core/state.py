@@ -468,8 +468,7 @@ class State:
         Args:
             state_dict: ``model``: weights by name; and ``algorithms``, if there were any, as in :meth:`state_dict`.
             logger: What the algorithms log to.
-            strict: Whether weights that only one side has are an error, or a warning. Those of another dtype are
-                converted, with a warning.
+            strict: Whether weights that only one side has, or that are of another dtype, are an error, or a warning.
             exclude_algorithms: Names or keys of algorithms that are not to be made again.
             algorithm_passes: Passes that order those that are.
 

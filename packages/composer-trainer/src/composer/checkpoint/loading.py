@@ -95,8 +95,8 @@ def load_checkpoint(
         state: The run.
         folder: Where ``"latest"`` is looked for.
         weights_only: Whether to load the model's weights, and nothing of the training.
-        strict_model_weights: Whether weights that only one side has are an error, or a warning. Those of another
-            dtype are converted, with a warning.
+        strict_model_weights: Whether weights that only one side has are an error, or a warning; with ``weights_only``
+            also those of another dtype.
         ignore_keys: What stays as the run has it: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
             ``"algorithms/EMA"``; or a function that takes it out of the dictionary that it is given.
         exclude_algorithms: Algorithms that are not to be made again, though the saved weights need them.
