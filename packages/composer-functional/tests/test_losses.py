@@ -164,6 +164,21 @@ class TestSoftCrossEntropy:
         assert torch.equal(compiled(logits, ids), F.cross_entropy(logits, ids))
         torch.testing.assert_close(compiled(logits, F.one_hot(ids, 3).float()), F.cross_entropy(logits, ids))
 
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    def test_ignored_rows_do_not_count_in_the_mean(self, smoothing: float):
+        """Rows of zeros, which are what ignored class ids become, count as ignored ids do in torch."""
+        logits, ids = torch.randn(4, 3, 5, dtype=torch.float64), torch.randint(-1, 3, (4, 5))
+        ids[:2, 0] = torch.tensor([-1, 0])
+        ids[ids < 0] = -100
+
+        loss = cf.soft_cross_entropy(logits, cf.smooth_labels(logits, ids, smoothing))
+
+        torch.testing.assert_close(loss, F.cross_entropy(logits, ids, label_smoothing=smoothing))
+
+    def test_only_ignored_rows_have_no_mean(self):
+        """The mean of nothing is nan, as that of ignored class ids is."""
+        assert cf.soft_cross_entropy(torch.rand(2, 3), torch.zeros(2, 3)).isnan()
+
     def test_bad_reduction_is_refused(self):
         """The message lists what there is."""
         with pytest.raises(ValueError, match=r"reduction must be .* got 'average'"):

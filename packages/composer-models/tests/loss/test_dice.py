@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassF1Score, MulticlassJaccardIndex
 
+from composer.functional import smooth_labels
 from composer.loss import DiceLoss
 
 EPSILON = 1e-5
@@ -101,6 +102,59 @@ class TestDiceLoss:
             DiceLoss(batch=True)(probabilities, target).item()
         )
         assert loss.item() == pytest.approx(each[:2].mean().item())
+
+    @pytest.mark.parametrize("squared", [False, True])
+    @pytest.mark.parametrize("jaccard", [False, True])
+    @pytest.mark.parametrize("batch", [False, True])
+    def test_ignored_pixels_are_left_out(self, pair, squared, jaccard, batch):
+        """The loss is the one of the other pixels alone, whatever is predicted where the target is negative."""
+        probabilities, target = pair
+        ignored = torch.rand(4, 5) < 0.4
+        target[:, ignored] = torch.tensor([[-1], [-100]]).expand(2, int(ignored.sum()))
+
+        loss = DiceLoss(squared_pred=squared, jaccard=jaccard, batch=batch, reduction="none")(probabilities, target)
+
+        kept, truth = probabilities[..., ~ignored], _one_hot(target[:, ~ignored])
+        samples = [(kept.movedim(0, 1)[None], truth.movedim(0, 1)[None])] if batch else [(kept, truth)]
+        expected = [
+            [_one_minus_dice(p, t, squared, jaccard) for p, t in zip(*rows, strict=True)]
+            for rows in zip(*map(_lists, samples[0]), strict=True)
+        ]
+        torch.testing.assert_close(loss, torch.tensor(expected[0] if batch else expected))
+
+    def test_ignored_pixels_get_no_gradient(self, pair):
+        """What is predicted for them is not learned from."""
+        logits, target = pair[0].clone().requires_grad_(), pair[1]
+        target[0, 1:3] = -1
+
+        DiceLoss(softmax=True)(logits, target).backward()
+
+        assert not logits.grad[0, :, 1:3].any()
+        assert logits.grad[0, :, 0].all()
+
+    def test_softened_ignored_pixels_are_left_out(self, pair):
+        """With softmax, rows of zeros are what class ids that are ignored become when they are smoothed."""
+        logits, target = pair
+        target[0, 1:3] = -1
+
+        loss = DiceLoss(softmax=True)(logits, smooth_labels(logits, target, 0.0))
+
+        assert loss.item() == pytest.approx(DiceLoss(softmax=True)(logits, target).item())
+
+    def test_without_softmax_a_row_of_zeros_is_a_pixel_of_no_class(self):
+        """Masks of a single class, and of several that are not exclusive, have a background."""
+        loss = DiceLoss()(torch.ones(1, 1, 4), torch.tensor([[[1.0, 1.0, 0.0, 0.0]]]))
+
+        assert loss.item() == pytest.approx(_one_minus_dice([1, 1, 1, 1], [1, 1, 0, 0]))
+
+    def test_a_sample_without_a_pixel_that_counts_is_not_in_the_mean(self, pair):
+        """The mean is that of the other samples."""
+        probabilities, target = pair
+        target[1] = -1
+
+        loss = DiceLoss()(probabilities, target)
+
+        assert loss.item() == pytest.approx(DiceLoss()(probabilities[:1], target[:1]).item())
 
     def test_nothing_present_is_no_loss(self):
         """Where every pixel is of no class, there is nothing to learn and no nan."""

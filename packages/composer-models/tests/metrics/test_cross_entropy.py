@@ -81,6 +81,16 @@ class TestCrossEntropy:
         expected = -(probabilities * logits.log_softmax(dim=1)).sum() / 6
         assert metric.compute().item() == pytest.approx(expected.item(), rel=1e-5)
 
+    def test_rows_of_zeros_do_not_count(self):
+        """What ignored class ids become as probabilities counts as little as they do."""
+        logits, targets = torch.randn(4, 3), torch.tensor([0, -100, 2, -100])
+        by_ids, by_probabilities = CrossEntropy(), CrossEntropy()
+
+        by_ids.update(logits, targets)
+        by_probabilities.update(logits, torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]]))
+
+        assert by_probabilities.compute().item() == pytest.approx(by_ids.compute().item(), rel=1e-6)
+
     def test_pixels_count_one_each(self):
         """With ids (N, H, W) and with probabilities (N, C, H, W), the mean runs over the pixels."""
         logits, targets = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from composer.functional import ensure_targets_one_hot
@@ -18,6 +19,10 @@ class DiceLoss(nn.Module):
 
     Unlike the cross entropy it weighs a small object as much as a large one. Sums are computed in single precision.
 
+    Ignored pixels are left out of all sums: those with a negative class id and, with ``softmax``, those whose
+    probabilities are all zero, as :func:`composer.functional.smooth_labels` encodes ignored class ids. Without
+    ``softmax`` such a row is a pixel of no class, and counts.
+
     Args:
         sigmoid: Whether ``input`` holds logits to be put through a sigmoid, each class by itself.
         softmax: Whether ``input`` holds logits to be put through a softmax over the classes.
@@ -26,7 +31,8 @@ class DiceLoss(nn.Module):
         batch: Whether to sum over the samples too: one coefficient for each class, not for each sample and class.
         ignore_absent_classes: Whether a class that is not in the target (of the sample, or of the batch with
             ``batch=True``) has no loss and does not count in the mean.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. A sample whose pixels are all ignored has a loss of 0 and does
+            not count in the mean.
 
     Raises:
         ValueError: Both ``sigmoid`` and ``softmax`` are set, or ``reduction`` is none of the three.
@@ -66,7 +72,7 @@ class DiceLoss(nn.Module):
 
         Args:
             input: Probabilities, or logits with ``sigmoid`` or ``softmax``; shape ``(N, C, ...)``.
-            target: Class ids ``(N, ...)``, of which a negative one is no class; or probabilities ``(N, C, ...)``.
+            target: Class ids ``(N, ...)``, of which negative ones are ignored; or probabilities ``(N, C, ...)``.
 
         Returns:
             A scalar; with ``"none"`` one for each sample and class, shape ``(N, C)``, or ``(C,)`` with ``batch=True``.
@@ -75,10 +81,11 @@ class DiceLoss(nn.Module):
             ValueError: ``target`` is neither class ids nor probabilities, or ``softmax`` is over one class.
         """
         truth = ensure_targets_one_hot(input, target).float()
-        prediction = self._probabilities(input.float())
+        counts = self._counts(target, truth)
+        prediction = self._probabilities(input.float()).where(counts, 0)
         pixels = [axis for axis in range(input.ndim) if axis != 1 and (axis > 0 or self.batch)]
         overlap = _sum(prediction * truth, pixels)
-        present = _sum(truth, pixels) > 0
+        present = _sum(truth if self.ignore_absent_classes else counts.expand_as(truth), pixels) > 0
         if self.squared_pred:
             prediction, truth = prediction.square(), truth.square()
         whole = _sum(prediction, pixels) + _sum(truth, pixels)
@@ -86,6 +93,12 @@ class DiceLoss(nn.Module):
             whole = 2 * (whole - overlap)
         loss = 1 - (2 * overlap + _SMOOTHING) / (whole + _SMOOTHING)
         return self._reduced(loss, present)
+
+    def _counts(self, target: Tensor, truth: Tensor) -> Tensor:
+        """Return where pixels are not ignored, shape ``(N, 1, ...)``."""
+        if target.shape != truth.shape:
+            return target.unsqueeze(1) >= 0
+        return truth.sum(1, keepdim=True) > 0 if self.softmax else torch.ones_like(truth[:, :1], dtype=torch.bool)
 
     def _probabilities(self, input: Tensor) -> Tensor:
         if self.softmax:
@@ -101,7 +114,7 @@ class DiceLoss(nn.Module):
             return loss
         if self.reduction == "sum":
             return loss.sum()
-        return loss.sum() / present.sum().clamp(min=1) if self.ignore_absent_classes else loss.mean()
+        return loss.sum() / present.sum().clamp(min=1)
 
 
 def _sum(values: Tensor, axes: list[int]) -> Tensor:

@@ -44,14 +44,15 @@ class CrossEntropy(MeanMetricBase):
 
         Args:
             preds: Logits, shape ``(N, C, ...)``.
-            targets: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``.
+            targets: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``, of which rows of
+                zeros do not count.
 
         Raises:
             ValueError: The shapes do not fit each other.
         """
         preds = preds.float()
         if targets.is_floating_point() or targets.shape == preds.shape:
-            self.add(cross_entropy(preds, targets.float(), reduction="sum"), targets.numel() // targets.shape[1])
+            self.add(cross_entropy(preds, targets.float(), reduction="sum"), targets.sum(1).count_nonzero())
         else:
             batch_sum = cross_entropy(preds, targets.long(), ignore_index=self.ignore_index, reduction="sum")
             self.add(batch_sum, (targets != self.ignore_index).sum())
