@@ -93,7 +93,7 @@ def train(options):
         "clock": [int(state.timestamp.batch), int(state.timestamp.sample)],
         "losses": [float(value) for _, value in logged["loss/train/total"]],
         "train metric": [float(value) for _, value in logged["metrics/train/MulticlassAccuracy"]],
-        "eval metrics": {name: float(value) for name, value in state.eval_metric_values.items()},
+        "eval metrics": {name: float(value) for name, value in state.eval_metric_values["eval"].items()},
     }
 
 

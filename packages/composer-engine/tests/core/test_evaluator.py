@@ -2,7 +2,16 @@
 
 import pytest
 
-from composer.core import DataSpec, Evaluator, Event, State, Timestamp, ensure_evaluator, evaluate_periodically
+from composer.core import (
+    DataSpec,
+    Evaluator,
+    Event,
+    MetricValues,
+    State,
+    Timestamp,
+    ensure_evaluator,
+    evaluate_periodically,
+)
 
 
 def due_events(evaluate, batches, batches_per_epoch=4):
@@ -94,3 +103,43 @@ class TestEvaluator:
 
         assert ensure_evaluator(evaluator) is evaluator
         assert (made.label, made.metric_names, made.dataloader.dataloader) == ("eval", ["acc"], [1])
+
+
+class TestMetricValues:
+    def test_one_evaluator_needs_no_label(self):
+        """The metric's name alone finds the value, as in MosaicML Composer."""
+        values = MetricValues(eval={"Accuracy": 0.5})
+
+        assert values["Accuracy"] == values["eval"]["Accuracy"] == values.get("Accuracy") == 0.5
+        assert "Accuracy" in values
+        assert "Loss" not in values
+        assert values.get("Loss", 7) == 7
+
+    def test_a_metric_of_two_evaluators_needs_a_label(self):
+        """Which of the two is meant is not guessed."""
+        values = MetricValues(easy={"Accuracy": 0.9}, hard={"Accuracy": 0.5})
+
+        with pytest.raises(KeyError, match=r"'Accuracy' is a metric of easy, hard: read \['easy'\]\['Accuracy'\]"):
+            values["Accuracy"]
+
+    def test_unknown_name_gets_the_nearest(self):
+        """The error names what may have been meant, a label or a metric."""
+        with pytest.raises(KeyError, match=r"no evaluator or metric 'Acuracy'.*'Accuracy'"):
+            MetricValues(eval={"Accuracy": 0.5})["Acuracy"]
+
+    def test_values_without_a_label_are_replaced_by_an_evaluation(self):
+        """Those of an earlier release's checkpoint do not hide the new ones."""
+        values = MetricValues(Accuracy=0.1, Loss=2.0)
+
+        values.record("eval", {"Accuracy": 0.5})
+
+        assert values == {"Loss": 2.0, "eval": {"Accuracy": 0.5}}
+        assert values["Accuracy"] == 0.5
+
+    def test_assigned_values_can_be_looked_up(self):
+        """A loop of one's own may assign any dictionary to the state."""
+        state = State(model=None)
+
+        state.eval_metric_values = {"eval": {"Accuracy": 0.5}}
+
+        assert state.eval_metric_values["Accuracy"] == 0.5

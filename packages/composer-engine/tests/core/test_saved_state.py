@@ -178,6 +178,15 @@ class TestWriting:
 
         assert repr(state.state_dict()["eval_metric_values"]) == "{'mine': 0.5, 'many': {'a': 1.0}}"
 
+    def test_metric_values_of_an_earlier_release(self):
+        """They were saved by the metric's name alone, and are found by it."""
+        saved = state_with().state_dict() | {"eval_metric_values": {"Accuracy": 0.5}}
+        state = state_with()
+
+        state.load_state_dict(saved)
+
+        assert state.eval_metric_values["Accuracy"] == 0.5
+
     # SequentialLR itself calls its schedulers in the way that torch 2.7 warns of.
     @pytest.mark.filterwarnings("ignore:The epoch parameter")
     @pytest.mark.parametrize(

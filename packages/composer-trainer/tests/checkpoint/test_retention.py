@@ -125,6 +125,15 @@ class TestDeleteOld:
 
         assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba2"]
 
+    def test_a_metric_of_one_of_two_evaluators(self, runs, tmp_path):
+        """Which checkpoint is the best depends on the evaluator that the metric names."""
+        for batch, easy, hard in ((1, 0.5, 0.1), (2, 0.4, 0.3), (3, 0.4, 0.2)):
+            state = runs.make(batch=batch)
+            state.eval_metric_values = {"easy": {"Accuracy": easy}, "hard": {"Accuracy": hard}}
+            save_checkpoint(state, tmp_path / f"ba{batch}")
+
+        assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/hard/Accuracy")) == ["ba1"]
+
 
 class TestKeepBest:
     @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from composer.core import Callback, Evaluator, Event
 from composer.models import ComposerClassifier
@@ -71,6 +72,24 @@ class TestInterval:
         trainer.fit()
 
         assert labels == ["often", "often", "seldom"]
+
+    def test_each_evaluator_keeps_its_own_values(self, make_trainer):
+        """Two evaluators with the same metrics do not overwrite each other's values in the state."""
+        inputs, targets = make_trainer.loader().dataset.tensors
+        parts = {"first": slice(0, 5), "rest": slice(5, None)}
+        evaluators = [
+            Evaluator(label=label, dataloader=DataLoader(TensorDataset(inputs[part], targets[part]), batch_size=4))
+            for label, part in parts.items()
+        ]
+        trainer = make_trainer()
+
+        trainer.eval(evaluators)
+
+        with torch.no_grad():
+            outputs = trainer.state.model.module(inputs)
+        for label, part in parts.items():
+            loss = nn.functional.cross_entropy(outputs[part], targets[part])
+            torch.testing.assert_close(trainer.state.eval_metric_values[label]["CrossEntropy"], loss)
 
 
 class TestResult:

@@ -7,7 +7,7 @@ from composer.core.conflicts import Conflict, Owned
 from composer.core.conversion import from_data, to_data
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.engine import Engine
-from composer.core.evaluator import Evaluator, ensure_evaluator, evaluate_periodically
+from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically
 from composer.core.event import Event
 from composer.core.interval import Interval
 from composer.core.load_report import LoadReport, StateMismatchError
@@ -41,6 +41,7 @@ __all__ = [
     "Logger",
     "LoggerDestination",
     "MemoryFormat",
+    "MetricValues",
     "NoEffectWarning",
     "NotSerializableError",
     "Owned",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,12 +10,13 @@ import attrs
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
+from composer.core.serialization import nearest
 
 if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["Evaluator", "ensure_evaluator", "evaluate_periodically"]
+__all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically"]
 
 EvalInterval = Callable[["State", Event], bool]
 
@@ -99,6 +100,52 @@ class Evaluator:
     def _check_subset(self, _: object, subset: int | None) -> None:
         if subset is not None and subset != -1 and subset < 1:
             raise ValueError(f"subset_num_batches must be a number of batches, or -1 for all, got {subset}.")
+
+
+class MetricValues(dict[str, Any]):
+    """The latest values of metrics by evaluator and name, ``values["eval"]["MulticlassAccuracy"]``.
+
+    If only one evaluator has a metric, its name alone finds the value too: ``values["MulticlassAccuracy"]``,
+    ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. Values that were assigned by name only,
+    and those from a checkpoint of an earlier release, stay as they are until an evaluation has the metric.
+
+    Raises:
+        KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.
+
+    Example:
+        >>> values = MetricValues(easy={"Accuracy": 0.9}, hard={"Accuracy": 0.5, "Loss": 1.2})
+        >>> values["hard"]["Accuracy"], values["Loss"], "Accuracy" in values
+        (0.5, 1.2, False)
+    """
+
+    def __missing__(self, name: str) -> Any:
+        labels = self._labels_with(name)
+        if len(labels) == 1:
+            return self[labels[0]][name]
+        if labels:
+            raise KeyError(f"{name!r} is a metric of {', '.join(labels)}: read [{labels[0]!r}][{name!r}].")
+        known = {*self, *(metric for values in self.values() if isinstance(values, Mapping) for metric in values)}
+        raise KeyError(f"There is no evaluator or metric {name!r}{nearest(name, known)}")
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or len(self._labels_with(name)) == 1
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an evaluator or metric, or ``default``."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def record(self, label: str, values: Mapping[str, Any]) -> None:
+        """Replace the values of an evaluator."""
+        for name in values:
+            if not isinstance(super().get(name), Mapping):
+                self.pop(name, None)
+        self[label] = dict(values)
+
+    def _labels_with(self, name: object) -> list[str]:
+        return [label for label, values in self.items() if isinstance(values, Mapping) and name in values]
 
 
 def ensure_evaluator(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
 from composer.core.components import Components
 from composer.core.data_spec import DataSpec, ensure_data_spec
-from composer.core.evaluator import Evaluator, ensure_evaluator
+from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.loading import load_model, load_optimizers, load_state
 from composer.core.model_state import optimizer_states, weights
 from composer.core.precision import Precision
@@ -170,7 +170,7 @@ class State:
     train_metrics: dict[str, Any] = _live(factory=dict, init=False)
     eval_metrics: dict[str, dict[str, Any]] = _live(factory=dict, init=False)
     train_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
-    eval_metric_values: dict[str, Any] = _saved(factory=dict, init=False)
+    _eval_metric_values: dict[str, Any] = _saved(factory=MetricValues, init=False, converter=MetricValues)
     profiler: Any = _live(default=None, init=False)
     made_on_load: list[Algorithm] = _live(factory=list, init=False)
 
@@ -267,6 +267,15 @@ class State:
     @evaluators.setter
     def evaluators(self, evaluators: Any) -> None:
         self._evaluators = _to_evaluators(evaluators)
+
+    @property
+    def eval_metric_values(self) -> MetricValues:
+        """The latest values of the evaluators' metrics, by label and name."""
+        return cast("MetricValues", self._eval_metric_values)
+
+    @eval_metric_values.setter
+    def eval_metric_values(self, values: Mapping[str, Any]) -> None:
+        self._eval_metric_values = MetricValues(values)
 
     @property
     def precision(self) -> Precision:

@@ -285,13 +285,12 @@ def _is_switched(optimizer: Any) -> bool:
 def _metric_values(state: State) -> dict[str, float | None]:
     train = state.dataloader_label or "train"
     found = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
-    if len(state.eval_metrics) > 1:  # of several evaluations the state keeps the values of the last by name
-        for label, metrics in state.eval_metrics.items():
-            done = [(name, metric.compute()) for name, metric in metrics.items() if metric.update_called]
-            found |= {f"metrics/{label}/{name}": value for name, value in done}
-    else:
-        label = next(iter(state.eval_metrics), "eval")
-        found |= {f"metrics/{label}/{name}": value for name, value in state.eval_metric_values.items()}
+    only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
+    for label, values in state.eval_metric_values.items():
+        if isinstance(values, Mapping):
+            found |= {f"metrics/{label}/{name}": value for name, value in values.items()}
+        elif only_label is not None:  # a metric by its name alone
+            found[f"metrics/{only_label}/{label}"] = values
     numbers = {name: _number(value) for name, value in found.items()}
     return {name: number for name, number in numbers.items() if number is not ...}
 

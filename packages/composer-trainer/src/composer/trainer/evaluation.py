@@ -235,7 +235,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
     if not int(state.eval_timestamp.batch):
         raise ValueError(f"There is nothing to evaluate on: the loader of {evaluator.label!r} gave no batch.")
     values = compute_metrics(metrics)
-    state.eval_metric_values |= values
+    state.eval_metric_values.record(evaluator.label, values)
     engine.logger.log_metrics({f"metrics/{evaluator.label}/{name}": value for name, value in values.items()})
     engine.run_event(Event.EVAL_END)
     return values
