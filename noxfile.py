@@ -38,8 +38,11 @@ MMDET = {
     "operators": ["mmcv==2.1.0"],
     "detectors": ["mmdet==3.3.0", "mmengine==0.10.7", "pytest>=8.3"],
 }
-# Small tensors gain nothing from more threads, and two cores may run two things.
-TEST_ENV = {"OMP_NUM_THREADS": "1"}
+# Small tensors gain nothing from more threads, and the two cores run two processes of pytest. Without compiled modules,
+# each process that a test starts would compile torch again, which takes five seconds.
+TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
+PARALLEL = ["-n2", "--dist=worksteal"]
+DURATIONS = "--durations=20"
 
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 

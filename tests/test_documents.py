@@ -1,13 +1,13 @@
 """Every block of Python in the documents runs, and every link within the repository leads somewhere.
 
-The blocks of a document run one after the other in one namespace, in a process and a folder of their own. A block that
-cannot run is preceded by a comment with the reason: ``<!-- not run: it needs eight GPUs -->``.
+The blocks of a document run one after the other in one namespace, in a process and a folder of their own. The process is
+a fork of one that has imported what most documents import. A block that cannot run is preceded by a comment with the
+reason: ``<!-- not run: it needs eight GPUs -->``.
 """
 
-import os
+import multiprocessing
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,21 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?:python|py)\b[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.M
 )
-RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
+PRELOADED = ["composer.algorithms", "composer.models", "composer.trainer", "torchmetrics", "torchvision"]
+RUN = """
+import atexit, os, warnings
+os.chdir(folder)
+os.environ["MPLBACKEND"] = "agg"
+for stream in (1, 2):
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+warnings.simplefilter("error")
+for kind in (DeprecationWarning, SyntaxWarning):  # torchao's sources, which Transformers imports, have such a text
+    warnings.filterwarnings("ignore", "invalid escape sequence", kind)
+try:
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+finally:
+    atexit._run_exitfuncs()  # multiprocessing leaves without
+"""
 
 
 def program(text):
@@ -32,13 +46,15 @@ def program(text):
 
 
 def run(text, name, folder):
-    """Run a document's code in a folder."""
-    settings = os.environ | {"MPLBACKEND": "agg"}
-    # torchao's sources, which Transformers imports where it is installed, have such a text.
-    torchao = [f"-Wignore:invalid escape sequence:{kind}" for kind in ("DeprecationWarning", "SyntaxWarning")]
-    command = [sys.executable, "-W", "error", *torchao, "-c", RUN, name]
-    code = program(text)
-    return subprocess.run(command, input=code, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    """Run a document's code in a folder, with warnings as errors; return its exit code and all its output."""
+    output = folder / ".output"
+    settings = {"code": program(text), "name": name, "folder": str(folder), "output": str(output)}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=exec, args=(RUN, settings))
+    process.start()
+    process.join()
+    return subprocess.CompletedProcess(name, process.exitcode, stderr=output.read_text())
 
 
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if program(path.read_text()).strip()], ids=str)
