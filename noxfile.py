@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 import tomllib
 from pathlib import Path
@@ -26,11 +27,10 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["matplotlib", "rich", "scikit-learn"]
 TOOLS = {
-    "docs": ["accelerate", "lightning"],
-    "integration": ["uv"],
+    "tests": ["pytest-xdist>=3.8"],
+    "together": ["accelerate", "import-linter", "lightning", "uv"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
-    "imports": ["import-linter"],
 }
 # Versions that fit each other. The operators of mmcv come as source, whose build asks for an older setuptools.
 MMDET = {
@@ -38,11 +38,10 @@ MMDET = {
     "operators": ["mmcv==2.1.0"],
     "detectors": ["mmdet==3.3.0", "mmengine==0.10.7", "pytest>=8.3"],
 }
-# Small tensors gain nothing from more threads, and the two cores run two processes of pytest. Without compiled modules,
-# each process that a test starts would compile torch again, which takes five seconds.
+# One thread of torch in each of pytest's two processes. Where compiled modules are not written, every process that a
+# test starts compiles torch again, which takes five seconds.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
-PARALLEL = ["-n2", "--dist=worksteal"]
-DURATIONS = "--durations=20"
+PYTEST = ["pytest", "--numprocesses=2", "--dist=loadfile", "--durations=20"]
 
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
@@ -59,7 +58,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Test a package with nothing but its declared dependencies; options for pytest go after --."""
     install(session, *wheels(session, *closure(package)), *test_group(package))
-    session.run("pytest", f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
+    session.run(*PYTEST, f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
 
 
 for python in PYTHONS:
@@ -69,8 +68,9 @@ for python in PYTHONS:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test all packages together: the namespace, the examples, training from end to end."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["integration"])
-    session.run("pytest", "tests", "--ignore=tests/test_documents.py", *session.posargs, env=TEST_ENV)
+    python = together(session)
+    command = [python, "-m", *PYTEST, "tests", "--ignore=tests/test_documents.py", *session.posargs]
+    session.run(*command, env=TEST_ENV, external=True)
 
 
 @nox.session
@@ -78,7 +78,7 @@ def resume_matrix(session: nox.Session) -> None:
     """Stop and resume with every pair of algorithms, and kill trainings some hundred times; takes an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
-    session.run("pytest", "tests/test_resume.py", "tests/test_faults.py", *session.posargs, env=env)
+    session.run(*PYTEST, "tests/test_resume.py", "tests/test_faults.py", *session.posargs, env=env)
 
 
 @nox.session(python=PYTHONS[0])
@@ -90,7 +90,7 @@ def minimums(session: nox.Session, package: str) -> None:
     direct.write_text("\n".join([*theirs(*closure(package)), *test_group(package)]))
     session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
     install(session, *wheels(session, *closure(package)), *test_group(package), pins=str(floors))
-    session.run("pytest", f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
+    session.run(*PYTEST, f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
 
 
 @nox.session(python=PYTHONS[0])
@@ -124,10 +124,10 @@ def types(session: nox.Session) -> None:
 @nox.session
 def imports(session: nox.Session) -> None:
     """Check that imports point one way only, and that importing stays light."""
-    install(session, *wheels(session, *PACKAGES), *TOOLS["imports"])
-    session.run("lint-imports", "--no-cache")
+    python = together(session)
+    session.run(str(Path(python).with_name("lint-imports")), "--no-cache", external=True)
     for module in ["composer", "composer.functional", "composer.core", "composer.algorithms", "composer.models"]:
-        session.run("python", "-c", LIGHT.format(module=module))
+        session.run(python, "-c", LIGHT.format(module=module), external=True)
 
 
 # Exits with what is loaded too early, and with success where that is nothing.
@@ -140,8 +140,8 @@ sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every block of Python in the README, the guides and the packages' READMEs."""
-    install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["docs"])
-    session.run("pytest", "tests/test_documents.py", *session.posargs, env=TEST_ENV)
+    python = together(session)
+    session.run(python, "-m", *PYTEST, "tests/test_documents.py", *session.posargs, env=TEST_ENV, external=True)
 
 
 @nox.session
@@ -174,6 +174,18 @@ def install(session: nox.Session, *what: str, pins: str = CONSTRAINTS) -> None:
     session.install("--constraint", pins, *what)
 
 
+def together(session: nox.Session) -> str:
+    """Return the Python of the environment with all packages, their tests' needs and the examples', made once a run."""
+    environment = ROOT / ".nox" / "together"
+    python = str(environment / "bin" / "python")
+    if python not in _made:
+        session.run("uv", "venv", "--quiet", "--clear", f"--python={sys.executable}", str(environment))
+        what = [*wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *TOOLS["together"]]
+        session.run("uv", "pip", "install", "--quiet", f"--python={python}", f"--constraint={CONSTRAINTS}", *what)
+        _made.add(python)
+    return python
+
+
 def wheels(session: nox.Session, *packages: str) -> list[str]:
     """Return the files of freshly built wheels, one for each package."""
     return [_wheel(session, package) for package in packages]
@@ -194,7 +206,8 @@ def theirs(*packages: str) -> list[str]:
 
 def test_group(*packages: str) -> list[str]:
     """Return what the packages' tests need besides."""
-    return sorted({tool for package in packages for tool in project(package)["dependency-groups"]["test"]})
+    needed = {tool for package in packages for tool in project(package)["dependency-groups"]["test"]}
+    return sorted({*needed, *TOOLS["tests"]})
 
 
 @functools.cache
@@ -205,6 +218,7 @@ def project(package: str) -> dict[str, dict]:
 
 _built = tempfile.TemporaryDirectory(prefix="composer-wheels-")
 _wheel_of: dict[str, str] = {}
+_made: set[str] = set()
 
 
 def _wheel(session: nox.Session, package: str) -> str:
