@@ -1,8 +1,8 @@
 """Every block of Python in the documents runs, and every link within the repository leads somewhere.
 
-The blocks of a document run one after the other in one namespace, in a process and a folder of their own. The process is
-a fork of one that has imported what most documents import. A block that cannot run is preceded by a comment with the
-reason: ``<!-- not run: it needs eight GPUs -->``.
+The blocks of a document run one after the other in one namespace, in a process and a folder of their own. The process
+is a fork of one that has imported what most documents import. A block that cannot run is preceded by a comment with
+the reason: ``<!-- not run: it needs eight GPUs -->``.
 """
 
 import multiprocessing

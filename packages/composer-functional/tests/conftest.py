@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(params=DEVICES)

@@ -119,7 +119,7 @@ class TestDrawPermutation:
         with pytest.raises(ValueError, match="count must be"):
             cf.draw_permutation(count)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.gpu
     def test_generator_of_a_gpu_is_refused(self):
         """A number drawn on a device would have to be waited for."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):

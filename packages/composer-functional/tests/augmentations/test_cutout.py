@@ -256,7 +256,7 @@ class TestDrawBox:
         with pytest.raises(ValueError, match="size must be at least 1 and sides at least 0, got"):
             cf.draw_box(size, sides)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.gpu
     def test_generator_of_a_gpu_is_refused(self):
         """A number drawn on a device would have to be waited for."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):

@@ -346,10 +346,9 @@ class TestRefused:
         with pytest.raises(TypeError, match=r"width must be an int, got 1\.5\. It is the number of chains\."):
             cf.augmix(width=1.5)
 
+    @pytest.mark.gpu
     def test_generator_on_a_device(self):
         """Draws are made on the CPU."""
-        if not torch.cuda.is_available():
-            pytest.skip("needs a generator that is not on the CPU")
         with pytest.raises(ValueError, match="generator must be on the CPU"):
             cf.draw_randaugment(2, generator=torch.Generator("cuda"))
 

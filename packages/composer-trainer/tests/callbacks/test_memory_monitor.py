@@ -100,7 +100,7 @@ class TestMemoryMonitor:
         with pytest.raises(ValueError, match="dist_aggregate_batch_interval"):
             MemoryMonitor(dist_aggregate_batch_interval=0)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the allocator of a CUDA device")
+    @pytest.mark.gpu
     def test_on_a_gpu(self):
         """Every batch has all numbers, and the peak is no less than what is used now."""
         history = fit("gpu", MemoryMonitor(dist_aggregate_batch_interval=2))

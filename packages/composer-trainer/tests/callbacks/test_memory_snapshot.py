@@ -130,7 +130,7 @@ class TestMemorySnapshot:
         with pytest.raises(ValueError, match=message):
             MemorySnapshot(**options)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="records the memory of a CUDA device")
+    @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
         """The file holds what has been allocated while it was recorded."""
         monitor = MemorySnapshot(folder=str(tmp_path), remote_file_name=None)
@@ -188,7 +188,7 @@ class TestOOMObserver:
         with pytest.raises(ValueError, match="nothing else in braces"):
             OOMObserver(folder="{place}")
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs out of the memory of a CUDA device")
+    @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
         """Asking for more than there is leaves a file with what had been allocated."""
         network = nn.Linear(4, 3)

@@ -150,7 +150,7 @@ class TestSystemMetricsMonitor:
         with pytest.raises(ValueError, match=r"sample_seconds|[Ii]nterval|negative"):
             SystemMetricsMonitor(**options)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the driver of an NVIDIA GPU")
+    @pytest.mark.gpu
     def test_on_a_gpu(self):
         """Percentages, degrees and watts are plausible."""
         latest = fit(SystemMetricsMonitor(every="1ba", log_all_data=True), device="gpu").most_recent_values

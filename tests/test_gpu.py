@@ -1,0 +1,210 @@
+"""Training on a CUDA device: the same results as on a CPU, no synchronization in a step, exact resume."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import composer.algorithms as al
+from composer import Callback, Trainer
+from composer import functional as cf
+from composer.models import ComposerClassifier
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+STEPS = 8
+
+
+def network():
+    """A small convolutional network, with the same weights each time."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 8 * 8, 10))
+
+
+def loader(**options):
+    """Eight batches of 16 images in pinned memory."""
+    draw = torch.Generator().manual_seed(1)
+    images = torch.rand(STEPS * 16, 3, 16, 16, generator=draw)
+    labels = torch.randint(10, (STEPS * 16,), generator=draw)
+    return DataLoader(TensorDataset(images, labels), batch_size=16, pin_memory=True, **options)
+
+
+def trainer(algorithms=(), *, precision="fp32", max_duration="1ep", **options):
+    """A Trainer on the GPU, with SGD."""
+    model = ComposerClassifier(network(), num_classes=10)
+    settings = {"train_dataloader": loader(shuffle=True), "seed": 3, "progress_bar": False} | options
+    return Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        algorithms=algorithms,
+        max_duration=max_duration,
+        device="gpu",
+        precision=precision,
+        **settings,
+    )
+
+
+class ForbidSynchronization(Callback):
+    """Raises an error where the host waits for the device, from the third batch on."""
+
+    def batch_start(self, state, logger):
+        """The first batches load kernels and choose algorithms."""
+        torch.cuda.set_sync_debug_mode("error" if state.timestamp.batch >= 2 else "default")
+
+    def batch_end(self, state, logger):
+        """Only the step is checked."""
+        torch.cuda.set_sync_debug_mode("default")
+
+    def close(self, state, logger):
+        """Also after an error."""
+        torch.cuda.set_sync_debug_mode("default")
+
+
+ON_BATCHES = {
+    "cutmix": lambda images, labels: cf.cutmix_batch(images, labels, bbox=(2, 2, 9, 9), indices=labels.argsort())[0],
+    "cutout": lambda images, labels: cf.cutout_batch(images, boxes=[(2, 2, 9, 9)]),
+    "mixup": lambda images, labels: cf.mixup_batch(images, labels, mixing=0.3, indices=labels.argsort())[0],
+    "smooth_labels": lambda images, labels: cf.smooth_labels(images[:, 0, 0], labels % 10, smoothing=0.1),
+}
+
+RECIPES = {
+    "none": list,
+    "five": lambda: [al.BlurPool(), al.ChannelsLast(), al.LabelSmoothing(0.1), al.MixUp(0.2), al.EMA("4ba")],
+    "cutmix": lambda: [al.CutMix(), al.GradientClipping("norm", 1.0)],
+    "swa": lambda: [al.GradientClipping("adaptive", 0.1), al.CutOut(), al.SWA(swa_start="3ba", update_interval="1ba")],
+}
+
+
+class TestKernels:
+    @pytest.mark.parametrize("name", ON_BATCHES)
+    def test_equal_those_on_the_cpu(self, name):
+        """With the same draws handed in, to rounding."""
+        images, labels = torch.rand(16, 3, 16, 16), torch.randperm(16)
+
+        expected = ON_BATCHES[name](images, labels)
+
+        result = ON_BATCHES[name](images.to(DEVICE), labels.to(DEVICE))
+        assert result.device.type == DEVICE
+        torch.testing.assert_close(result.cpu(), expected)
+
+    @pytest.mark.parametrize("draw", [cf.augmix_batch, cf.colout_batch, cf.cutout_batch, cf.randaugment_batch])
+    def test_draw_as_on_the_cpu(self, draw):
+        """One seed draws the same for both devices; pixels of 8 bits differ by rounding at most."""
+        images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
+
+        expected = draw(images, generator=torch.Generator().manual_seed(5))
+
+        result = draw(images.to(DEVICE), generator=torch.Generator().manual_seed(5)).cpu()
+        difference = (result.int() - expected.int()).abs()
+        assert (difference <= 2).float().mean() > 0.99
+
+    @pytest.mark.parametrize(
+        "surgery",
+        [cf.apply_blurpool, cf.apply_channels_last, cf.apply_ghost_batchnorm, cf.apply_weight_standardization],
+    )
+    def test_surgery(self, surgery):
+        """A changed model computes on the GPU what it computes on the CPU, gradients included."""
+        model = network()
+        model[4].p = 0.0
+        surgery(model)
+        on_gpu = copy.deepcopy(model).to(DEVICE)
+        images, labels = torch.rand(32, 3, 16, 16), torch.randint(10, (32,))
+
+        cross_entropy(model(images), labels).backward()
+
+        cross_entropy(on_gpu(images.to(DEVICE)), labels.to(DEVICE)).backward()
+        for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=2e-2, atol=1e-4, msg=name)
+
+
+class TestStep:
+    @pytest.mark.parametrize("recipe", RECIPES)
+    @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+    def test_never_waits_for_the_device(self, recipe, precision):
+        """From one batch's start to its end nothing reads a value from the GPU."""
+        with trainer(RECIPES[recipe](), precision=precision, callbacks=ForbidSynchronization()) as run:
+            run.fit()
+
+        assert run.state.timestamp.batch == STEPS
+
+    def test_equals_a_plain_loop(self):
+        """The same batches, drawn the same way, give bit-identical weights."""
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        try:
+            run = trainer(train_dataloader=loader(), device_train_microbatch_size=None)
+            run.state.model.module[4].p = 0.0
+            run.fit()
+            model = network().to(DEVICE)
+            model[4].p = 0.0
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            for images, labels in loader():
+                optimizer.zero_grad()
+                cross_entropy(model(images.to(DEVICE)), labels.to(DEVICE)).backward()
+                optimizer.step()
+        finally:
+            torch.use_deterministic_algorithms(mode=False)
+
+        for ours, theirs in zip(run.state.model.module.parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+    def test_peak_memory_is_that_of_a_plain_loop(self):
+        """The trainer keeps no graph and no batch longer than the loop does."""
+
+        def peak(train):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            train()
+            return torch.cuda.max_memory_allocated() - before
+
+        def loop():
+            model = network().to(DEVICE)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            for images, labels in loader():
+                optimizer.zero_grad()
+                loss = cross_entropy(model(images.to(DEVICE)), labels.to(DEVICE))
+                loss.backward()
+                optimizer.step()
+
+        loop()  # libraries take their work space once
+
+        assert peak(lambda: trainer().fit()) <= 1.1 * peak(loop) + 2**20
+
+    def test_loss_scaling(self):
+        """With amp_fp16 the scaler is used, and training lowers the loss as in full precision."""
+        losses = {}
+        for precision in ("fp32", "amp_fp16"):
+            with trainer(precision=precision, max_duration="6ep") as run:
+                run.fit()
+                images, labels = next(iter(loader()))
+                with torch.no_grad():
+                    losses[precision] = cross_entropy(run.state.model.module(images.to(DEVICE)), labels.to(DEVICE))
+                assert (run.state.scaler is not None) == (precision == "amp_fp16")
+
+        assert losses["amp_fp16"] == pytest.approx(losses["fp32"].item(), rel=0.1)
+
+
+class TestResume:
+    @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "amp_fp16"])
+    def test_is_exact(self, tmp_path, precision):
+        """A run that stops in the middle of an epoch continues with bit-identical weights."""
+
+        def run(duration, **options):
+            algorithms = [al.BlurPool(), al.MixUp(0.2), al.EMA("4ba")]
+            settings = {"deterministic_mode": True, "precision": precision} | options
+            with trainer(algorithms, max_duration=duration, **settings) as made:
+                made.fit()
+                return made.state.model.state_dict(), made.save_checkpoint(str(tmp_path / f"{duration}-{len(options)}"))
+
+        try:
+            expected, _ = run("12ba")
+            _, checkpoint = run("5ba")
+            resumed, _ = run("12ba", load_path=checkpoint)
+        finally:
+            torch.use_deterministic_algorithms(mode=False)
+
+        assert all(torch.equal(resumed[name], value) for name, value in expected.items())
