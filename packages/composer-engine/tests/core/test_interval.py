@@ -73,3 +73,10 @@ def test_negative_intervals_are_refused():
     """Every minus one epochs is a mistake."""
     with pytest.raises(ValueError, match=r"An interval must be 0 \(never\) or more, got -1ep"):
         Interval(-1)
+
+
+@pytest.mark.parametrize("every", ["often", "1.5ep", "-1ba", None, 1.5, True])
+def test_an_error_begins_with_the_parameters_name(every):
+    """Whatever is wrong with an interval, the parameter that it was given for is named."""
+    with pytest.raises((TypeError, ValueError), match=r"^save_interval"):
+        Interval.named("save_interval", every)

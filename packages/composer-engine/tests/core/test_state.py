@@ -338,3 +338,12 @@ class TestProgress:
 
         state.set_dataloader()
         assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)
+
+
+@pytest.mark.parametrize("length", ["0ep", "-1ep", "10ba", "0.5dur"])
+def test_an_iteration_is_a_number_of_epochs(length):
+    """An iteration of another unit, or of no epoch, is refused when it is set, not in the middle of a run."""
+    state = State(model=None)
+
+    with pytest.raises(ValueError, match="iteration_length must be a number of epochs, at least 1"):
+        state.iteration_length = length

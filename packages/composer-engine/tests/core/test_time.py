@@ -130,6 +130,18 @@ class TestMakingATime:
         with pytest.raises(TypeError, match=r"or a whole number of batches, got"):
             Time.from_input(given, "ba")
 
+    @pytest.mark.parametrize("given", ["soon", "1.5ep", "1eps", 1.5, None])
+    def test_from_input_names_the_parameter(self, given):
+        """An error begins with the name of the parameter that the time was given for."""
+        with pytest.raises((TypeError, ValueError), match=r"^max_duration"):
+            Time.from_input(given, "ep", name="max_duration")
+
+    @pytest.mark.parametrize("given", [5, None, b"5ep"])
+    def test_from_timestring_refuses_what_is_no_text(self, given):
+        """What is no text is named, not handed to a regular expression."""
+        with pytest.raises(TypeError, match="must be a text such as '10ep', got"):
+            Time.from_timestring(given)
+
     def test_from_input_needs_a_unit_for_a_number(self):
         """A bare number says nothing without a unit."""
         with pytest.raises(TypeError, match=r"a Time or a text such as '10ep', got 3\."):

@@ -172,7 +172,7 @@ class TestEarlyStopper:
         ("options", "message"),
         [
             ({"patience": "-1ep"}, "patience must not be negative, got -1ep"),
-            ({"patience": "soon"}, "patience: .*'soon'"),
+            ({"patience": "soon"}, "patience must be .*'soon'"),
             ({"min_delta": -1.0}, "min_delta"),
             ({"comp": "best"}, "comp must be 'less', 'greater', a function .*got 'best'"),
         ],
@@ -184,7 +184,7 @@ class TestEarlyStopper:
 
     def test_bad_patience_of_another_kind(self):
         """Half an epoch is no length of time."""
-        with pytest.raises(TypeError, match=r"patience: .*got 0\.5"):
+        with pytest.raises(TypeError, match=r"patience must be .*got 0\.5"):
             EarlyStopper("Score", "eval", patience=0.5)
 
     def test_settings_are_data(self):

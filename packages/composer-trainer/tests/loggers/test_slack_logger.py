@@ -228,7 +228,7 @@ class TestSettings:
             ({"channel_id": None}, "channel_id is missing.*SLACK_LOGGING_CHANNEL_ID"),
             ({"include_keys": ()}, "include_keys is empty"),
             ({"max_logs_per_message": 0}, "max_logs_per_message must be at least 1, got 0"),
-            ({"log_interval": "-1ba"}, "An interval must be 0"),
+            ({"log_interval": "-1ba"}, "log_interval must be 0"),
         ],
     )
     def test_what_makes_no_sense(self, options, message, monkeypatch):

@@ -378,7 +378,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: schedules.LinearScheduler(t_max="soon"), "t_max: .*'soon'"),
+            (lambda: schedules.LinearScheduler(t_max="soon"), "t_max must be .*'soon'"),
             (lambda: schedules.LinearScheduler(t_max="0ba"), "t_max must be longer than 0, got 0ba"),
             (lambda: schedules.CosineAnnealingWithWarmupScheduler("-1ba"), "t_warmup must not be negative, got -1ba"),
             (lambda: schedules.CosineAnnealingScheduler(alpha_f=-0.1), "alpha_f"),
@@ -396,7 +396,7 @@ class TestArguments:
 
     def test_a_number_without_a_unit(self):
         """A bare number could be epochs or batches."""
-        with pytest.raises(TypeError, match=r"t_max: .*'10ep', got 10"):
+        with pytest.raises(TypeError, match=r"t_max must be .*'10ep', got 10"):
             schedules.LinearScheduler(t_max=10)
 
     def test_schedules_are_values(self):

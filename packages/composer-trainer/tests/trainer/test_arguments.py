@@ -5,7 +5,19 @@ import logging
 import pytest
 import torch
 
-from composer.core import Algorithm, Event, Stage
+from composer.callbacks import (
+    ActivationMonitor,
+    CheckpointSaver,
+    EarlyStopper,
+    Generate,
+    ImageVisualizer,
+    MemorySnapshot,
+    NaNMonitor,
+    SystemMetricsMonitor,
+)
+from composer.core import Algorithm, Evaluator, Event, Stage, State
+from composer.loggers import ConsoleLogger
+from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
 from composer.trainer.arguments import ArgumentsError
 
 
@@ -30,7 +42,7 @@ class TestAllAtOnce:
         for name in (
             "model must be",
             "max_duration must be",
-            "interval must be",
+            "eval_interval must be",
             "device_train_microbatch_size must be",
             "train_subset_num_batches must be",
             "seed must be",
@@ -72,6 +84,68 @@ class TestAllAtOnce:
 
         with pytest.raises(ArgumentsError, match=r"(?s)write Nothing\(\).*callbacks must be Callback objects"):
             make_trainer(algorithms=Nothing, callbacks="monitor")
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("options", "begin"),
+        [
+            ({"max_duration": "ten epochs"}, "max_duration must be a number followed by a unit"),
+            ({"max_duration": "1.5ep"}, "max_duration: value must be a whole number of epochs"),
+            ({"max_duration": "10lightyears"}, "max_duration: unit must be one of"),
+            ({"max_duration": 1.5}, "max_duration must be a Time or a text"),
+            ({"eval_interval": "often"}, "eval_interval must be a number followed by a unit"),
+            ({"eval_interval": "-1ep"}, r"eval_interval must be 0 \(never\) or more"),
+            ({"save_interval": "often"}, "save_interval must be a number followed by a unit"),
+            ({"save_interval": "-1ep", "save_folder": "runs"}, r"save_interval must be 0 \(never\) or more"),
+            ({"save_num_checkpoints_to_keep": -5}, "save_num_checkpoints_to_keep must be -1"),
+            ({"save_num_checkpoints_to_keep": 0, "save_folder": "runs"}, "save_num_checkpoints_to_keep must be -1"),
+            ({"console_log_interval": "often"}, "console_log_interval must be a number followed by a unit"),
+        ],
+    )
+    def test_of_the_constructor(self, make_trainer, options, begin):
+        """An error calls the parameter what the caller called it, also where nothing uses it yet."""
+        with pytest.raises((TypeError, ValueError), match=f"^{begin}"):
+            make_trainer(**options)
+
+    @pytest.mark.parametrize(
+        ("options", "begin"),
+        [
+            ({"duration": "soon"}, "duration must be a number followed by a unit"),
+            ({"duration": "0ep"}, "duration must be more than 0"),
+            ({"duration": "0.5dur"}, "duration cannot be a fraction of itself"),
+            ({"eval_interval": "often", "eval_dataloader": []}, "eval_interval must be a number followed by a unit"),
+        ],
+    )
+    def test_of_fit(self, make_trainer, options, begin):
+        """fit() names its own parameters, not those of the constructor."""
+        with pytest.raises(ValueError, match=f"^{begin}"):
+            make_trainer().fit(**options)
+
+    @pytest.mark.parametrize(
+        ("make", "name"),
+        [
+            (lambda: ActivationMonitor("often"), "interval"),
+            (lambda: CheckpointSaver(save_interval="often"), "save_interval"),
+            (lambda: ConsoleLogger("often"), "log_interval"),
+            (lambda: EarlyStopper("loss", "eval", patience="often"), "patience"),
+            (lambda: Evaluator(label="eval", dataloader=[], eval_interval="often"), "eval_interval"),
+            (lambda: Generate("Once", "often"), "interval"),
+            (lambda: ImageVisualizer("often"), "interval"),
+            (lambda: MemorySnapshot(interval="often"), "interval"),
+            (lambda: MultiStepScheduler(["often"]), "milestones"),
+            (lambda: NaNMonitor(every="often"), "every"),
+            (lambda: State(model=None, iteration_length="often"), "iteration_length"),
+            (lambda: State(model=None, max_duration="often"), "max_duration"),
+            (lambda: StepScheduler("often"), "step_size"),
+            (lambda: SystemMetricsMonitor(every="often"), "every"),
+            (lambda: plot_schedule(StepScheduler("1ep"), "often"), "max_duration"),
+        ],
+    )
+    def test_of_components(self, make, name):
+        """Callbacks, loggers, schedulers and states name the parameter that holds a wrong time."""
+        with pytest.raises(ValueError, match=f"^{name} must be a number followed by a unit"):
+            make()
 
 
 class TestLogLevel:

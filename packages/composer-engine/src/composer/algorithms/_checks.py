@@ -76,7 +76,4 @@ def elapsed_duration(algorithm: Algorithm, state: State) -> float:
 
 def to_time(given: Time | str | int, name: str) -> Time:
     """Return a time; a whole number counts batches. An error names the setting."""
-    try:
-        return Time.from_input(given, TimeUnit.BATCH)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} is no length of time. {error}") from None
+    return Time.from_input(given, TimeUnit.BATCH, name=name)

@@ -32,7 +32,7 @@ def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool
         >>> evaluate_periodically("10ba")
         evaluate_periodically('10ba')
     """
-    return _Periodically(Interval(eval_interval), eval_at_fit_end)
+    return _Periodically(Interval.named("eval_interval", eval_interval), eval_at_fit_end)
 
 
 @attrs.define(repr=False)

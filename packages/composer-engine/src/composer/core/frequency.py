@@ -56,7 +56,7 @@ def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
         >>> checked_interval("10ba", Event.BATCH_END, "it")
         Time(10, 'ba')
     """
-    interval = Interval(every).every
+    interval = Interval.named(f"{who}: every", every).every
     if interval.value:
         _check_unit(interval.unit, event, f"{who}: every={str(interval)!r}")
     return interval

@@ -13,6 +13,11 @@ def _to_every(every: Time | str | int) -> Time:
     return Time.from_input(every, TimeUnit.EPOCH)
 
 
+def _check(every: Time, name: str) -> None:
+    if every.value < 0:
+        raise ValueError(f"{name} must be 0 (never) or more, got {every}.")
+
+
 @attrs.frozen
 class Interval:
     """Every so often, such as ``Interval("10ba")`` or ``Interval("0.1dur")``; every 0 is never.
@@ -32,8 +37,22 @@ class Interval:
     every: Time = attrs.field(converter=_to_every)
 
     def __attrs_post_init__(self) -> None:
-        if self.every.value < 0:
-            raise ValueError(f"An interval must be 0 (never) or more, got {self.every}.")
+        _check(self.every, "An interval")
+
+    @classmethod
+    def named(cls, name: str, every: Interval | Time | str | int) -> Interval:
+        """Return the interval that was given for a parameter; errors begin with the parameter's name.
+
+        Example:
+            >>> Interval.named("eval_interval", "-1ep")
+            Traceback (most recent call last):
+            ValueError: eval_interval must be 0 (never) or more, got -1ep.
+        """
+        if isinstance(every, Interval):
+            return every
+        time = Time.from_input(every, TimeUnit.EPOCH, name=name)
+        _check(time, name)
+        return cls(time)
 
     def passed(
         self,

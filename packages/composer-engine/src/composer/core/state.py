@@ -93,10 +93,17 @@ _to_data_spec = attrs.converters.optional(ensure_data_spec)
 def _to_max_duration(given: Time | str | int | None) -> Time | None:
     if given is None:
         return None
-    duration = Time.from_input(given, TimeUnit.EPOCH)
+    duration = Time.from_input(given, TimeUnit.EPOCH, name="max_duration")
     if duration.unit is TimeUnit.DURATION or duration.value < 0:
         raise ValueError(f"max_duration must be a length of time such as '10ep', 0 or more, got {given!r}.")
     return duration
+
+
+def _to_iteration_length(given: Time | str | int) -> Time:
+    length = Time.from_input(given, TimeUnit.EPOCH, name="iteration_length")
+    if length.unit is not TimeUnit.EPOCH or length.value < 1:
+        raise ValueError(f"iteration_length must be a number of epochs, at least 1, got {given!r}.")
+    return length
 
 
 def _to_evaluators(evaluators: Any) -> list[Evaluator]:
@@ -163,7 +170,7 @@ class State:
     scaler: torch.amp.GradScaler | None = _live(default=None)
     _algorithms: Components[Algorithm] = _live(default=None, converter=_to_algorithms)
     _callbacks: Components[Callback] = _live(default=None, converter=_to_callbacks)
-    iteration_length: Time = _live(default="1ep", converter=lambda given: Time.from_input(given, TimeUnit.EPOCH))
+    iteration_length: Time = _live(default="1ep", converter=_to_iteration_length, on_setattr=attrs.setters.convert)
     rank: int = _live(factory=_current_rank)
 
     timestamp: Timestamp = _saved(factory=Timestamp, init=False)

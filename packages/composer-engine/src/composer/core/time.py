@@ -148,16 +148,23 @@ class Time:
         return cls(int(seconds) if seconds == int(seconds) else seconds, TimeUnit.SECOND)
 
     @classmethod
-    def from_timestring(cls, timestring: str) -> Time:
+    def from_timestring(cls, timestring: str, *, name: str = "A time") -> Time:
         """Return the time that a text such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"`` says.
 
+        Args:
+            timestring: The text.
+            name: The parameter that it was given for; errors begin with it.
+
         Raises:
+            TypeError: ``timestring`` is not a text.
             ValueError: The text is not a number followed by a unit.
         """
+        if not isinstance(timestring, str):
+            raise TypeError(f"{name} must be a text such as '10ep', got {timestring!r}.")
         match = _TIMESTRING.fullmatch(timestring)
         if match is None:
             raise ValueError(
-                f"A time must be a number followed by a unit, such as '10ep'; got {timestring!r}. "
+                f"{name} must be a number followed by a unit, such as '10ep'; got {timestring!r}. "
                 f"The units are {_UNITS_SENTENCE}."
             )
         number = match.group(1).replace("_", "")
@@ -165,24 +172,39 @@ class Time:
             value: int | float = int(number)
         except ValueError:
             value = float(number)
-        return cls(value, match.group(2))
+        try:
+            return cls(value, match.group(2))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     @classmethod
-    def from_input(cls, i: Time | str | int, default_int_unit: TimeUnit | str | None = None) -> Time:
+    def from_input(
+        cls,
+        i: Time | str | int,
+        default_int_unit: TimeUnit | str | None = None,
+        *,
+        name: str = "A length of time",
+    ) -> Time:
         """Return a time from a time, a text, or a whole number of ``default_int_unit``.
+
+        Args:
+            i: The time.
+            default_int_unit: The unit of a whole number; None refuses numbers.
+            name: The parameter that it was given for; errors begin with it.
 
         Raises:
             TypeError: ``i`` is none of these, or a number and there is no unit to count it in.
+            ValueError: The text is not a number followed by a unit.
         """
         if isinstance(i, Time):
             return i
         if isinstance(i, str):
-            return cls.from_timestring(i)
+            return cls.from_timestring(i, name=name)
         unit = None if default_int_unit is None else _to_unit(default_int_unit)
         if unit is not None and isinstance(i, SupportsIndex) and not isinstance(i, bool):
             return cls(i, unit)
         wanted = "a Time or a text such as '10ep'" + ("" if unit is None else f", or a whole number of {unit.plural}")
-        raise TypeError(f"A length of time must be {wanted}, got {i!r}.")
+        raise TypeError(f"{name} must be {wanted}, got {i!r}.")
 
     def to_timestring(self) -> str:
         """Return the time as text that :meth:`from_timestring` reads back."""

@@ -24,7 +24,7 @@ _WANDB = "WandBLogger"
 
 
 def _to_time(given: Time | str | int) -> Time:
-    return Interval(given).every
+    return Interval.named("interval", given).every
 
 
 def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:

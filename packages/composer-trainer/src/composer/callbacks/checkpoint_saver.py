@@ -87,7 +87,9 @@ class CheckpointSaver(Callback):
         for name in filter(None, (filename, latest_filename)):
             checkpoint_name(name, State(model=None))
         filled_in(self.folder, State(model=None))
-        self.save_interval = save_interval if callable(save_interval) else Interval(save_interval)
+        self.save_interval = (
+            save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
+        )
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_checkpoints_to_keep, self.keep_best = num_checkpoints_to_keep, keep_best
         self.background = background
@@ -218,12 +220,17 @@ class CheckpointSaver(Callback):
         return folder
 
 
-def _check_keeping(keep_last: object, keep_best: object) -> None:
+def check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:
+    """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
     if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
         raise ValueError(
-            "num_checkpoints_to_keep must be -1 (all) or a number of at least 1, as the last whole checkpoint is "
-            f"never deleted, got {keep_last!r}."
+            f"{name} must be -1 (all) or a number of at least 1, as the last whole checkpoint is never deleted, "
+            f"got {keep_last!r}."
         )
+
+
+def _check_keeping(keep_last: object, keep_best: object) -> None:
+    check_keep_last(keep_last)
     if keep_best is not None and not isinstance(keep_best, KeepBest):
         raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
     if keep_best is not None and keep_last == -1:

@@ -12,10 +12,7 @@ __all__ = ["EarlyStopper"]
 
 
 def _to_patience(given: Time | str | int) -> Time:
-    try:
-        patience = Time.from_input(given, TimeUnit.EPOCH)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"patience: {error}") from None
+    patience = Time.from_input(given, TimeUnit.EPOCH, name="patience")
     if patience.value < 0:
         raise ValueError(f"patience must not be negative, got {patience}.")
     return patience

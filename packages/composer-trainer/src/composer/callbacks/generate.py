@@ -55,7 +55,7 @@ class Generate(Callback):
             raise ValueError("prompts must hold at least one text to continue, got none.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be None or a number of prompts, at least 1, got {batch_size}.")
-        self.interval = Interval(interval).every
+        self.interval = Interval.named("interval", interval).every
         self.batch_size = len(self.prompts) if batch_size is None else batch_size
         self.generate_kwargs = kwargs
         self._generated_at = -1

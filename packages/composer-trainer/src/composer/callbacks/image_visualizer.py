@@ -20,7 +20,7 @@ __all__ = ["ImageVisualizer"]
 
 
 def _to_time(given: Time | str | int) -> Time:
-    return Interval(given).every
+    return Interval.named("interval", given).every
 
 
 @attrs.define(eq=False)

@@ -18,7 +18,7 @@ __all__ = ["MemorySnapshot"]
 
 
 def _to_interval(given: Time | str | int) -> Time:
-    interval = Interval(given).every
+    interval = Interval.named("interval", given).every
     if not interval.value or interval.unit is TimeUnit.DURATION:
         raise ValueError(f"interval must be a length of time such as '3ba', more than 0, got {given!r}.")
     return interval

@@ -15,7 +15,7 @@ __all__ = ["NaNMonitor"]
 
 
 def _to_every(given: Time | str | int) -> Time:
-    every = Time.from_input(given, TimeUnit.BATCH)
+    every = Time.from_input(given, TimeUnit.BATCH, name="every")
     if every.value <= 0:
         raise ValueError(f"every must be a length of time above 0, such as '10ba', got {every}.")
     return every

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.callbacks.checkpoint_saver import CheckpointSaver, SaveInterval
+from composer.callbacks.checkpoint_saver import CheckpointSaver, SaveInterval, check_keep_last
+from composer.core import Interval
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +39,9 @@ def savers(
         ... )
         []
     """
+    check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
+    if not callable(save_interval):
+        Interval.named("save_interval", save_interval)
     if folder is None:
         return []
     saver = CheckpointSaver(

@@ -25,7 +25,7 @@ _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu
 
 
 def _to_time(given: Time | str | int) -> Time:
-    return Interval(given).every
+    return Interval.named("every", given).every
 
 
 @attrs.define(eq=False)

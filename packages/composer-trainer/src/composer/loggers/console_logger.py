@@ -58,7 +58,7 @@ class ConsoleLogger(LoggerDestination):
         stream: Stream = "stderr",
         log_traces: bool = False,
     ) -> None:
-        self.log_interval = Interval(log_interval)
+        self.log_interval = Interval.named("log_interval", log_interval)
         self.stream = check_stream(stream)
         self.should_log_traces = log_traces
         self._new: dict[str, Any] = {}

@@ -68,7 +68,7 @@ class SlackLogger(LoggerDestination):
         if max_logs_per_message < 1:
             raise ValueError(f"max_logs_per_message must be at least 1, got {max_logs_per_message}.")
         self.formatter_func = formatter_func
-        self.every = log_interval if isinstance(log_interval, Interval) else Interval(log_interval)
+        self.every = Interval.named("log_interval", log_interval)
         self.max_logs_per_message = max_logs_per_message
         self._token = _given("slack_logging_api_key", slack_logging_api_key, "SLACK_LOGGING_API_KEY")
         self.channel_id = _given("channel_id", channel_id, "SLACK_LOGGING_CHANNEL_ID")

@@ -125,7 +125,7 @@ class _Run:
             raise ValueError(f"num_points must be at least 2, got {num_points}.")
         if not ratio > 0:
             raise ValueError(f"scale_schedule_ratio must be more than 0, got {ratio}.")
-        length = Time.from_input(max_duration, TimeUnit.EPOCH) * ratio
+        length = Time.from_input(max_duration, TimeUnit.EPOCH, name="max_duration") * ratio
         if length.unit is TimeUnit.DURATION or length.value <= 0:
             raise ValueError(f"max_duration must be a length of time such as '10ep', above 0, got {max_duration!r}.")
         in_batches = length.unit is TimeUnit.EPOCH and batches is not None

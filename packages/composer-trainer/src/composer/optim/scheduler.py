@@ -115,10 +115,7 @@ def compile_composer_scheduler(
 
 
 def _time(name: str, given: Time | str) -> Time:
-    try:
-        time = Time.from_input(given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    time = Time.from_input(given, name=name)
     if time.value < 0:
         raise ValueError(f"{name} must not be negative, got {time}.")
     return time

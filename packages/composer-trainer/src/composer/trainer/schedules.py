@@ -102,8 +102,8 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
     return given
 
 
-def scaled(duration: int | str | Time, ratio: float) -> Time:
-    """Return the length of a training, stretched by ``ratio``.
+def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration") -> Time:
+    """Return the length of a training, stretched by ``ratio``; errors call it by ``name``.
 
     Raises:
         ValueError: It is a fraction, or not more than 0.
@@ -112,12 +112,12 @@ def scaled(duration: int | str | Time, ratio: float) -> Time:
         >>> scaled("10ep", 0.5)
         Time(5, 'ep')
     """
-    whole = Time.from_input(duration, TimeUnit.EPOCH)
+    whole = Time.from_input(duration, TimeUnit.EPOCH, name=name)
     if whole.unit is TimeUnit.DURATION:
-        raise ValueError(f"max_duration cannot be a fraction of itself, got {whole}; say e.g. '10ep'.")
+        raise ValueError(f"{name} cannot be a fraction of itself, got {whole}; say e.g. '10ep'.")
     stretched = whole * check_ratio(ratio)
     if stretched.value <= 0:
-        raise ValueError(f"max_duration must be more than 0, got {whole} times scale_schedule_ratio={ratio}.")
+        raise ValueError(f"{name} must be more than 0, got {whole} times scale_schedule_ratio={ratio}.")
     return stretched
 
 
@@ -160,7 +160,7 @@ class Course:
             ValueError: It is not said how long to train.
         """
         if duration is not None:
-            more = scaled(duration, ratio)
+            more = scaled(duration, ratio, "duration")
             state.max_duration = state.timestamp.get(more.unit) + more
         if state.max_duration is None:
             raise ValueError("It is not said how long to train: give max_duration to the Trainer or duration to fit().")

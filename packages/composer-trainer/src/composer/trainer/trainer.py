@@ -14,6 +14,7 @@ from composer.core import (
     Callback,
     Engine,
     Event,
+    Interval,
     Logger,
     LoggerDestination,
     Precision,
@@ -284,7 +285,7 @@ class Trainer:
                 progress_bar=progress_bar and is_first,
                 log_to_console=log_to_console and is_first,
                 stream=console_stream,
-                log_interval=console_log_interval,
+                log_interval=Interval.named("console_log_interval", console_log_interval).every,
                 log_traces=log_traces,
             )
         with problems.noted():
