@@ -211,6 +211,22 @@ class TestCheckpoints:
         read = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", local_files_only=True)
         assert read(LINES[:4])["input_ids"] == tokens(LINES[:4])["input_ids"] == tokenizer(LINES[:4])["input_ids"]
 
+    @pytest.mark.parametrize("weights_only", [False, True])
+    @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
+    def test_averages_are_exported(self, kind, weights_only, build, load, tmp_path):
+        """From a checkpoint of a training with EMA come the averages, which it is evaluated with."""
+        model, ema = build(kind), EMA("10ba")
+        settings = {"save_folder": str(tmp_path), "save_weights_only": weights_only, "algorithms": ema}
+        with trainer_for(model, load(kind), **settings) as trainer:
+            trainer.fit()
+        (checkpoint,) = tmp_path.glob("ep2-*")
+
+        again, _ = HuggingFaceModel.hf_from_composer_checkpoint(checkpoint)
+
+        expected = logits_of(ema.get_ema_model(model).model, load(kind))
+        assert torch.equal(logits_of(again, load(kind)), expected)
+        assert not torch.equal(expected, logits_of(model.model, load(kind)))
+
     @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
     @pytest.mark.parametrize("with_adapters", [False, True])
     def test_resuming(self, with_adapters, build, load, tmp_path):

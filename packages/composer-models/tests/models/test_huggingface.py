@@ -309,6 +309,15 @@ class TestSpecification:
 
 
 class TestGenerate:
+    def test_modules_keep_their_modes(self, make_model, make_batch, tokenizer):
+        """A module that is kept in evaluation mode stays in it."""
+        model = HuggingFaceModel(make_model("gpt2"), tokenizer).train()
+        kept = model.model.transformer.drop.eval()
+
+        model.generate(make_batch("gpt2", count=1)["input_ids"], max_new_tokens=1)
+
+        assert [module for module in model.modules() if not module.training] == [kept]
+
     @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
     def test_is_that_of_the_model(self, kind, make_model, make_batch, tokenizer):
         """Greedy generation gives what the most probable tokens of the forward pass give, one by one."""

@@ -80,6 +80,14 @@ class TestFromCheckpoint:
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
         assert model.transformer.wte.weight is model.lm_head.weight
 
+    def test_training_weights_of_a_schedule_free_optimizer(self, make_model, save):
+        """They are not what the model is evaluated with, and refused with what to save instead."""
+        groups = [{"params": ["model.lm_head.weight"], "train_mode": True}]
+        folder = save(HuggingFaceModel(make_model("gpt2")), optimizers={"AdamW": {"state": {}, "param_groups": groups}})
+
+        with pytest.raises(ValueError, match=r"training weights of a schedule-free optimizer.*weights_only=True"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
     def test_dtype(self, make_model, save):
         """Weights keep the dtype in which they were saved."""
         folder = save(HuggingFaceModel(make_model("llama").bfloat16()))

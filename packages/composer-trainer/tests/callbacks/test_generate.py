@@ -9,7 +9,7 @@ import torch
 
 from composer import Trainer
 from composer.callbacks import Generate
-from composer.core import LoggerDestination
+from composer.core import Callback, LoggerDestination
 from composer.models import ComposerModel, HuggingFaceModel
 
 transformers = pytest.importorskip("transformers")
@@ -128,6 +128,22 @@ class TestGenerate:
         tables = fit(Writer(tokenizer), Generate("def", interval, max_new_tokens=1), max_duration="2ep")
 
         assert [step for _, step, _, _ in tables] == steps
+
+    def test_modules_keep_their_modes(self, tokenizer):
+        """A module that is in evaluation mode during training is so afterwards, too."""
+        model, modes = Writer(tokenizer), []
+
+        class Freeze(Callback):
+            def epoch_start(self, state, logger):
+                state.model.network.transformer.drop.eval()
+
+            def batch_start(self, state, logger):
+                modes.append({name: module.training for name, module in state.model.named_modules()})
+
+        fit(model, [Freeze(), Generate(PROMPTS, "1ba", max_new_tokens=1)])
+
+        assert modes == [modes[0]] * 4
+        assert [name for name, training in modes[0].items() if not training] == ["network.transformer.drop"]
 
     def test_changes_no_bit_of_training(self, tokenizer):
         """With sampling, and with dropout in the model, the weights are the same with and without."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
-from composer.core import DataSpec
+from composer.core import DataSpec, evaluation_weights
 from composer.models import ComposerClassifier
 from composer.trainer.export import ExportError, export_for_inference
 
@@ -412,15 +412,13 @@ class TestOfATrainer:
 class TestEvaluationWeights:
     def test_averages_are_exported(self, make_trainer, tmp_path):
         """With EMA the exported weights are those of evaluations, and training goes on with its own."""
-        from composer.trainer.evaluation_weights import evaluation_weights
-
         ema = EMA(half_life=None, smoothing=0.9)
         trainer = make_trainer(algorithms=ema, max_duration="5ba")
         trainer.fit()
         trained = make_trainer.weights(trainer)
         batch = next(iter(make_trainer.loader()))
 
-        with evaluation_weights(trainer.state, trainer.logger):
+        with evaluation_weights(trainer.state):
             export_for_inference(trainer.state.model, "torchexport", tmp_path / "model.pt2", sample_input=batch)
 
         assert torch.equal(make_trainer.weights(trainer), trained)
@@ -433,14 +431,12 @@ class TestEvaluationWeights:
 
     def test_training_weights_come_back_after_an_error(self, make_trainer):
         """What fails within the block does not leave averages in the model."""
-        from composer.trainer.evaluation_weights import evaluation_weights
-
         trainer = make_trainer(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
         trainer.fit()
         before, within = make_trainer.weights(trainer), []
 
         def fail():
-            with evaluation_weights(trainer.state, trainer.logger):
+            with evaluation_weights(trainer.state):
                 within.append(make_trainer.weights(trainer))
                 raise KeyError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from composer.core import Event, NoEffectWarning, Owned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
     from composer.core import Algorithm, Time
 
 __all__ = ["EVALUATION_WEIGHTS", "SWAPS", "AveragedWeights"]
@@ -43,7 +47,7 @@ class AveragedWeights:
     _outside: dict[str, Tensor] = attrs.field(factory=dict, init=False)
     # Not the weights but where modules hold them: these may put in a new tensor, `self.mean = 0.9 * self.mean`.
     _places: list[tuple[dict[str, Tensor], str]] = attrs.field(factory=list, init=False)
-    _used_by: set[Event] = attrs.field(factory=set, init=False)
+    _used_by: set[object] = attrs.field(factory=set, init=False)
     _is_in_model: bool = attrs.field(default=False, init=False)
     _is_sharded: bool = attrs.field(default=False, init=False)
 
@@ -88,6 +92,27 @@ class AveragedWeights:
         else:
             self._used_by.discard(_SWAP_OUT[event])
         self._exchange(into_model=bool(self._used_by))  # a prediction within an evaluation does not end that
+
+    def in_model(self, model: nn.Module) -> AbstractContextManager[None] | None:
+        """Return a context in which the averages are in the model; None if there are none.
+
+        Whatever began within the context, such as an evaluation that failed, ends with it.
+        """
+        if not self._outside:
+            return None
+        self.check(model, training=False)
+        return self._in_model()
+
+    @contextlib.contextmanager
+    def _in_model(self) -> Iterator[None]:
+        before = set(self._used_by)
+        self._used_by.add(object())
+        self._exchange(into_model=True)
+        try:
+            yield
+        finally:
+            self._used_by &= before
+            self._exchange(into_model=bool(self._used_by))
 
     def restore(self) -> None:
         """Put the training weights back."""

@@ -13,6 +13,7 @@ from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestam
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -109,6 +110,10 @@ class EMA(Algorithm):
             self._averages.warn_if_empty(self, self.ema_start)
         elif self._is_due(state):
             self._update(state)
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
+        """Return a context in which the model has the averages; None while there are none."""
+        return self._averages.in_model(state.model)
 
     def restore(self, state: State) -> None:
         """Put the training weights back."""

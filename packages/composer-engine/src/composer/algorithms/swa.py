@@ -14,6 +14,7 @@ from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -113,6 +114,10 @@ class SWA(Algorithm):
             self._averages.warn_if_empty(self, self.swa_start)
         else:
             self._advance(event, state)
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
+        """Return a context in which the model has the averages; None while there are none."""
+        return self._averages.in_model(state.model)
 
     def restore(self, state: State) -> None:
         """Put the training weights back."""

@@ -7,6 +7,7 @@ from composer.core.conflicts import Conflict, Owned
 from composer.core.conversion import from_data, to_data
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.engine import Engine
+from composer.core.evaluation_weights import evaluation_weights
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -65,6 +66,7 @@ __all__ = [
     "ensure_evaluator",
     "ensure_time",
     "evaluate_periodically",
+    "evaluation_weights",
     "explain",
     "from_data",
     "get_precision_context",

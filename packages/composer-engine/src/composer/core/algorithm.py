@@ -14,6 +14,8 @@ from composer.core.serializable import Serializable
 from composer.core.stage import Stage  # noqa: TC001
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from composer.core.logger import Logger
     from composer.core.state import State
 
@@ -68,6 +70,17 @@ class Algorithm(Serializable, ABC):
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
         """Change the state. A returned number is kept in the :class:`~composer.core.Trace`, if traces are logged."""
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[object] | None:
+        """Return a context in which the model has this algorithm's weights for evaluation; None if it has none.
+
+        Ask :func:`composer.core.evaluation_weights` instead, which takes the optimizers into account, too. An algorithm
+        that returns a context should own the weights used for evaluation (:attr:`owns`), must allow nested contexts,
+        and restores the training weights at the end, also after an error. While its averages are outside the model,
+        its :meth:`state_dict` has them by name under ``"averaged_weights"``, where readers of checkpoints find them.
+        """
+        del state
+        return None
 
     def restore(self, state: State) -> None:
         """Give back what was borrowed from the state, when an evaluation or prediction was broken off by an error."""

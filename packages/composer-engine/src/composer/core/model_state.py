@@ -26,6 +26,7 @@ __all__ = [
     "not_copied",
     "numbered",
     "optimizer_states",
+    "unwrapped",
     "weights",
 ]
 
@@ -141,14 +142,20 @@ def _function(method: Any) -> Any:
     return getattr(method, "__func__", None)
 
 
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    # What an algorithm puts around an optimizer while it trains has no part in the names of its state.
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside those that algorithms such as SAM wrap around it, each with a ``base_optimizer``.
+
+    Example:
+        >>> from composer.functional import SAMOptimizer
+        >>> unwrapped(SAMOptimizer(torch.optim.SGD([torch.zeros(1)]))).__class__.__name__
+        'SGD'
+    """
     inner = getattr(optimizer, "base_optimizer", None)
-    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _by_key(optimizers: Sequence[Optimizer]) -> dict[str, Optimizer]:
-    inner = [_unwrapped(optimizer) for optimizer in optimizers]
+    inner = [unwrapped(optimizer) for optimizer in optimizers]
     return dict(zip(numbered(type(one).__name__ for one in inner), inner, strict=True))
 
 

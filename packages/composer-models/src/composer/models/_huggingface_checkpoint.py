@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_checkpoint"]
 
-_WEIGHTS, _STATE = "model.safetensors", "state.json"
+_WEIGHTS, _STATE, _EXTRA = "model.safetensors", "state.json", "extra.safetensors"
 _PREFIX = "model."
 
 
@@ -23,6 +23,8 @@ def read_checkpoint(
     checkpoint_path: str | Path, save_location: str | Path | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what was saved of a Transformers model; nothing in the folder is executed.
+
+    The weights are those that the run is evaluated with: the averages of EMA or SWA, if the checkpoint holds some.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
@@ -33,7 +35,8 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such folder, or it is no checkpoint.
-        ValueError: The checkpoint is not of a :class:`~composer.models.HuggingFaceModel`.
+        ValueError: The checkpoint is not of a :class:`~composer.models.HuggingFaceModel`, or holds the training weights
+            of a schedule-free optimizer, from which only that computes the weights to evaluate with.
     """
     from safetensors.torch import load_file  # noqa: PLC0415 (comes with Transformers)
 
@@ -46,6 +49,16 @@ def read_checkpoint(
             )
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         weights = load_file(folder / _WEIGHTS)
+        averages = _named_averages(state)
+        if averages:
+            tensors = load_file(folder / _EXTRA)
+            weights = {name: tensors[averages[name]] for name in weights if name in averages}  # tied ones by one name
+        elif _is_schedule_free(state):
+            raise ValueError(
+                f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
+                "evaluated with others. Save those: trainer.save_checkpoint(..., weights_only=True), or "
+                "Trainer(save_weights_only=True)."
+            )
     described = state.get("integrations", {}).get("huggingface")
     if described is None:
         raise ValueError(
@@ -53,6 +66,18 @@ def read_checkpoint(
             "HuggingFaceModel."
         )
     return described, {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+
+
+def _named_averages(state: dict[str, Any]) -> dict[str, str]:
+    """Return for each averaged weight the name of its tensor, if an algorithm's averages are outside the model."""
+    held = [one.get("state", {}) for one in state.get("algorithms", [])]
+    averages: dict[str, Any] = next((one["averaged_weights"] for one in held if one.get("averaged_weights")), {})
+    return {name: reference["$tensor"] for name, reference in averages.items()}
+
+
+def _is_schedule_free(state: dict[str, Any]) -> bool:
+    groups = [group for one in state.get("optimizers", {}).values() for group in one.get("param_groups", [])]
+    return any(group.get("train_mode") for group in groups)
 
 
 @contextmanager
@@ -67,7 +92,7 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary if save_location is None else save_location)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (_STATE, _WEIGHTS):
+        for name in (_STATE, _WEIGHTS, _EXTRA):
             source = f"{remote.rstrip('/')}/{name}"
             if files.exists(source):
                 files.get_file(source, str(folder / name))

@@ -274,12 +274,14 @@ class HuggingFaceModel(ComposerModel):
             )
         if self.tokenizer is not None and self.tokenizer.pad_token_id is not None:
             kwargs.setdefault("pad_token_id", self.tokenizer.pad_token_id)
-        was_training = self.model.training
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             tokens: Tensor = self.model.generate(input_ids=input_ids, **kwargs)
         finally:
-            self.model.train(was_training)
+            self.model.train(modes[0][1])
+            for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
+                module.training = was_training
         return tokens
 
     def get_metadata(self) -> dict[str, Any]:

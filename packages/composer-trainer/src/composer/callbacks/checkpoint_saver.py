@@ -50,7 +50,8 @@ class CheckpointSaver(Callback):
         overwrite: Whether to replace checkpoints that other runs have left under the same names.
         num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
         keep_best: Which to keep beside them; needs a number of the last to keep.
-        weights_only: Whether to save the model's weights, and nothing to go on training with.
+        weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
+            them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
         background: Whether training goes on while a checkpoint is written.
 

@@ -8,7 +8,7 @@ import attrs
 import torch
 from attrs.validators import in_
 
-from composer.core import Callback, Logger, State
+from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.data_spec import move_batch
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class ExportForInferenceCallback(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export."""
+        del logger
         # Here, as the trainer may itself want callbacks.
-        from composer.trainer.evaluation_weights import evaluation_weights  # noqa: PLC0415
         from composer.trainer.export import export_for_inference  # noqa: PLC0415
 
         if state.rank != 0:
             return
         given = self._seen if self.sample_input is None else self.sample_input
-        with evaluation_weights(state, logger):
+        with evaluation_weights(state):
             export_for_inference(
                 state.model,
                 self.save_format,

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit, get_precision_context
+from composer.core import (
+    Callback,
+    Event,
+    Interval,
+    Logger,
+    State,
+    Time,
+    TimeUnit,
+    evaluation_weights,
+    get_precision_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,17 +112,12 @@ class Generate(Callback):
 
     def _generate(self, state: State, logger: Logger) -> None:
         # Here, as the trainer may itself want callbacks.
-        from composer.trainer.evaluation_weights import evaluation_weights  # noqa: PLC0415
+        from composer.trainer.evaluation import evaluation_mode  # noqa: PLC0415
         from composer.trainer.randomness import kept  # noqa: PLC0415
 
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
-        was_training = state.model.training
-        state.model.eval()
-        try:
-            with kept(state.device), torch.no_grad(), evaluation_weights(state, logger):
-                generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
-        finally:
-            state.model.train(was_training)
+        with evaluation_mode(state.model), kept(state.device), torch.no_grad(), evaluation_weights(state):
+            generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
         rows = list(zip(self.prompts, generations, strict=True))
         logger.log_table(["prompt", "generation"], rows, name="generations")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.optim import Optimizer
-
 from composer.core import Callback, Logger, State
+from composer.core.model_state import unwrapped
 
 __all__ = ["LRMonitor"]
 
@@ -37,15 +36,10 @@ class LRMonitor(Callback):
         rates: dict[str, Any] = {}
         counts: dict[str, int] = {}
         for optimizer in state.optimizers:
-            name = type(_unwrapped(optimizer)).__name__
+            name = type(unwrapped(optimizer)).__name__
             place = counts[name] = counts.get(name, -1) + 1
             if place:
                 name = f"{name}.{place}"
             for number, group in enumerate(optimizer.param_groups):
                 rates[f"lr-{name}/group{number}"] = group["lr"]
         logger.log_metrics(rates)
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    inner = getattr(optimizer, "base_optimizer", None)
-    return _unwrapped(inner) if isinstance(inner, Optimizer) else optimizer

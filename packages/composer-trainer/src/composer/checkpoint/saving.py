@@ -33,8 +33,8 @@ def save_checkpoint(
         state: The run.
         path: The checkpoint's folder or address, such as ``"runs/{run_name}/ep{epoch}-ba{batch}"``.
         extra: More to save, by name: plain data and tensors. :func:`load_checkpoint` gives it back.
-        weights_only: Whether to save the model's weights, and nothing to go on training with. Of a schedule-free
-            optimizer these are the weights to evaluate with.
+        weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
+            them. See :func:`composer.core.evaluation_weights`.
         ignore_keys: What not to save: patterns of paths such as ``"optimizers/*"``, or a function that takes it out of
             the dictionary that it is given.
         overwrite: Whether to replace another checkpoint of the name. One of this run at this very moment is left as it

@@ -8,7 +8,7 @@ import gc
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,7 +20,7 @@ from torch import Tensor
 from composer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
 from composer.checkpoint.packing import CopyMemory, PackedTensors, pack_tensors
 from composer.checkpoint.plain_json import write_json
-from composer.core import State, join_tensors, split_tensors
+from composer.core import State, evaluation_weights, join_tensors, split_tensors
 from composer.core.serialization import plain
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def take(
     Args:
         state: The run.
         extra: More to save, by name: plain data and tensors, such as the position in the data.
-        weights_only: Whether to leave out what only going on with the training needs.
+        weights_only: Whether to take only the weights that the model is evaluated with, and what describes them.
         ignore_keys: What to leave out.
         copy: Whether the run may go on before the snapshot is written.
         memory: Where the copy may go; it is given back by whoever has written the snapshot.
@@ -96,8 +96,8 @@ def take(
     with _no_collection():
         if not weights_only:
             return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)
-        with _evaluation_weights(state) as are_switched:
-            copy = copy or are_switched
+        with evaluation_weights(state) as may_differ:
+            copy = copy or may_differ
             return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy, memory=memory)
 
 
@@ -249,37 +249,6 @@ def _take_out(saved: dict[str, Any], path: str) -> None:
         saved[name] = [one for one in saved[name] if not isinstance(one, Mapping) or one.get("key") != inner]
     elif isinstance(saved[name], dict):
         saved[name].pop(inner, None)
-
-
-@contextmanager
-def _evaluation_weights(state: State) -> Iterator[bool]:
-    """Let schedule-free optimizers put those weights into the model that it is evaluated with, and take them out again.
-
-    They are put back as they were, bit for bit; ``train()`` alone would compute them anew, and round. Gives whether
-    there are such.
-    """
-    switched = [one for one in state.optimizers if _is_switched(one)]
-    before = [
-        [parameter.detach().clone() for group in optimizer.param_groups for parameter in group["params"]]
-        for optimizer in switched
-    ]
-    for optimizer in switched:
-        optimizer.eval()  # type: ignore[attr-defined]
-    try:
-        yield bool(switched)
-    finally:
-        for optimizer, copies in zip(switched, before, strict=True):
-            optimizer.train()  # type: ignore[attr-defined]
-            held: Iterable[Tensor] = (one for group in optimizer.param_groups for one in group["params"])
-            with torch.no_grad():
-                for parameter, copied in zip(held, copies, strict=True):
-                    parameter.copy_(copied)
-
-
-def _is_switched(optimizer: Any) -> bool:
-    """Return whether an optimizer has a training and an evaluation mode, and is in that of training."""
-    has_modes = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-    return has_modes and any(group.get("train_mode", True) for group in optimizer.param_groups)
 
 
 def _metric_values(state: State) -> dict[str, float | None]:

@@ -25,20 +25,30 @@ from composer.core import (
     Timestamp,
     ensure_evaluator,
     evaluate_periodically,
+    evaluation_weights,
     get_precision_context,
 )
 from composer.core.data_spec import move_batch
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.data_order import make_order
-from composer.trainer.optimization import weights_to_evaluate
 from composer.trainer.randomness import kept
 from composer.trainer.run import compute_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Evaluations", "SupportsMetrics", "evaluate", "in_evaluation", "prepare_metrics", "to_evaluators"]
+    from torch import nn
+
+__all__ = [
+    "Evaluations",
+    "SupportsMetrics",
+    "evaluate",
+    "evaluation_mode",
+    "in_evaluation",
+    "prepare_metrics",
+    "to_evaluators",
+]
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
 EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
@@ -199,22 +209,39 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     state = engine.state
     data = state.dataloader, state.dataloader_label, state.dataloader_len
     step = state.batch, state.outputs
-    modes = [(module, module.training) for module in state.model.modules()]
-    state.model.eval()
-    broadcast_buffers(state.model)
     try:
         # Training shall draw what it would without the evaluation.
-        with kept(state.device), weights_to_evaluate(state.optimizers), torch.no_grad():
+        with evaluation_mode(state.model), kept(state.device), evaluation_weights(state), torch.no_grad():
+            broadcast_buffers(state.model)
             yield
     except BaseException:
         engine.restore()
         raise
     finally:
-        state.model.train(modes[0][1])
-        for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
-            module.training = was_training
         state.batch, state.outputs = step
         state.set_dataloader(*data)
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and restore the mode of each of its modules at the end.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+        >>> with evaluation_mode(model):
+        ...     model.training
+        False
+        >>> [module.training for module in model]
+        [True, False]
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
+            module.training = was_training
 
 
 def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str, Any]:

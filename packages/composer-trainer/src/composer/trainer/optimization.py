@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
+from composer.core.evaluation_weights import has_modes
+from composer.core.model_state import unwrapped
 from composer.trainer.microbatching import total_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -25,7 +26,6 @@ __all__ = [
     "default_optimizer",
     "make_scaler",
     "wants_closure",
-    "weights_to_evaluate",
 ]
 
 
@@ -45,46 +45,8 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.AMP_FP16 else None
 
 
-@contextlib.contextmanager
-def weights_to_evaluate(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Use the weights that are meant for evaluation, of optimizers that have others to train on.
-
-    Those are told by their methods ``train()`` and ``eval()``, as of schedule-free optimizers. Afterwards the weights
-    are what they were, bit for bit: going there and back by the optimizer's own means would round them.
-    """
-    switching = [one for one in map(unwrapped, optimizers) if has_modes(one)]
-    before = [
-        (optimizer, [parameter.detach().clone() for parameter in _parameters(optimizer)], _modes(optimizer))
-        for optimizer in switching
-    ]
-    for optimizer in switching:
-        optimizer.eval()
-    try:
-        yield
-    finally:
-        for optimizer, weights, modes in before:
-            with torch.no_grad():
-                torch._foreach_copy_(_parameters(optimizer), weights)
-            for group, mode in zip(optimizer.param_groups, modes, strict=True):
-                group["train_mode"] = mode
-
-
-def has_modes(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer has other weights to evaluate on than to train on."""
-    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer that an algorithm has wrapped, such as SAM's; else itself."""
-    return getattr(optimizer, "base_optimizer", optimizer)
-
-
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _modes(optimizer: Optimizer) -> list[Any]:
-    return [group.get("train_mode") for group in optimizer.param_groups]
 
 
 class Optimization:
@@ -124,7 +86,7 @@ class Optimization:
         """Let optimizers that have them go on with the weights to train on."""
         for optimizer in map(unwrapped, self._state.optimizers):
             if has_modes(optimizer):
-                optimizer.train()
+                optimizer.train()  # type: ignore[attr-defined]  # has_modes has looked
 
     def zero_grad(self) -> None:
         """Forget the last batch's gradients."""

@@ -22,6 +22,7 @@ from composer.core import (
     Time,
     Timestamp,
     ensure_data_spec,
+    evaluation_weights,
 )
 from composer.core.data_spec import move_batch
 from composer.distributed import (
@@ -48,7 +49,6 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
-from composer.trainer.evaluation_weights import evaluation_weights
 from composer.trainer.export import Transform, export_for_inference
 from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.loop import train
@@ -127,7 +127,7 @@ class Trainer:
         save_latest_filename: The name of a link to the newest one.
         save_overwrite: Whether to replace checkpoints that other runs have left.
         save_interval: How often: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``.
-        save_weights_only: Whether only the model's weights are saved.
+        save_weights_only: Whether only the model's weights are saved: those that it is evaluated with.
         save_ignore_keys: What is not saved.
         save_num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
         save_metrics: Whether what the training metrics have counted is saved, so that an epoch that was interrupted
@@ -496,7 +496,7 @@ class Trainer:
 
         Args:
             name: Its folder or address; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are filled in.
-            weights_only: Whether only the model's weights are saved.
+            weights_only: Whether only the weights that the model is evaluated with are saved.
 
         Returns:
             Where it is.
@@ -541,7 +541,7 @@ class Trainer:
             ExportError: The model cannot be exported, or does not compute the same once it is.
             ValueError: There is no such format, or no batch.
         """
-        with evaluation_weights(self.state, self.logger):
+        with evaluation_weights(self.state):
             export_for_inference(
                 self.state.model,
                 save_format,

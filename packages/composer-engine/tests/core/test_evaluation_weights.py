@@ -1,0 +1,157 @@
+"""The weights to evaluate with: those of optimizers and algorithms, put into the model and taken out again."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms import EMA, SWA
+from composer.core import Engine, State, Timestamp, evaluation_weights
+from composer.functional import SAMOptimizer
+
+
+class Switching(torch.optim.SGD):
+    """Has other weights to evaluate with than to train, as schedule-free optimizers do; going back rounds."""
+
+    def eval(self):
+        self._scale(1 / 3, train_mode=False)
+
+    def train(self):
+        self._scale(3.0, train_mode=True)
+
+    @torch.no_grad()
+    def _scale(self, factor, *, train_mode):
+        for group in self.param_groups:
+            if group.get("train_mode", True) != train_mode:
+                for parameter in group["params"]:
+                    parameter.mul_(factor)
+            group["train_mode"] = train_mode
+
+
+@pytest.fixture
+def model():
+    """A layer whose weights are no multiples of three."""
+    return nn.Linear(3, 2, bias=False)
+
+
+def averaging(algorithm, model, optimizers=()):
+    """Return an engine whose algorithm has averaged the model's weights and weights of zero, half and half."""
+    engine = Engine(State(model, optimizers=optimizers, max_duration="10ba"), algorithms=algorithm)
+    trained = model.weight.detach().clone()
+    engine.run_event("fit_start")
+    for batch, weight in enumerate((torch.zeros_like(trained), trained), start=1):
+        nn.init.zeros_(model.weight).data.copy_(weight)
+        engine.state.timestamp = Timestamp(batch=batch)
+        engine.run_event("batch_end")
+    return engine
+
+
+def averages():
+    """Return the algorithms that evaluate with a mean of all weights."""
+    return [EMA(half_life=None, smoothing=0.5), SWA(swa_start="0ba", swa_end="9ba", update_interval="1ba")]
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, SAMOptimizer])
+def test_optimizer_with_averages(model, wrap):
+    """Such an optimizer evaluates with its averages, also inside another one; the run goes on bit for bit."""
+    optimizer = Switching(model.parameters(), lr=0.1)
+    before = model.weight.detach().clone()
+
+    with evaluation_weights(State(model, optimizers=wrap(optimizer))) as may_differ:
+        within = model.weight.detach().clone()
+
+    assert may_differ
+    assert torch.equal(within, before * (1 / 3))
+    assert torch.equal(model.weight, before)
+    assert optimizer.param_groups[0]["train_mode"]
+
+
+def test_optimizer_that_is_in_evaluation_mode(model):
+    """One that its program has put into evaluation mode stays in it."""
+    optimizer = Switching(model.parameters(), lr=0.1)
+    optimizer.eval()
+    before = model.weight.detach().clone()
+
+    with evaluation_weights(State(model, optimizers=optimizer)):
+        within = model.weight.detach().clone()
+
+    assert torch.equal(within, before)
+    assert torch.equal(model.weight, before)
+    assert not optimizer.param_groups[0]["train_mode"]
+
+
+@pytest.mark.parametrize("algorithm", averages(), ids=repr)
+def test_algorithm_with_averages(model, algorithm):
+    """The averages of EMA and SWA are in the model within the block, and its own weights afterwards."""
+    state, before = averaging(algorithm, model).state, model.weight.detach().clone()
+
+    with evaluation_weights(state) as may_differ:
+        within = model.weight.detach().clone()
+
+    assert may_differ
+    assert torch.equal(within, before / 2)
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("algorithm", [*averages(), None], ids=repr)
+def test_without_averages(model, algorithm):
+    """Where nothing has been averaged yet, the training weights are evaluated, and it is known that they are those."""
+    before = model.weight.detach().clone()
+
+    with evaluation_weights(State(model, algorithms=algorithm)) as may_differ:
+        within = model.weight.detach().clone()
+
+    assert not may_differ
+    assert torch.equal(within, before)
+
+
+@pytest.mark.parametrize("algorithm", averages(), ids=repr)
+def test_blocks_within_evaluations(model, algorithm):
+    """Blocks may be nested, around and within an evaluation by events: the outermost one decides."""
+    engine, before = averaging(algorithm, model), model.weight.detach().clone()
+    seen = []
+
+    with evaluation_weights(engine.state):
+        engine.run_event("eval_start")
+        with evaluation_weights(engine.state):
+            seen.append(model.weight.detach().clone())
+        seen.append(model.weight.detach().clone())
+        engine.run_event("eval_end")
+        seen.append(model.weight.detach().clone())
+    after = model.weight.detach().clone()
+    engine.run_event("eval_start")
+    with evaluation_weights(engine.state):
+        pass
+    seen.append(model.weight.detach().clone())
+
+    assert all(torch.equal(weights, before / 2) for weights in seen)
+    assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("algorithm", averages(), ids=repr)
+def test_evaluation_that_fails(model, algorithm):
+    """After an error within an evaluation the model has its training weights, those of a schedule-free optimizer."""
+    engine = averaging(algorithm, model, Switching(model.parameters(), lr=0.1))
+    before = model.weight.detach().clone()
+
+    def fail():
+        with evaluation_weights(engine.state):
+            engine.run_event("eval_start")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+    assert torch.equal(model.weight, before)
+
+
+def test_algorithm_over_an_optimizer(model):
+    """Where both have averages, those of the algorithm are evaluated, as it averages what the optimizer trains."""
+    optimizer = Switching(model.parameters(), lr=0.1)
+    engine = averaging(EMA(half_life=None, smoothing=0.5), model, SAMOptimizer(optimizer))
+    before = model.weight.detach().clone()
+
+    with evaluation_weights(engine.state):
+        within = model.weight.detach().clone()
+
+    assert torch.equal(within, before / 2)
+    assert torch.equal(model.weight, before)

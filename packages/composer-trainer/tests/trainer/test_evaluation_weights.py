@@ -1,0 +1,130 @@
+"""Whatever a run's weights are written by, they are those that it is evaluated with."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from composer.algorithms import EMA, SAM, SWA
+from composer.callbacks import CheckpointSaver, ExportForInferenceCallback
+from composer.core import Callback
+
+
+class Averaging(torch.optim.SGD):
+    """Evaluates with the mean of all weights so far, as schedule-free optimizers do."""
+
+    train_mode = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self._parameters():
+            held = self.state[parameter].setdefault("held", torch.zeros_like(parameter))
+            held.lerp_(parameter, 0.25)
+
+    def eval(self):
+        self._switch(train_mode=False)
+
+    def train(self):
+        self._switch(train_mode=True)
+
+    def _parameters(self):
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def _switch(self, *, train_mode):
+        for group in self.param_groups:
+            if group.get("train_mode", True) != train_mode:
+                for parameter in group["params"]:
+                    held = self.state[parameter]["held"]
+                    kept = parameter.clone()
+                    parameter.copy_(held)
+                    held.copy_(kept)
+            group["train_mode"] = train_mode
+
+
+class Look(Callback):
+    """Remembers the weights of the last evaluation."""
+
+    seen = None
+
+    def eval_batch_start(self, state, logger):
+        self.seen = {name: value.clone() for name, value in state.model.state_dict().items()}
+
+
+RUNS = {
+    "EMA": lambda: [EMA(half_life=None, smoothing=0.9)],
+    "SWA": lambda: [SWA(swa_start="1ba", swa_end="8ba", update_interval="1ba")],
+    "schedule-free": list,
+}
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "SAM"])
+def with_sam(request):
+    """Whether the optimizer is inside SAM's."""
+    return request.param
+
+
+@pytest.fixture(params=RUNS, ids=str)
+def trained(request, with_sam, make_trainer, tmp_path):
+    """A trainer whose training and evaluation weights differ after its last evaluation, and the latter."""
+    look, model = Look(), make_trainer.model()
+    optimizer = Averaging if request.param == "schedule-free" else torch.optim.SGD
+    trainer = make_trainer(
+        model=model,
+        optimizers=optimizer(model.parameters(), lr=0.1),
+        algorithms=RUNS[request.param]() + ([SAM()] if with_sam else []),
+        callbacks=[
+            look,
+            CheckpointSaver(tmp_path / "saver", "final", weights_only=True),
+            ExportForInferenceCallback("torchexport", tmp_path / "model.pt2"),
+        ],
+        eval_dataloader=make_trainer.loader(),
+        max_duration="5ba",
+    )
+    trainer.fit()
+    assert not torch.equal(look.seen["module.0.weight"], model.state_dict()["module.0.weight"])
+    return trainer, look.seen
+
+
+def same(one, other):
+    """Return whether two sets of weights are equal, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+class TestWeightsThatAreWritten:
+    def test_by_the_saving_callback(self, trained, tmp_path):
+        """CheckpointSaver, and so save_weights_only, writes the evaluation's weights."""
+        assert same(load_file(tmp_path / "saver" / "final" / "model.safetensors"), trained[1])
+
+    def test_by_the_trainer(self, trained, tmp_path):
+        """So does trainer.save_checkpoint(weights_only=True), and the run keeps its training weights."""
+        trainer, evaluated = trained
+        before = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+
+        path = trainer.save_checkpoint(tmp_path / "one", weights_only=True)
+
+        assert same(load_file(f"{path}/model.safetensors"), evaluated)
+        assert same(trainer.state.model.state_dict(), before)
+
+    def test_by_an_export(self, trained, make_trainer, tmp_path):
+        """The callback and the trainer's method export them."""
+        trainer, evaluated = trained
+        trainer.export_for_inference("torchexport", tmp_path / "other.pt2")
+        reference = make_trainer.model()
+        reference.load_state_dict(evaluated)
+
+        inputs = torch.rand(3, 4)
+        with torch.no_grad():
+            expected = reference.eval()((inputs, None))
+
+        for name in ("model.pt2", "other.pt2"):
+            exported = torch.export.load(tmp_path / name).module()
+            torch.testing.assert_close(exported(inputs), expected)
+
+    def test_by_a_full_save(self, trained, tmp_path):
+        """A checkpoint to go on from holds the training weights."""
+        trainer, _ = trained
+
+        path = trainer.save_checkpoint(tmp_path / "one")
+
+        assert same(load_file(f"{path}/model.safetensors"), trainer.state.model.state_dict())
