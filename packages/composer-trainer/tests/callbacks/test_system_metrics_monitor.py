@@ -1,8 +1,10 @@
 """How busy the machine is, by psutil; and what is logged of several processes' GPUs."""
 
+import _thread
 import importlib.util
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -39,12 +41,22 @@ def fit(callbacks, network=None, device="cpu"):
     return history
 
 
-def threads():
-    return [one for one in threading.enumerate() if one.name == "SystemMetricsMonitor"]
+@pytest.fixture
+def only_threads_of_before():
+    """Return a function that says whether no thread is left but those of before; one may be about to end."""
+    before = _thread._count()
+
+    def are_over():
+        deadline = time.monotonic() + 5
+        while _thread._count() > before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return _thread._count() <= before
+
+    return are_over
 
 
 class TestSystemMetricsMonitor:
-    def test_what_psutil_says(self):
+    def test_what_psutil_says(self, only_threads_of_before):
         """Memory and disk are those of this machine, and the thread has ended with the run."""
         history = fit(SystemMetricsMonitor(every="2ba"))
 
@@ -55,9 +67,9 @@ class TestSystemMetricsMonitor:
         assert 0 <= latest["cpu_percentage"] <= 100
         assert latest["network_bytes_sent"] <= psutil.net_io_counters().bytes_sent
         assert history.get_timeseries("cpu_percentage")["batch"] == [1, 3, 5]
-        assert threads() == []
+        assert only_threads_of_before()
 
-    def test_thread_ends_after_an_error(self):
+    def test_thread_ends_after_an_error(self, only_threads_of_before):
         """A run that fails leaves no thread behind."""
         network = nn.Linear(4, 3)
         network.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -65,7 +77,7 @@ class TestSystemMetricsMonitor:
         with pytest.raises(ZeroDivisionError):
             fit(SystemMetricsMonitor(), network)
 
-        assert threads() == []
+        assert only_threads_of_before()
 
     def test_looks_again(self):
         """The machine is looked at every so many seconds."""

@@ -1,18 +1,196 @@
-"""One save at a time, whose failure is not lost."""
+"""Threads that nothing waits for without end; one save at a time, whose failure is not lost."""
 
+import _thread
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from composer.checkpoint import background as module
+from composer.checkpoint.background import Background, Task, ThreadError, in_threads
+
+LIMITED = """
+import faulthandler, os, resource, sys, tempfile, torch
+from composer.callbacks import CheckpointSaver
+from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
+from composer.core import State
+
+faulthandler.dump_traceback_later(40, exit=True)
+limit, in_background = sys.argv[1], sys.argv[2] == "True"
+state = State(torch.nn.Linear(300, 300))
+
+def save(folder):
+    saver = CheckpointSaver(folder, save_interval="1ep")
+    try:
+        saver.save(state) if in_background else save_checkpoint(state, folder + "/one")
+    finally:
+        saver.close(state, None)
+
+def check(folder):
+    for name in ("one",) * (not in_background) + ("ep0-ba0",) * in_background:
+        verify_checkpoint(f"{folder}/{name}")
+        load_checkpoint(f"{folder}/{name}", state)
+
+with tempfile.TemporaryDirectory() as folder:  # all that is imported late is imported now
+    save(folder)
+    check(folder)
+if limit == "processes":
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    if os.getuid() == 0:
+        os.setuid(65534)  # the limit is none for root
+with tempfile.TemporaryDirectory() as folder:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if limit == "memory":
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), hard))
+    try:
+        save(folder)
+    except (CheckpointSaveError, MemoryError) as error:
+        result = f"refused: {error}"
+    else:
+        result = "saved"
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    if result == "saved":
+        check(folder)
+    print(result)
+"""
+AT_THE_END = """
+import time
 from composer.checkpoint.background import Background
+
+Background().start(lambda: (time.sleep(0.2), print("saved", flush=True)))
+"""
 
 
 def fail():
     raise OSError("full")
 
 
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def run(program, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Let no thread be started."""
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+
+
+@pytest.fixture
+def dead_threads(monkeypatch):
+    """Let threads be started that end before their first line, as those that find no memory."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.01)
+
+
+class TestTask:
+    def test_result(self):
+        """What the function returns in its thread is returned to who waits."""
+        assert Task(threading.get_ident).result() != threading.get_ident()
+
+    def test_no_thread(self, no_threads):
+        """Where no thread can be started, a sentence says so at once."""
+        with pytest.raises(ThreadError, match=r"no thread can be started.*ulimit -u"):
+            Task(fail)
+
+    def test_thread_that_dies(self, dead_threads):
+        """A thread that ends without a result is no longer waited for."""
+        task = Task(fail)
+
+        with pytest.raises(ThreadError, match="its thread ended before it had begun"):
+            task.result()
+
+        assert task.is_over
+
+    def test_waits_no_longer_than_asked(self):
+        """A wait with a limit ends when that is over."""
+        go = threading.Event()
+        task = Task(lambda: go.wait(10))
+
+        was_over = task.wait(0.01)
+        go.set()
+
+        assert not was_over
+        assert task.wait(10)
+
+
+class TestInThreads:
+    @pytest.mark.parametrize("threads", ["no_threads", "dead_threads"])
+    def test_done_where_there_are_no_threads(self, threads, request):
+        """What no thread can do is done where its result is asked for."""
+        request.getfixturevalue(threads)
+
+        with in_threads([lambda: 1, lambda: 2]) as results:
+            assert [result() for result in results] == [1, 2]
+
+    def test_waits_after_an_error(self):
+        """After an error in the context, no function runs any more: it may look at memory that is gone soon."""
+        go, done = threading.Event(), []
+
+        timer = threading.Timer(0.05, go.set)
+
+        with pytest.raises(OSError, match="full"), in_threads([lambda: (go.wait(10), done.append(1)), timer.start]):
+            fail()
+
+        assert done == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
+class TestLimits:
+    @pytest.mark.parametrize(("in_background", "expected"), [(True, "refused: The checkpoint "), (False, "saved")])
+    def test_processes(self, in_background, expected):
+        """Without threads a save in the background is refused in a sentence, and any other does without them."""
+        done = run(LIMITED, "processes", str(in_background))
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(expected)
+        assert not in_background or "ep0-ba0 was not saved: no thread can be started" in done.stdout
+
+    @pytest.mark.parametrize("in_background", [True, False])
+    def test_memory(self, in_background):
+        """Where a thread finds no memory for its first line, a save ends, with an error or a whole checkpoint."""
+        done = run(LIMITED, "memory", str(in_background))
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(("refused: ", "saved"))
+
+
 class TestBackground:
+    @pytest.mark.parametrize("threads", ["no_threads", "dead_threads"])
+    def test_no_thread(self, threads, request, monkeypatch):
+        """A job without a thread is a failure, after which nothing is waited for and the next job is run."""
+        request.getfixturevalue(threads)
+        background, done = Background(), []
+
+        def run_job():
+            background.start(lambda: done.append(1))
+            background.wait()
+
+        with pytest.raises(ThreadError):
+            run_job()
+        monkeypatch.undo()
+
+        background.wait()
+        background.start(lambda: done.append(2))
+        background.wait()
+
+        assert done == [2]
+
+    def test_end_of_the_program(self):
+        """A program that ends waits for the job."""
+        done = run(AT_THE_END)
+
+        assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+
     def test_goes_on_meanwhile(self):
         """Starting a job does not wait for it; waiting does."""
         background, go, done = Background(), threading.Event(), []

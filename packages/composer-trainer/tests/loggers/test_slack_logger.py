@@ -1,5 +1,6 @@
 """Messages to Slack: a real client, and a small server on this machine that speaks as Slack does."""
 
+import _thread
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,8 +131,18 @@ class TestMessages:
         blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
         assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
 
+    def test_a_thread_without_memory(self, slack, make_logger, make_loop, monkeypatch):
+        """A thread that ends before its first line is reported, and closing does not wait for it."""
+        monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
+        loop = make_loop(make_logger())
+        loop.batch()
+
+        with pytest.warns(RuntimeWarning, match="its thread ended before it had begun"):
+            loop.engine.close()
+
     def test_nothing_that_was_not_asked_for(self, slack, make_logger, make_loop):
         """Metrics and settings that match no pattern are not sent, and no thread is started for them."""
+        before = _thread._count()
         logger = make_logger(["nothing"])
         loop = make_loop(logger)
         loop.logger.log_hyperparameters({"secret": 1})
@@ -139,7 +150,7 @@ class TestMessages:
         loop.engine.close()
 
         assert slack.messages == []
-        assert "SlackLogger" not in [thread.name for thread in threading.enumerate()]
+        assert _thread._count() == before
 
     def test_first_process_sends(self, slack, make_logger, make_loop):
         """Other processes are silent."""

@@ -1,5 +1,6 @@
 """Traces of real trainings."""
 
+import _thread
 import importlib.util
 import threading
 import time
@@ -16,7 +17,10 @@ from composer.profiler import (
     ProfilerAction,
     TraceHandler,
     cyclic_schedule,
+    system_metrics,
 )
+from composer.profiler.recording import Recording
+from composer.profiler.system_metrics import SystemMetrics
 
 HAS_PSUTIL = importlib.util.find_spec("psutil") is not None
 
@@ -318,7 +322,7 @@ class TestAborted:
         profiler = profiler_of(
             cyclic_schedule(warmup=0, active=5), JSONTraceHandler(str(tmp_path)), sys_prof_memory=HAS_PSUTIL
         )
-        before = threading.active_count()
+        before = _thread._count()
         with pytest.raises(error):
             train(profiler, callbacks=[watch("after_forward", fail)])
 
@@ -327,7 +331,10 @@ class TestAborted:
         assert spans.count("forward") == 3
         assert spans.count("backward") == 2
         assert spans[-1] == "callback/Watch"
-        assert threading.active_count() == before
+        deadline = time.monotonic() + 5
+        while _thread._count() > before and time.monotonic() < deadline:  # it may be about to end
+            time.sleep(0.001)
+        assert _thread._count() == before
 
     def test_before_training_there_is_nothing_to_finish(self, tmp_path):
         """A run that ends before its first batch writes nothing."""
@@ -370,17 +377,40 @@ class TestMachine:
         there = {}
 
         def look(state):
-            there[int(state.timestamp.batch)] = any(
-                thread.name == "composer system metrics" for thread in threading.enumerate()
-            )
+            task = profiler.system_metrics._task
+            there[int(state.timestamp.batch)] = task is not None and not task.is_over
 
+        profiler = profiler_of(cyclic_schedule(wait=1, warmup=1, active=2), Keeping(), sys_prof_cpu=True)
         train(
-            profiler_of(cyclic_schedule(wait=1, warmup=1, active=2), Keeping(), sys_prof_cpu=True),
+            profiler,
             callbacks=[watch("batch_start", look)],
             duration="6ba",
         )
 
         assert [batch for batch, was in there.items() if was] == [2, 3]
+
+    @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
+    @pytest.mark.parametrize(
+        ("answer", "problem"), [(OSError("driver is gone"), "OSError: driver is gone"), (None, "does not answer")]
+    )
+    def test_a_machine_that_cannot_be_read(self, monkeypatch, answer, problem):
+        """The end of the recording waits for half a minute at most, and reports what went wrong in the thread."""
+        go = threading.Event()
+
+        def look(*_):
+            if answer is not None:
+                raise answer
+            assert go.wait(60)
+
+        monkeypatch.setattr(system_metrics, "_memory", look)
+        monkeypatch.setattr(system_metrics, "_SECONDS_TO_END", 0.05)
+        metrics = SystemMetrics(cpu=False, memory=True, disk=False, net=False)
+        metrics.start(Recording())
+
+        with pytest.warns(RuntimeWarning, match=problem):
+            metrics.stop()
+
+        go.set()
 
     def test_psutil_missing(self, monkeypatch):
         """Who has no psutil hears of it at once, with the line that installs it."""

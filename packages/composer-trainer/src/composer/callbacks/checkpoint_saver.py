@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer.checkpoint.background import Background
+from composer.checkpoint.background import Background, ThreadError
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.folder import Folder, open_folder
@@ -137,13 +137,13 @@ class CheckpointSaver(Callback):
         is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
         if is_due:
             self.save(state)
-        self._saving.wait()
+        self._settle(self._saving.wait)
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait for what is being written, and let others save to the folder."""
         del state, logger
         try:
-            self._saving.wait()
+            self._settle(self._saving.wait)
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -162,7 +162,7 @@ class CheckpointSaver(Callback):
         if moment == self._last:
             return
         # Before the copy is made: one in memory is enough.
-        self._saving.wait()
+        self._settle(self._saving.wait)
         extra = None if self.extra is None else self.extra()
         if state.rank != 0:
             self._last = moment
@@ -171,12 +171,22 @@ class CheckpointSaver(Callback):
         snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys, memory=self._memory)
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
         self._last = moment
-        self._saving.start(partial(self._write, folder, name, latest, snapshot))
+        self._settle(partial(self._saving.start, partial(self._write, folder, name, latest, snapshot)))
         if not self.background:
-            self._saving.wait()
+            self._settle(self._saving.wait)
+
+    def _settle(self, call: Callable[[], object]) -> None:
+        """Start a save, wait for it or look at it; one that has failed can be tried again at the same moment."""
+        try:
+            call()
+        except BaseException as error:
+            last, self._last = self._last, None
+            if isinstance(error, ThreadError) and self._opened is not None and last is not None:
+                raise CheckpointSaveError(self._opened.at(last[0]), str(error)) from error
+            raise
 
     def _save_if_due(self, state: State, event: Event) -> None:
-        self._saving.check()
+        self._settle(self._saving.check)
         interval, elapsed = self.save_interval, state.get_elapsed_duration()
         if not isinstance(interval, Interval):
             if interval(state, event):
@@ -190,9 +200,6 @@ class CheckpointSaver(Callback):
     def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:
         try:
             write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
-        except BaseException:
-            self._last = None  # so that it can be tried again
-            raise
         finally:
             self._memory.give(snapshot.tensors.values())
         if folder.at(name) not in self._saved:

@@ -11,6 +11,7 @@ import attrs
 import torch
 from attrs.validators import gt
 
+from composer.checkpoint.background import Task
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.loggers.products import import_product, require_product
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SystemMetricsMonitor"]
 
 _GPU_METRICS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
+_SECONDS_TO_END = 30.0
 
 
 def _to_time(given: Time | str | int) -> Time:
@@ -137,8 +139,7 @@ class _Sampler:
         self._latest: dict[str, float] = {}
         self._error: Exception | None = None
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="SystemMetricsMonitor", daemon=True)
-        self._thread.start()
+        self._task = Task(self._work)
 
     def latest(self) -> dict[str, float]:
         """Return the newest numbers; none before the first call has returned."""
@@ -152,9 +153,9 @@ class _Sampler:
         return self._latest
 
     def stop(self) -> None:
-        """Let the thread end, and wait for that."""
+        """Let the thread end, and wait for that, but not longer than half a minute."""
         self._is_over.set()
-        self._thread.join()
+        self._task.wait(_SECONDS_TO_END)
 
     def _work(self) -> None:
         try:

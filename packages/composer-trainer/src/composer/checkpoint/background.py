@@ -1,15 +1,125 @@
-"""Saving while the training goes on: one save at a time, whose failure is not lost."""
+"""Functions in threads of their own: waiting for one ends when its thread does, however that ends."""
 
 from __future__ import annotations
 
-import threading
+import _thread
+import atexit
+import contextlib
+import weakref
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Background"]
+__all__ = ["Background", "Task", "ThreadError", "in_threads"]
+
+T = TypeVar("T")
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class ThreadError(RuntimeError):
+    """A thread could not be started, or ended without a result."""
+
+
+class Task(Generic[T]):
+    """A function that runs in a thread of its own, from the moment that this is constructed.
+
+    ``threading.Thread.start`` waits until the thread answers, and one that has no memory left for its first line never
+    does. Here nothing waits for longer than the thread lives.
+
+    Args:
+        call: The function.
+
+    Raises:
+        ThreadError: No thread can be started.
+
+    Example:
+        >>> Task(lambda: 6 * 7).result()
+        42
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._outcome: Future[T] = Future()
+        alive: set[None] = set()  # only the thread refers to it, from its start to its end
+        self._alive = weakref.ref(alive)
+        try:
+            _thread.start_new_thread(_run, (call, self._outcome, alive))
+        except (RuntimeError, MemoryError) as error:
+            raise ThreadError(
+                "no thread can be started, as the limit on processes or on memory is reached: raise it (ulimit -u, "
+                "ulimit -v), or end other processes."
+            ) from error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended, or is about to."""
+        return self._outcome.done() or self._alive() is None
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the thread has ended, if given for so many seconds at most, and return whether it has."""
+        while not self.is_over and seconds != 0:
+            step = _SECONDS_BETWEEN_LOOKS if seconds is None else min(seconds, _SECONDS_BETWEEN_LOOKS)
+            wait([self._outcome], timeout=step)
+            seconds = None if seconds is None else seconds - step
+        return self.is_over
+
+    def result(self) -> T:
+        """Wait for what the function returns, or raise what it has raised.
+
+        Raises:
+            ThreadError: The thread has ended without either, as it had no memory.
+        """
+        self.wait()
+        if not self._outcome.done():
+            raise ThreadError("its thread ended before it had begun: there is no memory left.")
+        return self._outcome.result()
+
+
+def _run(call: Callable[[], T], outcome: Future[T], _alive: object) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001  (raised in the thread that waits)
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
+
+
+@contextlib.contextmanager
+def in_threads(calls: Iterable[Callable[[], T]]) -> Iterator[list[Callable[[], T]]]:
+    """Run functions in threads of their own; when the context is left, none runs any more.
+
+    Gives for each a function that waits and returns its result. Where there are no more threads, that one runs it.
+
+    Example:
+        >>> with in_threads([lambda: "one", lambda: "two"]) as results:
+        ...     [result() for result in results]
+        ['one', 'two']
+    """
+    tasks: list[Task[T]] = []
+    results: list[Callable[[], T]] = []
+    try:
+        for call in calls:
+            try:
+                tasks.append(Task(call))
+            except ThreadError:
+                results.append(call)
+            else:
+                results.append(_result_of(tasks[-1], call))
+        yield results
+    finally:
+        for task in tasks:
+            task.wait()
+
+
+def _result_of(task: Task[T], call: Callable[[], T]) -> Callable[[], T]:
+    def result() -> T:
+        try:
+            return task.result()
+        except ThreadError:
+            return call()
+
+    return result
 
 
 class Background:
@@ -27,31 +137,23 @@ class Background:
     """
 
     def __init__(self) -> None:
-        self._job: Future[None] | None = None
+        self._job: Task[object] | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is under way."""
-        return self._job is not None and not self._job.done()
+        return self._job is not None and not self._job.is_over
 
     def start(self, job: Callable[[], object]) -> None:
         """Run a job, after the one before.
 
         Raises:
+            ThreadError: No thread can be started; the job is not run.
             Exception: The job before has failed; the new one is not run.
         """
         self.wait()
-        future = self._job = Future()
-
-        def run() -> None:
-            try:
-                job()
-            except BaseException as error:  # noqa: BLE001  (raised in the thread that waits)
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-        threading.Thread(target=run, name="checkpoint").start()
+        self._job = Task(job)
+        atexit.register(self.wait)
 
     def check(self) -> None:
         """Raise what a finished job has failed with; do not wait.
@@ -59,17 +161,19 @@ class Background:
         Raises:
             Exception: The job has failed.
         """
-        if self._job is not None and self._job.done():
+        if self._job is not None and self._job.is_over:
             self.wait()
 
     def wait(self) -> None:
         """Wait until nothing is under way.
 
         Raises:
+            ThreadError: The job has not been run, as there is no memory left.
             Exception: The job has failed.
         """
         job = self._job
         if job is not None:
-            wait([job])  # Ctrl-C while this waits leaves the job to the next who waits
+            job.wait()  # Ctrl-C while this waits leaves the job to the next who waits
             self._job = None
+            atexit.unregister(self.wait)
             job.result()

@@ -9,13 +9,13 @@ import os
 import re
 import secrets
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
+from composer.checkpoint.background import in_threads
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, FileRecord, Manifest, new_hash
 
@@ -90,10 +90,9 @@ def check_files(
         if names is None or name in names
         for kind, expected in record.checksums(all_of_them=thoroughly).items()
     ]
-    with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
-        digests = pool.map(lambda one: _digest(one[0], one[1]), chosen)
+    with in_threads([partial(_digest, path, kind) for path, kind, _ in chosen]) as digests:
         for (path, kind, expected), digest in zip(chosen, digests, strict=True):
-            check_digest(path, kind, digest, expected)
+            check_digest(path, kind, digest(), expected)
 
 
 def check_digest(path: Path | str, kind: str, digest: str, expected: str) -> None:
@@ -121,31 +120,8 @@ def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callabl
 
     Gives a function that waits, and returns what the manifest is to say of the files, by name.
     """
-    records: dict[str, FileRecord] = {}
-    errors: list[BaseException] = []
-
-    def hash_file(name: str) -> None:
-        try:
-            records[name] = FileRecord.of(files[name])
-        except BaseException as error:  # noqa: BLE001  (it is raised by who waits)
-            errors.append(error)
-
-    threads = [threading.Thread(target=hash_file, args=(name,), daemon=True) for name in files]
-    for thread in threads:
-        thread.start()
-
-    def wait() -> dict[str, FileRecord]:
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return {name: records[name] for name in files}
-
-    try:
-        yield wait
-    finally:
-        for thread in threads:
-            thread.join()
+    with in_threads([partial(FileRecord.of, pieces) for pieces in files.values()]) as records:
+        yield lambda: {name: record() for name, record in zip(files, records, strict=True)}
 
 
 @attrs.frozen

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from composer.checkpoint.background import in_threads
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.local import check_digest, check_files
 from composer.checkpoint.manifest import new_hash
@@ -54,11 +54,12 @@ def read_state(
     wanted = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
     names = [name for name in wanted if name in opened.manifest.files and (at_once or name != MODEL)]
     rooms = {name: _sound(opened, name, make_room) for name in names}
-    with _quick_switches(), ThreadPoolExecutor(len(wanted)) as pool:
-        reading = {name: pool.submit(_checked, opened, name, room.read) for name, room in rooms.items()}
+    reads = [partial(_checked, opened, name, room.read) for name, room in rooms.items()]
+    with _quick_switches(), in_threads(reads) as results:
+        reading = dict(zip(rooms, results, strict=True))
 
         def finish(name: str) -> None:
-            reading[name].result()
+            reading[name]()
             rooms[name].rearrange()
 
         try:
@@ -78,8 +79,8 @@ def read_state(
                 }
             yield _joined(data, tensors, shown, weights_only=weights_only)
         except Exception:
-            for one in reading.values():
-                one.result()  # what is wrong with the files comes first
+            for read in reading.values():
+                read()  # what is wrong with the files comes first
             raise
         for name in names:
             finish(name)

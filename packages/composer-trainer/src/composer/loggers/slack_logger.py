@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import queue
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from composer.checkpoint.background import Task, ThreadError
 from composer.core import Interval, Logger, LoggerDestination, State, Time
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import flat, read
@@ -135,8 +135,7 @@ class _Sender:
         client.retry_handlers.append(handlers.RateLimitErrorRetryHandler(max_retry_count=3))
         self._client, self._channel = client, channel
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
-        self._thread = threading.Thread(target=self._run, name="SlackLogger", daemon=True)
-        self._thread.start()
+        self._task = Task(self._run)
 
     def send(self, message: dict[str, Any]) -> None:
         """Let a message be sent; where a thousand wait already, raise an error."""
@@ -148,9 +147,13 @@ class _Sender:
             self._messages.put(None, timeout=_SECONDS_TO_SEND_THE_REST)
         except queue.Full:
             self.error = self.error or TimeoutError("messages were still waiting to be sent")
-        self._thread.join(_SECONDS_TO_SEND_THE_REST)
-        if self._thread.is_alive():
+        if not self._task.wait(_SECONDS_TO_SEND_THE_REST):
             self.error = self.error or TimeoutError("messages were still being sent")
+            return
+        try:
+            self._task.result()
+        except ThreadError as error:
+            self.error = self.error or error
 
     def _run(self) -> None:
         while (message := self._messages.get()) is not None:

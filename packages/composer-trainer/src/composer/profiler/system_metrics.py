@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from composer.checkpoint.background import Task
 from composer.loggers.products import import_product, require_product
 
 if TYPE_CHECKING:
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SystemMetrics"]
 
 _MIB = 2**20
+_SECONDS_TO_END = 30.0
 
 
 class SystemMetrics:
@@ -49,7 +53,7 @@ class SystemMetrics:
         self.cpu, self.memory, self.disk, self.net, self.interval = cpu, memory, disk, net, interval
         if self.is_wanted:
             require_product("psutil", "system")
-        self._thread: threading.Thread | None = None
+        self._task: Task[None] | None = None
         self._is_over = threading.Event()
 
     @property
@@ -58,21 +62,31 @@ class SystemMetrics:
         return self.cpu or self.memory or self.disk or self.net
 
     def start(self, recording: Recording) -> None:
-        """Begin to record."""
+        """Begin to record.
+
+        Raises:
+            ThreadError: No thread can be started.
+        """
         if not self.is_wanted:
             return
         self._is_over.clear()
-        self._thread = threading.Thread(
-            target=self._record, args=(recording,), name="composer system metrics", daemon=True
-        )
-        self._thread.start()
+        self._task = Task(partial(self._record, recording))
 
     def stop(self) -> None:
-        """Record a last time and wait for the thread to end; if there is none, do nothing."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._is_over.set()
-            thread.join()
+        """Record a last time and wait for the thread to end, for half a minute; if there is none, do nothing."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._is_over.set()
+        problem = "" if task.wait(_SECONDS_TO_END) else "the machine does not answer"
+        try:
+            problem or task.result()
+        except Exception as error:  # noqa: BLE001  (whatever a driver raises)
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            warnings.warn(
+                f"The profiler could not record all of the system's metrics: {problem}", RuntimeWarning, stacklevel=2
+            )
 
     def _record(self, recording: Recording) -> None:
         psutil = import_product("psutil", "system")
