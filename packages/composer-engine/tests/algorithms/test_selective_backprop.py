@@ -69,14 +69,34 @@ def test_takes_along_what_belongs_to_the_samples(samples):
     """Everything with a row for each sample is chosen alike; the rest stays."""
     model = Model(keys=("x", "y"))
     batch = {"x": samples[0], "y": samples[1], "mask": torch.arange(8), "step": torch.tensor(3), "name": "batch"}
+    batch |= {"names": [f"sample {place}" for place in range(8)], "pair": (tuple(range(8)), list("abcdefgh"))}
     expected = hardest(model, batch | {1: samples[1]}, 4)
 
     chosen = select(model, batch, input_key="x", target_key="y")
 
     assert torch.equal(chosen["mask"], expected)
     assert torch.equal(chosen["x"], samples[0][expected])
+    assert chosen["names"] == [f"sample {place}" for place in expected]
+    assert chosen["pair"] == (tuple(expected.tolist()), ["abcdefgh"[place] for place in expected])
     assert chosen["step"].item() == 3
     assert chosen["name"] == "batch"
+
+
+def test_targets_that_are_lists(samples):
+    """Targets that only the model's loss understands are chosen with the samples."""
+
+    class OfNames(Model):
+        def loss(self, outputs, batch, reduction="mean"):
+            return cross_entropy(outputs, torch.tensor([len(name) for name in batch[1]]), reduction=reduction)
+
+    model = OfNames()
+    expected = hardest(model, samples, 4)
+    names = ["x" * label for label in samples[1].tolist()]
+
+    inputs, targets = select(model, (samples[0], names))
+
+    assert torch.equal(inputs, samples[0][expected])
+    assert targets == [names[place] for place in expected]
 
 
 def test_leaves_no_trace_in_the_model(samples):

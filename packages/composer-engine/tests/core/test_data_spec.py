@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, UserDict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -78,6 +79,12 @@ def types(batch):
 
 
 class TestSplitBatch:
+    def test_arrays_are_split_as_tensors_are(self):
+        """A NumPy array with a row for each sample stays matched to the samples."""
+        parts = split_batch({"x": torch.arange(5), "name": np.array(list("abcde"))}, 2)
+
+        assert [part["name"].tolist() for part in parts] == [["a", "b"], ["c", "d"], ["e"]]
+
     @given(st.data(), st.integers(1, 9), st.integers(1, 10))
     def test_parts_together_are_the_batch(self, data, size, microbatch_size):
         """Nothing is lost, doubled or put in another order, in any nesting."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import UserDict
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -157,6 +159,19 @@ class TestChoice:
         assert chosen["numbers"].flatten().tolist() == chosen["mask"].tolist() == [1, 3]
         assert chosen["name"] == "some"
         assert torch.equal(chosen_targets["labels"], targets[[1, 3]])
+
+    def test_lists_stay_matched(self):
+        """A list with an item for each sample is selected from as the tensors are."""
+        numbers, targets = _losses([1.0, 5.0, 0.5, 9.0])
+
+        chosen, _ = cf.select_using_loss(
+            {"numbers": numbers, "name": ["a", "b", "c", "d"]},
+            targets,
+            lambda given: given["numbers"],
+            mse_loss,
+        )
+
+        assert chosen["name"] == ["b", "d"]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_keeps_dtype_and_memory_format(self, dtype: torch.dtype):
@@ -340,3 +355,65 @@ class TestRefusals:
         """The message says what it is."""
         with pytest.raises(TypeError, match="loss_fun must return a tensor, got float"):
             cf.select_using_loss(torch.ones(8, 3), torch.ones(8), _Known(), lambda *_, reduction: 1.0)
+
+
+class Pair(NamedTuple):
+    """Two fields of a batch."""
+
+    x: Any
+    y: Any
+
+
+class TestTakeSamples:
+    @pytest.mark.parametrize(
+        ("part", "expected"),
+        [
+            (["a", "b", "c"], ["a", "c"]),
+            (("a", "b", "c"), ("a", "c")),
+            ([["a", "b", "c"], ["d", "e", "f"]], [["a", "c"], ["d", "f"]]),
+            ([["a"], ["b", "c"], []], [["a"], []]),
+            ([{"box": 1}, {"box": 2}, {"box": 3}], [{"box": 1}, {"box": 3}]),
+            ({"deep": ({"names": ["a", "b", "c"]},)}, {"deep": ({"names": ["a", "c"]},)}),
+            (Pair(["a", "b", "c"], 5), Pair(["a", "c"], 5)),
+            (Pair("p", "q"), Pair("p", "q")),
+            ("abc", "abc"),
+            (["a", "b"], ["a", "b"]),
+            ({1, 2, 3}, {1, 2, 3}),
+        ],
+    )
+    def test_what_has_an_entry_for_each_sample(self, part: Any, expected: Any):
+        """Lists and tuples of as many items as there are samples are taken from, at any depth; the rest stays."""
+        taken = cf.take_samples({"x": torch.arange(3), "part": part}, torch.tensor([0, 2]), 3)
+
+        assert taken["x"].tolist() == [0, 2]
+        assert taken["part"] == expected
+        assert type(taken["part"]) is type(expected)
+
+    def test_boxes_of_each_image(self):
+        """Dictionaries of tensors are samples, even where an image has as many boxes as there are images."""
+        boxes = [{"boxes": torch.full((count, 4), float(count))} for count in (3, 1, 2)]
+
+        _, taken = cf.take_samples((torch.rand(3, 8), boxes), torch.tensor([0, 1]), 3)
+
+        assert [len(one["boxes"]) for one in taken] == [3, 1]
+
+    def test_tensors_of_other_lengths(self):
+        """A list of one tensor for each sample is taken from; each tensor stays."""
+        sounds = [torch.rand(5), torch.rand(3), torch.rand(7)]
+
+        _, taken = cf.take_samples((torch.rand(3, 8), sounds), torch.tensor([1, 2]), 3)
+
+        assert [len(sound) for sound in taken] == [3, 7]
+
+    def test_as_many_fields_as_samples(self):
+        """A pair of two images and two names is a batch, not two samples."""
+        images, names = cf.take_samples((torch.arange(2), ["a", "b"]), torch.tensor([1]), 2)
+
+        assert images.tolist() == [1]
+        assert names == ["b"]
+
+    def test_arrays(self):
+        """NumPy's arrays have rows too."""
+        taken = cf.take_samples({"x": torch.arange(3), "name": np.array(["a", "b", "c"])}, torch.tensor([2, 0]), 3)
+
+        assert taken["name"].tolist() == ["c", "a"]

@@ -211,6 +211,15 @@ class TestCutting:
         assert shorter["scores"].tolist() == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
         assert all(shorter[name] is others[name] for name in ("step", "list", "scale", "text"))
 
+    def test_nested_lists_are_repeated_too(self):
+        """What is deep inside the batch stays matched to the samples."""
+        batch = {"input_ids": torch.arange(8).view(2, 4), "from": {"file": ["a", "b"]}, "pairs": (("a", "b"), (1, 2))}
+
+        shorter = cf.set_batch_sequence_length(batch, 2, truncate=False)
+
+        assert shorter["from"] == {"file": ["a", "a", "b", "b"]}
+        assert shorter["pairs"] == (("a", "a", "b", "b"), (1, 1, 2, 2))
+
     def test_positions_begin_anew(self):
         """Each piece counts its positions from 0, whether each sample has some or one row is for all."""
         shared = cf.set_batch_sequence_length(_batch(2, position_ids=torch.arange(10)[None]), 5, truncate=False)

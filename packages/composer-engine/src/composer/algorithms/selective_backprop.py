@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import MutableMapping
 from typing import Any, ClassVar
 
 import attrs
@@ -34,9 +32,9 @@ __all__ = ["SelectiveBackprop"]
 class SelectiveBackprop(Algorithm):
     """Leave out the samples with the lowest losses for a part of the training (arXiv:1910.00762).
 
-    See :func:`composer.functional.select_using_loss`. Everything in the batch that has a row for each sample is chosen
-    alike. The model's ``loss`` is called with ``reduction="none"``, as :class:`composer.models.ComposerClassifier`
-    takes it.
+    See :func:`composer.functional.select_using_loss`. Everything in the batch that has one entry for each sample is
+    chosen alike, as by :func:`composer.functional.take_samples`. The model's ``loss`` is called with
+    ``reduction="none"``, as :class:`composer.models.ComposerClassifier` takes it.
 
     Args:
         start: After which part of the training it begins, in ``[0, 1]``.
@@ -98,13 +96,13 @@ class SelectiveBackprop(Algorithm):
             loss: Tensor = state.model.loss(outputs, batch_set(whole, target_key, targets["own"]), reduction=reduction)
             return loss
 
-        places = torch.arange(len(input), device=input.device)
-        targets = {"own": target, "places": places}
+        num_samples = len(input)
+        targets = {"own": target, "places": torch.arange(num_samples, device=input.device)}
         with get_precision_context(state.precision, state.device.type):
             input, targets = cf.select_using_loss(
                 input, targets, _Called(state.model, whole, self.input_key), loss_of_each, self.keep, self.scale_factor
             )
-        state.batch = _choose(whole, targets["places"], len(places))
+        state.batch = cf.take_samples(whole, targets["places"], num_samples)
         state.batch_set_item(self.input_key, input)
         state.batch_set_item(self.target_key, targets["own"])
 
@@ -128,22 +126,3 @@ def _check_loss(model: Any) -> None:
             f"SelectiveBackprop needs the loss of each sample, and {type(model).__name__}.loss cannot give it: let it "
             "take reduction='none', def loss(self, outputs, batch, reduction='mean')."
         )
-
-
-def _choose(batch: Batch, places: Tensor, count: int) -> Batch:
-    """Return the batch with the chosen rows of all tensors that have a row for each sample; the batch given is kept."""
-    if isinstance(batch, Tensor):
-        return batch[places] if batch.ndim and len(batch) == count else batch
-    if isinstance(batch, MutableMapping):  # also those of tokenizers
-        chosen = copy.copy(batch)
-        for key, value in batch.items():
-            chosen[key] = _choose(value, places, count)
-        return chosen
-    if isinstance(batch, (list, tuple)):
-        items = [_choose(value, places, count) for value in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if hasattr(batch, "__dict__") and not callable(batch):
-        chosen = copy.copy(batch)
-        vars(chosen).update({name: _choose(value, places, count) for name, value in vars(batch).items()})
-        return chosen
-    return batch

@@ -147,7 +147,8 @@ def count_tokens(batch: Batch) -> int:
 def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
     """Split a batch into parts of ``microbatch_size`` samples, of which the last may be smaller.
 
-    Tensors are split along their first dimension, lists of anything else by their items; what belongs to the batch as a
+    Tensors are split along their first dimension, NumPy arrays with as many rows too, lists of anything else by their
+    items; what belongs to the batch as a
     whole (numbers, text, tensors without dimensions) goes into every part. The batch's own type is kept.
 
     Raises:
@@ -176,6 +177,8 @@ def _slice(part: Any, of: slice, num_samples: int) -> Any:
         if not holds_sizes and not _is_record(part) and len(part) == num_samples:
             return part[of]
         return _rebuilt_sequence(part, [_slice(item, of, num_samples) for item in part])
+    if getattr(part, "ndim", 0) and hasattr(part, "__array__") and len(part) == num_samples:  # NumPy's
+        return part[of]
     return part
 
 

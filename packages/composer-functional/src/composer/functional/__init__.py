@@ -71,7 +71,7 @@ from composer.functional.training.gradient_clipping import apply_gradient_clippi
 from composer.functional.training.label_smoothing import smooth_labels
 from composer.functional.training.layer_freezing import count_layers_to_freeze, freeze_layers, unfreeze_layers
 from composer.functional.training.sam import SAMOptimizer
-from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop
+from composer.functional.training.selective_backprop import select_using_loss, should_selective_backprop, take_samples
 from composer.functional.training.sequence_length import set_batch_sequence_length
 from composer.functional.training.swa import compute_swa
 
@@ -160,6 +160,7 @@ __all__ = [
     "smooth_labels",
     "soft_cross_entropy",
     "standardize_weight",
+    "take_samples",
     "unfreeze_layers",
     "update_averages",
     "update_params_in_optimizer",

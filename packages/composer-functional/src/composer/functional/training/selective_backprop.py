@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-__all__ = ["select_using_loss", "should_selective_backprop"]
+__all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
 
 _INTERPOLATIONS = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
@@ -76,7 +78,8 @@ def select_using_loss(
             shrunk.
 
     Returns:
-        ``(input, target)`` of the chosen samples; new tensors. What a dictionary holds beside tensors stays as it is.
+        ``(input, target)`` of the chosen samples; new tensors. What else a dictionary holds for each sample is chosen
+        too, as by :func:`take_samples`.
 
     Raises:
         TypeError: ``loss_fun`` returned no tensor, or ``input`` is to be shrunk and is not a floating-point tensor.
@@ -108,7 +111,86 @@ def select_using_loss(
     # What only rounding keeps below the next whole number is that one.
     num_kept = max(1, int(keep * num_samples + 1e-6))
     chosen = losses.argsort(descending=True, stable=True)[:num_kept].sort().values
-    return _take(input, chosen), _take(target, chosen)
+    return take_samples(input, chosen, num_samples), take_samples(target, chosen, num_samples)
+
+
+def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
+    """Return some of a batch's samples: from everything in the batch that has one entry for each sample.
+
+    These are tensors and arrays with ``num_samples`` rows, and lists and tuples of ``num_samples`` items, as texts, or
+    dictionaries of boxes. They are looked for in nested dictionaries, lists, tuples, and attributes of objects. A list
+    of tensors that all have ``num_samples`` rows holds fields of the batch, not samples. All else stays as it is.
+
+    Args:
+        batch: The batch, or a part of it; not changed.
+        chosen: Numbers of the samples, int64, in any order; a sample can be chosen more than once.
+        num_samples: How many samples the batch has.
+
+    Returns:
+        A new batch of the same kind.
+
+    Example:
+        >>> batch = {"x": torch.arange(3), "name": ["a", "b", "c"], "step": torch.tensor(7)}
+        >>> take_samples(batch, torch.tensor([0, 2]), num_samples=3)
+        {'x': tensor([0, 2]), 'name': ['a', 'c'], 'step': tensor(7)}
+    """
+    places = chosen.tolist  # waits for the device, and only lists need it
+    if isinstance(batch, (list, tuple)) and num_samples in _lengths_in(batch):
+        return _rebuilt(batch, [take_part(part, chosen, places, num_samples) for part in batch])
+    return take_part(batch, chosen, places, num_samples)
+
+
+def take_part(part: Any, chosen: Tensor, places: Callable[[], list[int]], num_samples: int) -> Any:
+    """Return the chosen samples of a part of a batch; ``places()`` returns the same numbers as ``chosen``."""
+    if isinstance(part, Tensor):
+        return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
+    if isinstance(part, (list, tuple)):
+        if _is_list_of_samples(part, num_samples):
+            return _rebuilt(part, [part[place] for place in places()])
+        items = [take_part(item, chosen, places, num_samples) for item in part]
+        return part if all(map(operator.is_, items, part)) else _rebuilt(part, items)
+    if isinstance(part, Mapping):
+        taken = {key: take_part(value, chosen, places, num_samples) for key, value in part.items()}
+        # copy.copy is for BatchEncoding and its like; torch.compile does not know it.
+        return _copied(part, taken) if type(part) is not dict and isinstance(part, MutableMapping) else taken
+    if getattr(part, "ndim", 0) and hasattr(part, "__array__"):  # NumPy's, and what works like it
+        return part[places()] if len(part) == num_samples else part
+    if hasattr(part, "__dict__") and not callable(part):
+        attributes = {name: take_part(value, chosen, places, num_samples) for name, value in vars(part).items()}
+        part = copy.copy(part)
+        vars(part).update(attributes)
+    return part
+
+
+def _copied(mapping: MutableMapping[Any, Any], items: Mapping[Any, Any]) -> MutableMapping[Any, Any]:
+    copied = copy.copy(mapping)
+    for key, value in items.items():
+        copied[key] = value
+    return copied
+
+
+def _is_list_of_samples(part: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
+    if len(part) != num_samples or hasattr(part, "_fields"):
+        return False
+    return all(isinstance(item, Mapping) for item in part) or _lengths_in(part) != {num_samples}
+
+
+def _lengths_in(parts: Iterable[Any]) -> set[int]:
+    """Return the lengths of all tensors, and of all lists of anything else, in some parts of a batch."""
+    lengths: set[int] = set()
+    for part in parts:
+        if isinstance(part, Tensor):
+            lengths.update(part.shape[:1])
+        elif isinstance(part, Mapping):
+            lengths |= _lengths_in(part.values())
+        elif isinstance(part, (list, tuple)):
+            lengths |= _lengths_in(part) or ({len(part)} if not hasattr(part, "_fields") else set())
+    return lengths
+
+
+def _rebuilt(part: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    kind: Callable[..., Any] = type(part)
+    return kind(*items) if hasattr(part, "_fields") else kind(items)
 
 
 @contextmanager
@@ -165,12 +247,6 @@ def _average(losses: Tensor, num_samples: int) -> Tensor:
             f"got shape {tuple(losses.shape)}."
         )
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-def _take(samples: Tensor | Mapping[str, Any], chosen: Tensor) -> Tensor | dict[str, Any]:
-    if isinstance(samples, Tensor):
-        return samples[chosen]
-    return {key: value[chosen] if isinstance(value, Tensor) else value for key, value in samples.items()}
 
 
 def _check_part(name: str, value: float, meaning: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer.functional.training.selective_backprop import take_part
+
 __all__ = ["set_batch_sequence_length"]
 
 
@@ -24,8 +26,8 @@ def set_batch_sequence_length(
     - ``truncate=True``: each sequence keeps its first ``curr_seq_len`` tokens. All else stays: labels of the samples,
       ids, lists. Pad on the right: of a sequence that is padded on the left, the padding would be kept.
     - ``truncate=False``: each sequence is cut into ``L // curr_seq_len`` samples; what is left over is dropped. The
-      first of them take the place of the first sample, and so on. Of all else, what has ``N`` elements (a tensor's
-      first dimension, a list) is repeated for them, and the rest stays. ``position_ids`` begin at 0 in each sample.
+      first of them take the place of the first sample, and so on. Of all else, what has one entry for each sample is
+      repeated for them, as by :func:`take_samples`, and the rest stays. ``position_ids`` begin at 0 in each sample.
 
     Args:
         batch: A dictionary, or what works like one, as ``BatchEncoding``; not changed.
@@ -60,7 +62,8 @@ def set_batch_sequence_length(
                 [2, 0]]), tensor([0, 0, 1, 1]))
     """
     _check_length(curr_seq_len)
-    size, length = _get_shape(batch)
+    ids = _get_ids(batch)
+    size, length = ids.shape[:2]
     if preserve_end_of_sequence:
         _check_end(batch, truncate)
     # copy.copy is for BatchEncoding and its like; torch.compile does not know it.
@@ -73,7 +76,7 @@ def set_batch_sequence_length(
         is_sequence = isinstance(value, Tensor) and value.shape[:2] in {(size, length), (1, length)}
         if not truncate:
             pieces = length // curr_seq_len
-            shorter[name] = _cut(value, name, size, curr_seq_len) if is_sequence else _repeat(value, size, pieces)
+            shorter[name] = _cut(value, name, size, curr_seq_len) if is_sequence else _repeat(value, ids, pieces)
         elif is_sequence and (places is None or name == "position_ids"):
             shorter[name] = value[:, :curr_seq_len].contiguous()
         elif is_sequence:
@@ -98,17 +101,15 @@ def _cut(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
     return pieces - pieces[:, :1] if name == "position_ids" else pieces
 
 
-def _repeat(value: Any, size: int, times: int) -> Any:
+def _repeat(value: Any, ids: Tensor, times: int) -> Any:
     """Repeat what there is one of for each sample."""
-    if isinstance(value, Tensor):
-        return value.repeat_interleave(times, 0) if value.ndim > 0 and value.shape[0] == size else value
-    if isinstance(value, (list, tuple)) and len(value) == size:
-        return type(value)(each for each in value for _ in range(times))
-    return value
+    size = len(ids)
+    rows = torch.arange(size, device=ids.device).repeat_interleave(times)
+    return take_part(value, rows, lambda: [row for row in range(size) for _ in range(times)], size)
 
 
-def _get_shape(batch: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of samples and of tokens."""
+def _get_ids(batch: Mapping[str, Any]) -> Tensor:
+    """Return the tensor ``(N, L)`` or ``(N, L, D)`` that the sequences have the shape of."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"batch must be a dictionary, got {type(batch).__name__}. Name the tensors as the tokenizers of "
@@ -131,7 +132,7 @@ def _get_shape(batch: Mapping[str, Any]) -> tuple[int, int]:
         raise ValueError(
             f"attention_mask must have shape {(size, length)}, one number for each token, got {tuple(mask.shape)}."
         )
-    return size, length
+    return ids
 
 
 def _check_length(curr_seq_len: int) -> None:
