@@ -51,6 +51,31 @@ class NoisyBatches(Noisy):
         return [self[index] for index in indices]
 
 
+class Echo(Noisy):
+    """Loads a batch at once and gives back what it was asked for."""
+
+    def __getitems__(self, indices):
+        """Do not load anything."""
+        return ["loaded", indices]
+
+
+class Values(Dataset):
+    """Twelve numbers, or several of them at once."""
+
+    def __len__(self):
+        """Twelve."""
+        return 12
+
+    def __getitem__(self, index):
+        """Take them."""
+        return torch.arange(12.0)[index]
+
+
+def collate_noisily(samples):
+    """Add a sample of draws to the batch."""
+    return torch.stack([*samples, noisy(-1)])
+
+
 class NoisyStream(IterableDataset):
     """A stream of six draws."""
 
@@ -89,26 +114,38 @@ class TestSameWhateverTheWorkers:
         ids=["1", "2", "2 that live on"],
     )
     @pytest.mark.parametrize("dataset", [Noisy(), NoisyBatches(), Subset(Noisy(), range(8))])
-    def test_equals_no_workers(self, dataset, options):
-        """Each sample draws the same with any number of workers, in each epoch and from any batch on."""
-        alone = make_order(DataLoader(dataset, batch_size=4, shuffle=True), seed=17)
-        helped = make_order(DataLoader(dataset, batch_size=4, shuffle=True, **options), seed=17)
+    @pytest.mark.parametrize("collate", [None, collate_noisily])
+    def test_equals_no_workers(self, dataset, options, collate):
+        """Samples and batches draw the same with any number of workers, in each epoch and from any batch on."""
+        alone = make_order(DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=collate), seed=17)
+        helped = make_order(DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=collate, **options), seed=17)
 
         pairs = [(batches(alone, epoch, skip), batches(helped, epoch, skip)) for epoch, skip in ((0, 0), (3, 1))]
 
         assert all(torch.equal(one, other) for one, other in pairs)
         assert not torch.equal(pairs[0][0][-4:], pairs[1][0][-4:])
 
-    def test_a_sample_draws_by_its_index(self):
-        """In whatever batch and order it comes, a sample draws the same in one epoch and other things in the next."""
-        whole = make_order(DataLoader(Noisy(), batch_size=12), seed=17)
-        parts = make_order(DataLoader(Noisy(), batch_size=5, shuffle=True), seed=17)
+    def test_a_batch_draws_by_its_place(self):
+        """Whatever its samples are, a batch draws by its place in the epoch; other batches and epochs draw apart."""
+        in_order = make_order(DataLoader(Noisy(), batch_size=4), seed=17)
+        shuffled = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
 
-        sorted_parts = batches(parts, epoch=2)
-        sorted_parts = sorted_parts[sorted_parts[:, 0].argsort()]
+        drawn = [batches(order, epoch)[:, 1:] for order in (in_order, shuffled) for epoch in (1, 2)]
 
-        assert torch.equal(batches(whole, epoch=2), sorted_parts)
-        assert not torch.equal(batches(whole, epoch=1)[:, 1:], sorted_parts[:, 1:])
+        assert torch.equal(drawn[0], drawn[2])
+        assert torch.equal(drawn[1], drawn[3])
+        assert len(set(torch.cat(drawn[:2]).flatten().tolist())) == 2 * 12 * 3
+
+    def test_processes_draw_apart(self, monkeypatch):
+        """Processes draw for their batches each in its own way, and share the order."""
+        first = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
+        one = batches(first, 0)
+        monkeypatch.setenv("RANK", "1")
+
+        other = batches(make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17), 0)
+
+        assert torch.equal(one[:, 0], other[:, 0])
+        assert not set(one[:, 1].tolist()) & set(other[:, 1].tolist())
 
     def test_streams_draw_by_their_place(self):
         """A stream's samples draw the same in each process, other things in each epoch, and each of their own."""
@@ -185,6 +222,73 @@ class _First(Dataset):
 
     def __getitem__(self, index):
         return self.data[index][0]
+
+
+class TestSeedsOnceForEachBatch:
+    """To seed takes longer than to load many a sample."""
+
+    @pytest.fixture
+    def seeded(self, monkeypatch):
+        """Return a list that grows with each seeding of Python's generator."""
+        calls, seed = [], random.seed
+        monkeypatch.setattr(random, "seed", lambda key: (calls.append(key), seed(key)))
+        return calls
+
+    @pytest.mark.parametrize("data", [Noisy(), NoisyBatches(), Subset(Noisy(), range(12))])
+    @pytest.mark.parametrize("make", [DataLoader, type("Loader", (DataLoader,), {})], ids=["torch's", "a subclass"])
+    def test_a_dataset(self, seeded, data, make):
+        """Three batches of four samples take three seedings."""
+        order = make_order(make(data, batch_size=4, shuffle=True), seed=17)
+
+        list(order.begin(0))
+
+        assert len(set(seeded)) == len(seeded) == 3
+
+    def test_a_stream(self, seeded):
+        """Six samples in batches of four take a seeding for the iterator, and one for each batch."""
+        order = make_order(DataLoader(NoisyStream(), batch_size=4), seed=17)
+
+        list(order.begin(0))
+
+        assert len(set(seeded)) == len(seeded) == 3
+
+    def test_samples_without_batches(self, seeded):
+        """A loader that does not batch loads each by a seed of its own."""
+        order = make_order(DataLoader(Noisy(), batch_size=None), seed=17)
+
+        list(order.begin(0))
+
+        assert len(set(seeded)) == 12
+
+
+class TestAsTorchLoads:
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_batch_is_loaded_at_once(self, workers):
+        """A dataset with ``__getitems__`` gets a batch's indices as the sampler has put them together."""
+        sampler = [(3, 1), (2,)]
+        order = make_order(DataLoader(Echo(), batch_sampler=sampler, collate_fn=list, num_workers=workers), seed=17)
+
+        assert list(order.begin(0)) == [["loaded", (3, 1)], ["loaded", (2,)]]
+
+    @pytest.mark.parametrize("make", [DataLoader, type("Loader", (DataLoader,), {})], ids=["torch's", "a subclass"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"batch_size": 5},
+            {"batch_size": 5, "drop_last": True},
+            {"batch_size": 5, "collate_fn": list},
+            {"batch_size": None},
+            {"batch_size": None, "sampler": BatchSampler(range(12), 5, drop_last=False)},
+        ],
+    )
+    @pytest.mark.parametrize("data", [TensorDataset(torch.arange(12.0)), Values(), Subset(Values(), range(12))])
+    def test_equals_the_plain_loader(self, make, options, data):
+        """What comes is what torch's loader gives, of datasets that draw nothing and of others."""
+        loader = make(data, **options)
+
+        given = list(make_order(loader, seed=17).begin(0))
+
+        assert repr(given) == repr(list(loader))
 
 
 class TestLeavesOthersAlone:

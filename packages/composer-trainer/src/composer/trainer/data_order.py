@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +75,8 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
     """Return the order of a loader, of the kind that suits it.
 
     - A loader with ``state_dict`` and ``load_state_dict`` keeps its place by itself.
-    - A ``DataLoader`` is copied: its sampler draws by (seed, epoch), its samples by (seed, epoch, index).
+    - A ``DataLoader`` is copied: its sampler draws by (seed, epoch), its dataset and ``collate_fn`` by
+      (seed, rank, epoch, place of the batch).
     - A list of batches is what it is.
     - Anything else is iterated over, with the global generators seeded for each batch.
 
@@ -84,7 +85,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         >>> list(order.begin(epoch=0, skip=1))
         [2, 3]
     """
-    # Processes share the order of a data set, of which each has its part. What else they draw is each one's own.
+    # Processes share the order of a dataset, of which each has its part. What else they draw differs by rank.
     own = seed if get_global_rank() == 0 else key_of(seed, "rank", get_global_rank())
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         return StatefulOrder(loader, own)
@@ -137,8 +138,11 @@ class _CopiedOrder(DataOrder):
         assert self.loader.generator is not None
         self.loader.generator.manual_seed(key_of(self.seed, "loader", epoch))
         if self.loader.num_workers or self._is_plain:
-            return iter(self.loader)
-        return _torch_kept_between(lambda: iter(self.loader))
+            return self._load()
+        return _torch_kept_between(self._load)
+
+    def _load(self) -> Iterator[Batch]:
+        return iter(self.loader)
 
 
 class IndexedOrder(_CopiedOrder):
@@ -153,7 +157,7 @@ class IndexedOrder(_CopiedOrder):
         # Workers that outlive an epoch ask the same object again.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         if not self._is_plain:
-            self.loader.__dict__["dataset"] = _keyed_dataset(loader.dataset, self.seed)
+            self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""
@@ -162,9 +166,25 @@ class IndexedOrder(_CopiedOrder):
         self._listed = keys if isinstance(keys, list) else None
         remaining: Iterator[Any] = itertools.islice(keys, skip, None)
         if not self._is_plain:
-            remaining = _with_epoch(remaining, epoch, in_batches=self._name == "batch_sampler")
+            remaining = zip(itertools.count(_first_key(self.seed, get_global_rank(), epoch) + skip), remaining)
         self._keys.next = remaining
         return self._iterate(epoch)
+
+    def _load(self) -> Iterator[Batch]:
+        """Load batches; in this process as torch's loader does, without the range that it records for profilers.
+
+        Each of these ranges takes as long as seeding does, and the trainer's profiler has its own.
+        """
+        loader = self.loader
+        if loader.num_workers or loader.pin_memory or type(loader) is not DataLoader:
+            return iter(loader)
+        dataset, collate, keys = loader.dataset, loader.collate_fn, self._keys.next
+        if loader.batch_sampler is None:
+            return (collate(dataset[index]) for index in keys)
+        load = getattr(dataset, "__getitems__", None)
+        if load:
+            return (collate(load(indices)) for indices in keys)
+        return (collate([dataset[index] for index in indices]) for indices in keys)
 
     def fingerprint(self) -> str | None:
         """Return a digest of the epoch's indices where an unknown sampler has chosen them."""
@@ -179,7 +199,7 @@ class StreamOrder(_CopiedOrder):
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
         self._set = loader.dataset
-        self._stream = self.loader.__dict__["dataset"] = _KeyedStream(loader.dataset, self.seed)
+        self._stream = self.loader.__dict__["dataset"] = _SeededStream(loader.dataset, self.seed, loader.batch_size)
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches; those to skip are loaded and thrown away."""
@@ -244,27 +264,28 @@ def _has_length(sampler: Any) -> bool:
         return False
 
 
-def _with_epoch(keys: Iterator[Any], epoch: int, *, in_batches: bool) -> Iterator[Any]:
-    """Put the epoch beside every index: workers that outlive an epoch are told so, too."""
-    return ([(epoch, key) for key in batch] if in_batches else (epoch, batch) for batch in keys)
+def _first_key(*words: object) -> int:
+    """Return the key of an epoch's first batch; the others have the numbers after it, all of 64 bits."""
+    return key_of("batches", *words) >> 1
 
 
 def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
-    """Yield what an iterator gives, with the global generators seeded anew for each; its first has a number."""
-    key = key_of(seed, "batches", epoch)
+    """Yield what an iterator gives, with the global generators seeded for each; ``first`` is the first one's place."""
+    return _torch_kept_between(lambda: _seeded(begin, _first_key(seed, epoch), first))
 
-    def seeded() -> Iterator[Any]:
-        seed_globals(key_of(key, "begin"))
-        iterator = begin()
-        for place in itertools.count(first):
-            seed_globals(key ^ place)
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            yield batch
 
-    return _torch_kept_between(seeded)
+def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1) -> Iterator[Any]:
+    """Yield what an iterator gives, with the global generators seeded before it begins and ``every`` so many items."""
+    seed_globals(key_of(key, "begin"))
+    iterator = begin()
+    for place in itertools.count(first):
+        if place % every == 0:
+            seed_globals(key + place // every)
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -299,17 +320,11 @@ class _Keys:
         return len(self._sampler)
 
 
-def _keyed_dataset(dataset: Dataset[Any], seed: int) -> Dataset[Any]:
-    inner = dataset.dataset if type(dataset) is Subset else dataset
-    loads_batches = callable(getattr(inner, "__getitems__", None))
-    return (_KeyedBatches if loads_batches else _KeyedSamples)(dataset, seed)
-
-
 class _StandIn:
     """Holds a dataset, and is that dataset to all who ask for or set its attributes, such as a worker's set-up."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.__dict__.update(_dataset=dataset, _seed=seed)
+    def __init__(self, dataset: Any) -> None:
+        self.__dict__["_dataset"] = dataset
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -323,29 +338,34 @@ class _StandIn:
         setattr(self._dataset, name, value)
 
 
-class _KeyedSamples(_StandIn, Dataset[Any]):
-    """A dataset whose samples draw by (seed, epoch, index)."""
+class _SeededDataset(_StandIn, Dataset[Any]):
+    """A dataset whose process is seeded once for each batch that it loads, by the key beside the batch's indices.
 
-    def __getitem__(self, key: tuple[int, Any]) -> Any:
-        epoch, index = key
-        seed_globals(key_of(self._seed, "sample", epoch, index))
+    What a ``collate_fn`` draws follows on what the samples have drawn. Seeding takes longer than to load many a sample,
+    and a run resumes between batches only.
+    """
+
+    def __getitem__(self, batch: tuple[int, Any]) -> Any:
+        """Load what a loader without automatic batching asks for."""
+        key, index = batch
+        seed_globals(key)
         return self._dataset[index]
 
-
-class _KeyedBatches(_StandIn, Dataset[Any]):
-    """A dataset that loads a batch at once, and whose samples draw by the batch they are in."""
-
-    def __getitem__(self, key: tuple[int, Any]) -> Any:
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys: Sequence[tuple[int, Any]]) -> Any:
-        epochs, indices = zip(*keys, strict=True)
-        seed_globals(key_of(self._seed, "samples", epochs[0], *indices))
-        return self._dataset.__getitems__(list(indices))
+    def __getitems__(self, batch: tuple[int, Any]) -> Any:
+        """Load a batch as torch's loader does."""
+        key, indices = batch
+        seed_globals(key)
+        dataset = self._dataset
+        load = getattr(dataset, "__getitems__", None)
+        return load(indices) if load else [dataset[index] for index in indices]
 
 
-class _KeyedStream(_StandIn, IterableDataset[Any]):
-    """A stream whose samples draw by (seed, epoch, worker, place)."""
+class _SeededStream(_StandIn, IterableDataset[Any]):
+    """A stream whose process is seeded once for each batch, by (seed, epoch, worker, place of the worker's batch)."""
+
+    def __init__(self, dataset: Any, seed: int, batch_size: int | None) -> None:
+        super().__init__(dataset)
+        self.__dict__.update(_seed=seed, _batch_size=batch_size or 1)
 
     def begin(self, epoch: int) -> None:
         """Count from an epoch on; workers that outlive it count by themselves."""
@@ -355,16 +375,5 @@ class _KeyedStream(_StandIn, IterableDataset[Any]):
         worker = get_worker_info()
         epoch = self.__dict__["_epoch"] + self.__dict__["_times"]
         self.__dict__["_times"] += 1
-        return _seeded(self._dataset, key_of(self._seed, "stream", epoch, 0 if worker is None else worker.id))
-
-
-def _seeded(stream: Iterable[Any], key: int) -> Iterator[Any]:
-    seed_globals(key)
-    iterator = iter(stream)
-    for place in itertools.count():
-        seed_globals(key_of(key, place))
-        try:
-            sample = next(iterator)
-        except StopIteration:
-            return
-        yield sample
+        key = _first_key(self._seed, epoch, "worker", 0 if worker is None else worker.id)
+        return _seeded(lambda: iter(self._dataset), key, every=self._batch_size)
