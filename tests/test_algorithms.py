@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import composer.algorithms as al
 from composer import Trainer
-from composer.core import Algorithm
+from composer.core import Algorithm, Engine, State
 from composer.models import ComposerClassifier
 
 SETTINGS = {
@@ -103,6 +103,50 @@ class TestEach:
         weights = fit(getattr(al, name)(**SETTINGS.get(name, {})), device_train_microbatch_size=3, precision="amp_bf16")
 
         assert torch.isfinite(weights).all()
+
+
+class Recorder(nn.Module):
+    """Keeps the inputs that it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.inputs = nn.Linear(3, 3), []
+
+    def forward(self, batch):
+        self.inputs.append(batch[0].clone())
+        return self.head(batch[0].mean((2, 3)))
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+@pytest.mark.parametrize("name", ["MixUp", "CutMix", "CutOut"])
+def test_a_loop_of_ones_own_draws_what_the_trainer_draws(name):
+    """A loop that knows nothing of microbatches sees the same batches as a trainer that does not split them."""
+    batches = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3) for _ in range(3)]
+    trained, looped = Recorder(), Recorder()
+    with Trainer(
+        model=trained,
+        train_dataloader=batches,
+        optimizers=torch.optim.SGD(trained.parameters(), lr=0.1),
+        algorithms=getattr(al, name)(),
+        max_duration="1ep",
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+    ) as trainer:
+        trainer.fit()
+
+    state = State(looped, rank_zero_seed=3)
+    engine = Engine(state, algorithms=getattr(al, name)())
+    for state.batch in batches:
+        engine.run_event("after_dataloader")
+        engine.run_event("before_forward")
+        looped(state.batch)
+        state.timestamp = state.timestamp.to_next_batch()
+
+    assert [torch.equal(*both) for both in zip(trained.inputs, looped.inputs, strict=True)] == [True] * 3
+    assert not torch.equal(looped.inputs[0], batches[0][0])
 
 
 SPLIT_MATTERS = {

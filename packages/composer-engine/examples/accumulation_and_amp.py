@@ -29,7 +29,7 @@ def train(
     state = State(
         model=model, optimizers=optimizer, train_dataloader=dataloader, max_duration=epochs, precision=precision
     )
-    state.set_dataloader(dataloader, "train", len(dataloader))
+    state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)
     autocast = get_precision_context(state.precision, state.device.type)
     losses = []

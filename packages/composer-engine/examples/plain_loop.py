@@ -61,7 +61,7 @@ def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
     ema = EMA(half_life="10ba")
     algorithms = [BlurPool(), MixUp(alpha=0.2), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
     state = State(model=model, optimizers=optimizer, train_dataloader=dataloader, max_duration=epochs)
-    state.set_dataloader(dataloader, "train", len(dataloader))
+    state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)
     losses = []
 
@@ -77,7 +77,6 @@ def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
             engine.run_event("batch_start")
             engine.run_event("before_train_batch")
             optimizer.zero_grad()
-            state.microbatch = 0  # the batch is its own only part
 
             engine.run_event("before_forward")
             state.outputs = model(state.batch)
@@ -94,7 +93,6 @@ def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
             engine.run_event("after_train_batch")
             optimizer.step()
             losses.append(state.loss.item())
-            state.microbatch = -1
             state.timestamp = state.timestamp.to_next_batch(samples=len(batch[0]))
             engine.run_event("batch_end")
         state.timestamp = state.timestamp.to_next_epoch()

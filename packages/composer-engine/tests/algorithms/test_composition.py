@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composer import functional as cf
-from composer.algorithms import EMA, BlurPool, ChannelsLast, CutMix, LabelSmoothing, MixUp
+from composer.algorithms import EMA, BlurPool, ChannelsLast, ColOut, CutMix, CutOut, LabelSmoothing, MixUp
 from composer.core import AlgorithmConflictError, Engine, Event, State, explain
 
 SMOOTHING = 0.2
@@ -138,6 +138,43 @@ class TestRecipe:
         engine_of(model, *recipe())
 
         assert model.layers[2].conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class TestLoopsWithoutAnEngine:
+    @pytest.mark.parametrize(
+        ("event", "make"),
+        [
+            (Event.AFTER_DATALOADER, CutOut),
+            (Event.AFTER_DATALOADER, ColOut),
+            (Event.BEFORE_FORWARD, lambda: MixUp(5.0)),
+            (Event.BEFORE_FORWARD, CutMix),
+        ],
+    )
+    def test_apply_needs_no_list_of_algorithms(self, event, make):
+        """An algorithm that the loop itself calls does what it does as the only one of an engine."""
+        images, targets = torch.rand(8, 3, 8, 8), torch.arange(8) % 3
+        alone, engine = State(model=None), Engine(State(model=None), algorithms=make())
+        alone.batch = engine.state.batch = images, targets
+
+        make().apply(event, alone, engine.logger)
+        engine.run_event(event)
+
+        assert not torch.equal(alone.batch[0], images)
+        assert torch.equal(alone.batch[0], engine.state.batch[0])
+
+    @pytest.mark.parametrize("make", [lambda: MixUp(5.0), CutMix])
+    def test_batch_that_is_not_split(self, make):
+        """It is mixed alike whether the loop calls it the first microbatch or no microbatch."""
+        images, targets = torch.rand(8, 3, 8, 8), torch.arange(8) % 3
+        mixed = []
+        for number in (-1, 0, 1):
+            engine = Engine(State(model=None), algorithms=make())
+            engine.state.batch, engine.state.microbatch = (images, targets), number
+            engine.run_event("before_forward")
+            mixed.append(engine.state.batch[0])
+
+        assert torch.equal(mixed[0], mixed[1])
+        assert not torch.equal(mixed[1], mixed[2])
 
 
 class TestConflicts:

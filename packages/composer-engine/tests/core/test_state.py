@@ -126,15 +126,33 @@ class TestGenerator:
 
         assert draw(state, callback) == draw(state_with([]), "C")
 
-    def test_strangers_are_refused(self, pair, make):
-        """The sentence says what to do instead."""
-        with pytest.raises(
-            ValueError, match=r"neither among the algorithms nor the callbacks.*state\.generator\('my name'\)"
-        ):
-            state_with(pair).generator(make.algorithm("A"))
+    def test_algorithm_outside_of_the_state(self, pair):
+        """It draws as the only one of its class would, also if it is made anew for each batch."""
+        state, member = State(model=None), state_with(pair[0])
+
+        draws = [draw(state, type(pair[0])()) for state.timestamp in (Timestamp(), Timestamp(batch=1))]
+
+        assert draws == [draw(member, pair[0]) for member.timestamp in (Timestamp(), Timestamp(batch=1))]
+
+    def test_algorithm_outside_changes_no_draw_of_those_inside(self, pair):
+        """It does not draw from the generator of one of its class that belongs to the state."""
+        state, alone = state_with(pair[0]), state_with(pair[0])
+
+        outside = draw(state, pair[1])
+
+        assert outside != draw(state, pair[0]) == draw(alone, pair[0])
+
+    def test_of_another_microbatch(self, pair):
+        """A number that is given takes the place of the state's."""
+        state, other = state_with(pair), state_with(pair)
+        other.microbatch = 3
+
+        drawn = torch.rand(3, generator=state.generator(pair[0], microbatch=3)).tolist()
+
+        assert drawn == draw(other, pair[0])
 
     def test_removed_algorithm_is_a_stranger(self, pair):
-        """Who has left the list draws no more, and the numbering closes up."""
+        """Who has left the list has no key, and the numbering closes up."""
         state = state_with(pair)
         first = pair[0]
         draw(state, pair[1])
@@ -142,8 +160,8 @@ class TestGenerator:
         state.algorithms.remove(first)
 
         assert state.component_key(pair[1]) == "CutOut"
-        with pytest.raises(ValueError, match="neither among"):
-            state.generator(first)
+        with pytest.raises(ValueError, match="neither among the algorithms nor the callbacks of this state"):
+            state.component_key(first)
 
 
 class TestComponents:
@@ -338,6 +356,25 @@ class TestProgress:
 
         state.set_dataloader()
         assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)
+
+    @pytest.mark.parametrize(("loader", "length"), [([1, 2, 3], 3), (iter([1]), None)])
+    def test_length_of_a_dataloader(self, loader, length):
+        """It is the loader's own, where it has one and none is given."""
+        state = State(model=None)
+
+        state.set_dataloader(loader, "train")
+
+        assert state.dataloader_len == length
+        assert State(model=None, dataloader=loader).dataloader_len == length
+
+    def test_length_that_is_given(self):
+        """A length counts for more than the loader's own, and None says that it is unknown."""
+        state = State(model=None, dataloader=[1, 2], dataloader_len=1)
+        given = state.dataloader_len
+
+        state.set_dataloader([1, 2], "train", None)
+
+        assert (given, state.dataloader_len) == (1, None)
 
 
 @pytest.mark.parametrize("length", ["0ep", "-1ep", "10ba", "0.5dur"])

@@ -637,7 +637,7 @@ class TestRandomness:
     def test_two_that_draw_the_same(self, monkeypatch):
         """What is seeded by the class alone is the same for two of it."""
         by_key = State.generator
-        monkeypatch.setattr(State, "generator", lambda self, owner: by_key(self, type(owner).__name__))
+        monkeypatch.setattr(State, "generator", lambda self, owner, *rest: by_key(self, type(owner).__name__, *rest))
 
         with pytest.raises(AssertionError, match="Two Jitter draw the same"):
             check_randomness(GOOD)

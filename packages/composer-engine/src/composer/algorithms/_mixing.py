@@ -13,9 +13,9 @@ from composer.core import Event, Stage, get_precision_context
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer.core import BatchKey, State
+    from composer.core import Algorithm, BatchKey, State
 
-__all__ = ["MIX_LOSSES", "MIX_TARGETS", "blend_losses", "blend_targets"]
+__all__ = ["MIX_LOSSES", "MIX_TARGETS", "blend_losses", "blend_targets", "generator_of"]
 
 MIX_TARGETS: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
 """Where an algorithm runs that blends samples before the forward pass and their targets before the loss."""
@@ -26,6 +26,14 @@ MIX_LOSSES: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFT
 A blend of losses is the outermost, so its samples are blended after those of all who blend targets; and it comes before
 others take back what they did to the targets, so that the partner's loss sees that, too.
 """
+
+
+def generator_of(state: State, algorithm: Algorithm) -> torch.Generator:
+    """Return what an algorithm that mixes within a microbatch draws from.
+
+    A loop that does not split batches may leave :attr:`State.microbatch` at -1, and draws as with a single microbatch.
+    """
+    return state.generator(algorithm, microbatch=max(state.microbatch, 0))
 
 
 def blend_targets(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor  # noqa: TC002  (attrs fields are looked up at run time
 
 from composer import functional as cf
 from composer.algorithms._checks import number_between
-from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets
+from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets, generator_of
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CutMix(Algorithm):
 
     def _mix_input(self, state: State) -> None:
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
-        generator = state.generator(self)
+        generator = generator_of(state, self)
         self._partners = cf.draw_permutation(input, generator=generator)
         mixed, _, weight, _ = cf.cutmix_batch(
             input,

@@ -68,12 +68,12 @@ class DataSpec:
 
     def __attrs_post_init__(self) -> None:
         if self.num_samples is None:
-            self.num_samples = _length(getattr(self.dataloader, "dataset", None))
+            self.num_samples = length_of(getattr(self.dataloader, "dataset", None))
 
     @property
     def length(self) -> int | None:
         """Batches in an epoch; None where the loader does not know."""
-        return _length(self.dataloader)
+        return length_of(self.dataloader)
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
         """Return the tokens in a batch; for a ``token_type`` but ``"total"`` a function of one's own is asked."""
@@ -82,7 +82,13 @@ class DataSpec:
         return self._get_num_tokens_in_batch(batch, token_type=token_type)
 
 
-def _length(sized: object) -> int | None:
+def length_of(sized: object) -> int | None:
+    """Return the length of a loader or dataset; None where it has none.
+
+    Example:
+        >>> length_of([1, 2]), length_of(iter([1, 2])), length_of(None)
+        (2, None, None)
+    """
     # A DataLoader has __len__ and raises TypeError if its dataset has none; some datasets raise NotImplementedError.
     try:
         return len(sized) if isinstance(sized, Sized) else None

@@ -13,10 +13,10 @@ from composer.core.algorithm import Algorithm
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
 from composer.core.components import Components
-from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.loading import load_model, load_optimizers, load_state
-from composer.core.model_state import optimizer_states, weights
+from composer.core.model_state import numbered, optimizer_states, weights
 from composer.core.precision import Precision
 from composer.core.saved_state import check_state, state_to_data
 from composer.core.time import Time, Timestamp, TimeUnit
@@ -131,6 +131,7 @@ class State:
         train_dataloader: The data to train on: a loader or a :class:`DataSpec`.
         evaluators: The data to evaluate on.
         dataloader: The data in use, by training or evaluation.
+        dataloader_len: The number of batches in an epoch of it; that of ``dataloader`` if None.
         precision: What the model computes in.
         optimizers, schedulers: One or several; kept as tuples.
         scaler: Scales the loss for 16-bit floats.
@@ -197,6 +198,8 @@ class State:
     def __attrs_post_init__(self) -> None:
         for components in (self._algorithms, self._callbacks):
             components.on_change.append(self._components_changed)
+        if self.dataloader_len is None or self.dataloader_len == -1:
+            self.dataloader_len = length_of(self.dataloader)
 
     def _components_changed(self) -> None:
         self._owners.clear()
@@ -302,10 +305,17 @@ class State:
         self,
         dataloader: Iterable[Batch] | None = None,
         dataloader_label: str | None = None,
-        dataloader_len: int | None = None,
+        dataloader_len: int | None = -1,
     ) -> None:
-        """Say which data is in use: its loader, label, and batches in an epoch (None where that is not known)."""
-        self.dataloader, self.dataloader_label, self.dataloader_len = dataloader, dataloader_label, dataloader_len
+        """Set which data is in use.
+
+        Args:
+            dataloader: The loader.
+            dataloader_label: Its name.
+            dataloader_len: The number of batches in an epoch; None if it is unknown, -1 for the loader's own length.
+        """
+        self.dataloader, self.dataloader_label = dataloader, dataloader_label
+        self.dataloader_len = length_of(dataloader) if dataloader_len == -1 else dataloader_len
 
     def get_elapsed_duration(self) -> Time | None:
         """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length.
@@ -347,28 +357,30 @@ class State:
         """Replace an item of the batch; see :func:`batch_set`."""
         self.batch = batch_set(self.batch, key, value)
 
-    def generator(self, owner: Algorithm | Callback | str) -> torch.Generator:
+    def generator(self, owner: object, microbatch: int | None = None) -> torch.Generator:
         """Return the owner's source of randomness for this batch.
 
         It is seeded from the run's seed, the rank, the owner, the batch and the microbatch, goes on within a microbatch
         and starts anew with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
 
         Args:
-            owner: An algorithm or callback of this state, or any name.
+            owner: An algorithm or callback, or any name. One that does not belong to this state, such as an algorithm
+                whose ``apply`` is called by the loop itself, draws as the only one of its class would; several such of
+                one class share a generator.
+            microbatch: The number of the microbatch, if it is not that in :attr:`microbatch`.
 
         Returns:
             A generator on the CPU.
-
-        Raises:
-            ValueError: ``owner`` does not belong to this state.
 
         Example:
             >>> state = State(model=None)
             >>> torch.rand(1, generator=state.generator("me")) == torch.rand(1, generator=state.generator("me"))
             tensor([False])
         """
-        key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._owner_key(owner)
-        batch, microbatch = self.timestamp.held.batch, self.microbatch
+        key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._drawing_key(owner)
+        batch = self.timestamp.held.batch
+        if microbatch is None:
+            microbatch = self.microbatch
         known = self._generators.get(key)
         if known is not None and known[0] == batch and known[1] == microbatch:
             return known[2]
@@ -520,17 +532,22 @@ class State:
         return self._owners.get(id(component)) or self._owner_key(component)
 
     def _owner_key(self, owner: object) -> str:
-        counts: dict[str, int] = {}
-        for component in (*self._algorithms, *self._callbacks):
-            name = type(component).__name__
-            place = counts[name] = counts.get(name, -1) + 1
-            self._owners[id(component)] = f"{name}.{place}" if place else name
+        self._find_owners()
         if id(owner) not in self._owners:
-            raise ValueError(
-                f"{owner!r} is neither among the algorithms nor the callbacks of this state. "
-                "Add it, or use a name of your own: state.generator('my name')."
-            )
+            raise ValueError(f"{owner!r} is neither among the algorithms nor the callbacks of this state. Add it.")
         return self._owners[id(owner)]
+
+    def _drawing_key(self, owner: object) -> str:
+        self._find_owners()
+        name = type(owner).__name__
+        # Not kept: another object may have the same id once this one is gone.
+        stranger = f"{name} of no state" if name in self._owners.values() else name
+        return self._owners.get(id(owner), stranger)
+
+    def _find_owners(self) -> None:
+        components = (*self._algorithms, *self._callbacks)
+        keys = numbered(type(component).__name__ for component in components)
+        self._owners.update(zip(map(id, components), keys, strict=True))
 
     def __repr__(self) -> str:
         return (

@@ -153,9 +153,9 @@ class RecordingState:
     def batch(self, batch: Any) -> None:
         self._state.batch = _unwrapped(batch)
 
-    def generator(self, owner: Any) -> torch.Generator:
+    def generator(self, owner: object, microbatch: int | None = None) -> torch.Generator:
         """Return the owner's source of randomness, and take down whose it is."""
-        generator: torch.Generator = self._state.generator(owner)
+        generator: torch.Generator = self._state.generator(owner, microbatch)
         self.generators.append((owner, generator))
         return generator
 
