@@ -1,4 +1,4 @@
-"""Each process its own part of the data, and in evaluation each sample once."""
+"""Each process its own part of the data, and each sample once."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ def get_sampler(
     shuffle: bool = False,
     num_replicas: int | None = None,
     rank: int | None = None,
+    seed: int = 0,
 ) -> DistributedSampler[Any]:
     """Return a sampler that gives this process its part of a dataset: ``DataLoader(dataset, sampler=…)``.
 
     Args:
         dataset: With a length.
         drop_last: Whether samples that cannot be dealt out evenly are left out; else the first ones are dealt twice, so
-            that every process has equally many. Evaluation leaves those out again.
-        shuffle: Whether the order is drawn anew for each epoch, see :func:`set_epoch`.
+            that every process has equally many. The Trainer leaves the repeats out again, in training and evaluation.
+        shuffle: Whether the order differs between epochs, see :func:`set_epoch`.
         num_replicas: Into how many parts; the number of processes if None.
         rank: Which part; that of this process if None.
+        seed: Seed of the shuffled order, the same in every process. The Trainer combines it with the run's seed.
 
     Raises:
         TypeError: The dataset has no length.
@@ -74,6 +76,7 @@ def get_sampler(
         num_replicas=get_world_size() if num_replicas is None else num_replicas,
         rank=get_global_rank() if rank is None else rank,
         shuffle=shuffle,
+        seed=seed,
         drop_last=drop_last,
     )
 
@@ -126,6 +129,17 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
                     f"{name}'s sampler must be that of process {own[1]} of {own[0]}, and is that of "
                     f"{made_for[1]} of {made_for[0]}. composer.distributed.get_sampler(dataset) chooses by itself."
                 )
+
+
+def is_split_by_rank(loader: object) -> bool:
+    """Return whether a loader's sampler is known to give each process samples of its own.
+
+    Example:
+        >>> dataset = range(4)
+        >>> is_split_by_rank(DataLoader(dataset, sampler=get_sampler(dataset))), is_split_by_rank(DataLoader(dataset))
+        (True, False)
+    """
+    return any(isinstance(sampler, DistributedSampler) for sampler in _samplers(loader))
 
 
 def check_lengths(length: int | None, name: str = "train_dataloader") -> None:
@@ -198,6 +212,24 @@ def num_real_samples_in_loader(loader: object) -> int | None:
     return None
 
 
+def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[Any]]:
+    """Yield a process's batches of indices, with only the first ``num_real`` indices; the others are repeats.
+
+    A batch that holds only repeats is yielded unchanged: every process has equally many batches, and this one must be
+    trained on with weight 0.
+
+    Example:
+        >>> list(real_indices([[0, 2, 4], [6, 1]], 4))
+        [[0, 2, 4], [6]]
+        >>> list(real_indices([[0, 2, 4], [1]], 3))
+        [[0, 2, 4], [1]]
+    """
+    for batch in batches:
+        real = batch[:num_real]
+        num_real -= len(real)
+        yield real or batch
+
+
 def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> Iterator[tuple[Batch, bool]]:
     """Yield a batch's microbatches without the samples that another process counts, each with whether it counts at all.
 
@@ -224,6 +256,31 @@ def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> 
         kept = min(held, num_real)
         num_real -= kept
         yield (part if kept in {0, held} else spec.split_batch(part, kept)[0]), kept > 0
+
+
+def num_repeated_samples(loader: object) -> int:
+    """Return how many samples a loader's sampler gives to two processes, so that all get equally many.
+
+    Example:
+        >>> dataset = range(22)
+        >>> num_repeated_samples(DataLoader(dataset, sampler=get_sampler(dataset, num_replicas=4, rank=0)))
+        2
+    """
+    return sum(
+        max(0, sampler.total_size - len(sampler.dataset))  # type: ignore[arg-type]
+        for sampler in _samplers(loader)
+        if isinstance(sampler, DistributedSampler) and is_plain_distributed(sampler)
+    )
+
+
+def is_plain_distributed(sampler: object) -> bool:
+    """Return whether a sampler orders and repeats samples as torch's ``DistributedSampler`` does.
+
+    Example:
+        >>> is_plain_distributed(get_sampler(range(3)))
+        True
+    """
+    return isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
 
 
 def _samplers(loader: object) -> Sequence[object]:

@@ -7,7 +7,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from composer.core.data_spec import move_batch
+from composer.distributed import all_agree, all_gather_object, get_world_size, smallest
+from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order
+from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
 __all__ = ["Batches"]
+
+_END: Any = object()
+_COMPARED = 1000
 
 
 class Batches:
@@ -74,6 +80,17 @@ class Batches:
         self._iterator: Iterator[Batch] | None = None
         self._given = 0
         self._exhausted = False
+        # Of several processes, those whose loader has no length or is only iterated over may end before others.
+        self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
+        self._may_be_equal = get_world_size() > 1 and not is_split_by_rank(spec.dataloader)
+        if get_world_size() > 1 and self._order.num_real_batches is None:
+            _warn_of_repeats(spec.dataloader)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the last batch has a sample that no other process counts; else it is to be trained on by 0."""
+        num_real = self._order.num_real_batches
+        return num_real is None or self._given <= num_real
 
     @property
     def epoch_is_over(self) -> bool:
@@ -88,20 +105,38 @@ class Batches:
         """
         if self._iterator is None:
             self._iterator = self._order.begin(self._epoch, self._given)
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
+        batch = next(self._iterator, _END)
+        if self._may_end_apart and not smallest(batch is not _END):
+            self._warn_if_others_have_more(batch is not _END)
+            batch = _END
+        if batch is _END:
             if not self._given:
                 raise ValueError(
                     "train_dataloader gave no batch in a whole epoch. A generator can be gone through only once: "
                     "give something that can be iterated over again."
-                ) from None
+                )
             self._exhausted = True
             return None
         self._given += 1
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
-        return batch if self.spec.batch_transforms is None else self.spec.batch_transforms(batch)
+        if self.spec.batch_transforms is not None:
+            batch = self.spec.batch_transforms(batch)
+        if self._may_be_equal:
+            self._may_be_equal = False
+            _warn_if_equal(batch)
+        return batch
+
+    def _warn_if_others_have_more(self, has_more: bool) -> None:
+        ended = [rank for rank, has in enumerate(all_gather_object(has_more)) if not has]
+        if len(ended) < get_world_size():
+            warnings.warn(
+                f"train_dataloader ended after {self._given} batches in {_ranks(ended)} and has more in the other "
+                "processes: the epoch ends here in all of them, and their further batches are not used. Give every "
+                "process equally many batches.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def rewind(self, epoch: int | None = None) -> None:
         """Begin the next epoch, or the one given, with the next batch."""
@@ -189,3 +224,32 @@ class Batches:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _warn_of_repeats(loader: object) -> None:
+    repeated = num_repeated_samples(loader)
+    if repeated:
+        warnings.warn(
+            f"{repeated} samples of each epoch are trained on twice, as the processes cannot share them out evenly and "
+            f"a {type(loader).__name__} iterates by itself, so that repeats cannot be left out. Give its sampler "
+            "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_if_equal(batch: Batch) -> None:
+    """Warn if all processes have the same first batch; of large tensors, the first numbers are compared."""
+    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in tensors_in(batch)]
+    if all_agree(beginnings) and beginnings:
+        warnings.warn(
+            f"train_dataloader gave all {get_world_size()} processes the same first batch, so that each of them trains "
+            "on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
+            "composer.distributed.get_global_rank(), None, composer.distributed.get_world_size()).",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"process {ranks[0]}" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))}"

@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from composer.distributed.environment import get_global_rank
+from composer.distributed.samplers import is_plain_distributed, num_real_samples_in_loader, real_indices
 from composer.trainer.randomness import kept, key_of, seed_globals
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ class DataOrder:
 
     Attributes:
         skips: Whether an epoch can be begun in its middle without loading what comes before.
+        num_real_batches: How many of an epoch's batches have a sample that no other process counts; None is all.
     """
 
     skips = True
+    num_real_batches: int | None = None
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -158,12 +161,20 @@ class IndexedOrder(_CopiedOrder):
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         if not self._is_plain:
             self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
+        is_distributed = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        # Processes share one order, whatever generator each one's loader has.
+        self._order_seed = seed if is_distributed else self.seed
+        self._num_real = num_real_samples_in_loader(loader) if is_distributed else None
+        if self._num_real is not None:
+            self.num_real_batches = -(-self._num_real // getattr(self._sampler, "batch_size", 1))
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""
         _tell_epoch(self._dataset, epoch)
-        keys = _order_of(self._sampler, self.seed, epoch)
+        keys = _order_of(self._sampler, self._order_seed, epoch)
         self._listed = keys if isinstance(keys, list) else None
+        if self._num_real is not None and self._name == "batch_sampler":
+            keys = real_indices(keys, self._num_real)
         remaining: Iterator[Any] = itertools.islice(keys, skip, None)
         if not self._is_plain:
             remaining = zip(itertools.count(_first_key(self.seed, get_global_rank(), epoch) + skip), remaining)
@@ -239,6 +250,11 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
         batches.sampler = _Keys(sampler.sampler, iter(keys))
         in_order = iter(batches)
         return list(in_order) if isinstance(keys, list) else in_order
+    if is_plain_distributed(sampler):
+        drawing = copy.copy(sampler)
+        drawing.seed, drawing.epoch = key_of(key, sampler.seed), 0
+        in_order = iter(drawing)
+        return in_order
     if type(sampler) is SequentialSampler or callable(getattr(sampler, "set_epoch", None)):
         in_order = iter(sampler)
         return in_order

@@ -175,11 +175,11 @@ class Run:
         return parts if self._runs_alone else self._agreed_on(parts)
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
-        parallel = self.parallel
+        parallel, counts = self.parallel, self.batches.counts
         parallel.begin_batch(
-            self._num_samples,
-            self._num_tokens,
-            counted=self._weigh(self.state.batch),
+            self._num_samples if counts else 0,
+            self._num_tokens if counts else 0,
+            counted=self._weigh(self.state.batch) if counts else 0,
             microbatches=len(parts),
             seconds=self._seconds,
             stop=self.signals.received is not None,
