@@ -28,15 +28,25 @@ def environment():
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
 
 
+def launch(program, count, folder, environment):
+    """Start a program by torchrun and return what its processes wrote, by rank."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    command = [*launcher, str(FOLDER / program), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory, environment):
     """What two processes wrote that torchrun started, by rank; one launch for all tests."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launcher, str(FOLDER / "two_processes.py"), str(folder)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return launch("two_processes.py", 2, tmp_path_factory.mktemp("two_processes"), environment)
+
+
+@pytest.fixture(scope="session")
+def four_processes(tmp_path_factory, environment):
+    """What four processes wrote that torchrun started, by rank; one launch for all tests."""
+    return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"), environment)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.core import Callback, Event, Logger, State
+from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
     import os
@@ -75,11 +77,14 @@ class LoadCheckpoint(Callback):
     def _load_at(self, event: Event, state: State, logger: Logger) -> None:
         if event is not self.event or self.loaded is not None:
             return
-        self.loaded = load_checkpoint(
-            self.load_path.replace("{run_name}", state.run_name),
-            state,
-            weights_only=self.load_weights_only,
-            strict_model_weights=self.strict_model_weights,
-            ignore_keys=self.ignore_keys,
-            logger=logger,
-        )
+        given = self.load_path.replace("{run_name}", state.run_name)
+        path = agreed_path(lambda: given, "load_path") or given
+        with failing_together("Loading a checkpoint"):
+            self.loaded = load_checkpoint(
+                path,
+                state,
+                weights_only=self.load_weights_only,
+                strict_model_weights=self.strict_model_weights,
+                ignore_keys=self.ignore_keys,
+                logger=logger,
+            )

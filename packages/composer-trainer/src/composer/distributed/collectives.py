@@ -231,6 +231,32 @@ def run_local_rank_zero_first() -> Iterator[None]:
     any_rank(flag=False)
 
 
+@contextlib.contextmanager
+def failing_together(doing: str) -> Iterator[None]:
+    """Run a block in all processes; if it fails in one, it fails in all, and none waits for another in vain.
+
+    Within the block, processes must not exchange anything. All processes have to come here.
+
+    Args:
+        doing: What the block does, the subject of the error's sentence.
+
+    Raises:
+        RuntimeError: In the processes where the block has not failed, if it has in another.
+
+    Example:
+        >>> with failing_together("Reading the settings"):
+        ...     settings = {}
+    """
+    try:
+        yield
+    except Exception as error:
+        all_gather_object(f"{type(error).__name__}: {error}")
+        raise
+    for rank, failure in enumerate(all_gather_object("")):
+        if failure:
+            raise RuntimeError(f"{doing} failed in process {rank}: {failure}")
+
+
 def is_connected() -> bool:
     """Return whether there are other processes to talk to.
 

@@ -266,11 +266,10 @@ def num_repeated_samples(loader: object) -> int:
         >>> num_repeated_samples(DataLoader(dataset, sampler=get_sampler(dataset, num_replicas=4, rank=0)))
         2
     """
-    return sum(
-        max(0, sampler.total_size - len(sampler.dataset))  # type: ignore[arg-type]
-        for sampler in _samplers(loader)
-        if isinstance(sampler, DistributedSampler) and is_plain_distributed(sampler)
-    )
+    for sampler in _samplers(loader):
+        if isinstance(sampler, DistributedSampler) and is_plain_distributed(sampler):
+            return max(0, sampler.total_size - len(sampler.dataset))  # type: ignore[arg-type]
+    return 0
 
 
 def is_plain_distributed(sampler: object) -> bool:

@@ -15,8 +15,10 @@ from composer.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
+from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.saving import filled_in
-from composer.distributed import any_rank, from_rank_zero, get_global_rank
+from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
+from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
     import os
@@ -69,15 +71,23 @@ class Loading:
         if self.path is not None and str(self.path) == "latest" and self.folder is None:
             raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
 
-    @property
     def is_wanted(self) -> bool:
-        """Whether something may have to be loaded."""
+        """Return whether something may have to be loaded; all processes have to call it.
+
+        Raises:
+            ValueError: The processes want different things.
+        """
+        if not all_agree((self.path is None, self.weights_only, self.autoresume)):
+            raise ValueError(
+                "load_path, load_weights_only and autoresume must be the same in every process, got others in some. "
+                "Give all processes the same arguments: rank 0 chooses the checkpoint."
+            )
         return self.path is not None or self.autoresume
 
     def load(self, engine: Engine, progress: Progress, passes: Passes) -> LoadedCheckpoint | None:
-        """Load into a run what it begins with; return None if that is nothing."""
+        """Load into a run what it begins with; return None if that is nothing. All processes have to call it."""
         state = engine.state
-        newest = self._newest(state) if self.autoresume else None
+        newest = agreed_path(lambda: self._newest(state), "save_folder") if self.autoresume else None
         if newest is not None:
             loaded = self._load(newest, engine, progress, passes)
             _log.warning("autoresume: going on from %s (%s).", newest, _place(state))
@@ -92,8 +102,12 @@ class Loading:
             _log.warning("autoresume: there is no checkpoint of %r yet; beginning anew.", self.run_name)
         if self.path is None:
             return None
-        path = str(self.path).replace("{run_name}", state.run_name)
-        return self._load(path, engine, progress, passes, weights_only=self.weights_only, picky=True)
+        given = str(self.path).replace("{run_name}", state.run_name)
+        path = agreed_path(lambda: given, "load_path", folder=self._filled_in_folder(state))
+        return self._load(path or given, engine, progress, passes, weights_only=self.weights_only, picky=True)
+
+    def _filled_in_folder(self, state: State) -> str | None:
+        return None if self.folder is None else filled_in(self.folder, state)
 
     def _newest(self, state: State) -> str | None:
         assert self.folder is not None
@@ -116,20 +130,21 @@ class Loading:
         picky: bool = False,
     ) -> LoadedCheckpoint:
         state = engine.state
-        loaded = load_checkpoint(
-            path,
-            state,
-            folder=None if self.folder is None else filled_in(self.folder, state),
-            weights_only=weights_only,
-            strict_model_weights=self.strict if picky else True,
-            ignore_keys=self.ignore_keys if picky else None,
-            exclude_algorithms=self.exclude_algorithms,
-            algorithm_passes=passes,
-            logger=engine.logger,
-            check_extra=progress.check,
-        )
-        if not weights_only:
-            progress.load(loaded.extra, begins_anew="timestamp" in loaded.ignored)
+        with failing_together("Loading a checkpoint"):
+            loaded = load_checkpoint(
+                path,
+                state,
+                folder=self._filled_in_folder(state),
+                weights_only=weights_only,
+                strict_model_weights=self.strict if picky else True,
+                ignore_keys=self.ignore_keys if picky else None,
+                exclude_algorithms=self.exclude_algorithms,
+                algorithm_passes=passes,
+                logger=engine.logger,
+                check_extra=progress.check,
+            )
+            if not weights_only:
+                progress.load(loaded.extra, begins_anew="timestamp" in loaded.ignored)
         return loaded
 
 

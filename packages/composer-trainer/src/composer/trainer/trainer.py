@@ -337,7 +337,7 @@ class Trainer:
             self.engine.run_event(Event.INIT)
             self._computing.prepare(model)
             self.engine.run_event(Event.BEFORE_LOAD)
-            if self._loading.is_wanted:
+            if self._loading.is_wanted():
                 self._course.prepare_schedulers(self.state)
                 self._loading.load(self.engine, self._progress, algorithm_passes)
                 self._data.install(self.state)  # the order of the data hangs on the seed, which is now the saved run's

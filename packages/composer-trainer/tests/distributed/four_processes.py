@@ -1,0 +1,209 @@
+"""The Trainer in four processes that torchrun starts; each writes its results into ``<folder>/<rank>.json``."""
+
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from composer import Callback, Trainer
+from composer import distributed as cd
+from composer.loggers import InMemoryLogger
+
+SAMPLES = 22
+
+
+class Table(nn.Module):
+    """A number for each sample. Trained by SGD with a rate of 1, it loses 1 / (samples in the batch) in each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+    def forward(self, batch):
+        return self.numbers[batch]
+
+    def loss(self, outputs, batch):
+        return outputs.mean() + batch.double().mean()
+
+
+class Recorder(Callback):
+    """Remembers what the numbers have lost in each epoch, and the samples of this process's first batch."""
+
+    def __init__(self):
+        self.losses, self.first = [], None
+
+    def batch_start(self, state, logger):
+        self.first = self.first or state.batch.tolist()
+
+    def epoch_end(self, state, logger):
+        before = torch.tensor(self.losses, dtype=torch.float64).sum(dim=0)
+        self.losses.append((-state.model.numbers.detach() - before).tolist())
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+def make_trainer(loader, *, max_duration="2ep", seed=17, **options):
+    model, recorder = Table(), Recorder()
+    return Trainer(
+        model=model,
+        train_dataloader=loader,
+        optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
+        max_duration=max_duration,
+        callbacks=recorder,
+        loggers=InMemoryLogger(),
+        seed=seed,
+        dist_timeout=60,
+        device="cpu",
+        progress_bar=False,
+        **options,
+    )
+
+
+def fit(loader, **options):
+    """Train, and return what became of it with the warnings that there were."""
+    with warnings.catch_warnings(record=True) as caught, make_trainer(loader, **options) as trainer:
+        warnings.simplefilter("always")
+        trainer.fit()
+        clock = trainer.state.timestamp
+        [recorder] = [one for one in trainer.state.callbacks if isinstance(one, Recorder)]
+        return {
+            "clock": [int(clock.epoch), int(clock.batch), int(clock.sample)],
+            "losses": [float(loss) for _, loss in trainer.logger.destinations[0].data["loss/train/total"]],
+            "lost": recorder.losses,
+            "first": recorder.first,
+            "warnings": [str(one.message) for one in caught if issubclass(one.category, UserWarning)],
+        }
+
+
+def dealt(batch_size=5, **options):
+    dataset = range(SAMPLES)
+    return DataLoader(dataset, batch_size=batch_size, sampler=cd.get_sampler(dataset, **options))
+
+
+def refusal(call):
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def check_samples():
+    """Batches of which some processes have a smaller last one, or nothing of their own in it."""
+    return {
+        "some have nothing": fit(dealt(5)),
+        "some have less": fit(dealt(4)),
+        "shuffled": fit(dealt(5, shuffle=True)),
+        "microbatches": fit(dealt(4), device_train_microbatch_size=1, ddp_sync_strategy="multi_auto_sync"),
+        "dropped": fit(dealt(5, drop_last=True)),
+    }
+
+
+def check_order():
+    """The first batches of runs with seeds 1, 2 and 1; in the last, each process's loader has another generator."""
+    with_generator = DataLoader(
+        range(SAMPLES),
+        5,
+        sampler=cd.get_sampler(range(SAMPLES), shuffle=True),
+        generator=torch.Generator().manual_seed(cd.get_global_rank()),
+    )
+    seeds = ((1, dealt(shuffle=True)), (2, dealt(shuffle=True)), (1, with_generator))
+    return [fit(loader, seed=seed, max_duration="1ep")["first"] for seed, loader in seeds]
+
+
+def check_streams():
+    rank, world_size = cd.get_global_rank(), cd.get_world_size()
+    own = list(range(rank, 20, world_size))
+    return {
+        "split": fit(DataLoader(Stream(own), batch_size=2)),
+        "not split": fit(DataLoader(Stream(range(8)), batch_size=2)),
+        "unequal": fit(DataLoader(Stream(own[:4] if rank in {1, 2} else own), batch_size=2)),
+    }
+
+
+def check_resuming(folder):
+    """A run is saved; then some processes see other checkpoints than rank 0."""
+    rank = cd.get_global_rank()
+    shared, other, empty = (folder / name for name in ("shared", "other", "empty"))
+    for place in (shared, other):
+        with make_trainer(dealt(), max_duration="1ep", run_name="first", save_folder=str(place)) as trainer:
+            trainer.fit()
+    cd.barrier()
+
+    def resume(place, **options):
+        found = []
+
+        def go_on():
+            with make_trainer(dealt(), run_name="first", **options) as trainer:
+                found.append(int(trainer.state.timestamp.batch))
+
+        said = refusal(go_on)
+        cd.barrier()
+        return said or found
+
+    return {
+        "together": resume(shared, save_folder=str(shared), autoresume=True),
+        "by rank": resume(shared, save_folder=str(shared if rank == 0 else empty), autoresume=True),
+        "only others": resume(shared, save_folder=str(empty if rank == 0 else shared), autoresume=True),
+        "load_path": resume(shared, load_path=str((shared if rank == 0 else other) / "ep1-ba2")),
+        "not everywhere": resume(shared, load_path=None if rank == 2 else str(shared / "ep1-ba2")),
+    }
+
+
+def check_resuming_from_own_disks(folder):
+    """Process 3 sees another checkpoint under the path that rank 0 goes on from, as on a disk of its own machine."""
+    from composer.checkpoint import agreement, find_checkpoints, newest_checkpoint
+
+    place = folder / ("shared" if cd.get_global_rank() != 3 else "other")
+    locate = agreement.locate
+    agreement.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
+    try:
+        path = newest_checkpoint(place).path
+        return refusal(lambda: agreement.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
+    finally:
+        agreement.locate = locate
+
+
+def check_failing_together():
+    def fail():
+        with cd.collectives.failing_together("Reading"):
+            if cd.get_global_rank() == 2:
+                raise KeyError("settings")
+
+    try:
+        fail()
+    except (KeyError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main(folder):
+    folder = Path(folder)
+    cd.initialize_dist("cpu", timeout=60)
+    saved = Path(cd.from_rank_zero(str(folder / "saved")))
+    results = {
+        "samples": check_samples(),
+        "order": check_order(),
+        "streams": check_streams(),
+        "resuming": check_resuming(saved),
+        "own disks": check_resuming_from_own_disks(saved),
+        "failing": check_failing_together(),
+    }
+    cd.barrier()
+    if cd.get_global_rank() == 0:
+        shutil.rmtree(saved)
+    (folder / f"{cd.get_global_rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
