@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from composer.core import batch_get, batch_set
+from composer.core.batch import describe_batch
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -68,3 +70,19 @@ def test_missing_items_are_refused(batch, key, content, access):
     """The sentence says what the batch is, and by which settings the item is found."""
     with pytest.raises(KeyError, match=rf"it is {content}.*input_key= and target_key="):
         access(batch, key)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (torch.zeros(2, 3), "float32[2, 3]"),
+        ((torch.zeros(2).long(), "x", 5), "(int64[2], str, int)"),
+        ({"a": [torch.zeros(1).bool()]}, "{'a': [bool[1]]}"),
+        ([0] * 100, "[int, int, int, int, int, int, int, int, ... 100 in all]"),
+        (SimpleNamespace(image="i"), "SimpleNamespace"),
+        ((), "()"),
+    ],
+)
+def test_description(batch, text):
+    """A batch is described by number formats, shapes and types, and a long one is cut off."""
+    assert describe_batch(batch) == text

@@ -207,12 +207,12 @@ class TestDataSpec:
         """What is given is used."""
         spec = DataSpec(
             [],
-            split_batch=lambda batch, size: [batch, size],
-            get_num_samples_in_batch=lambda batch: 11,
+            split_batch=lambda batch, size: [batch[size:], batch[:size]],
+            get_num_samples_in_batch=lambda batch: 11 * len(batch),
             get_num_tokens_in_batch=lambda batch, token_type="total": {"total": 12, "loss": 13}[token_type],
         )
 
-        assert spec.split_batch("b", 2) == ["b", 2]
+        assert spec.split_batch("abc", 2) == ["c", "ab"]
         assert spec.get_num_samples_in_batch("b") == 11
         assert spec.get_num_tokens_in_batch("b") == 12
         assert spec.get_num_tokens_in_batch("b", token_type="loss") == 13
@@ -246,3 +246,73 @@ class TestDataSpec:
         assert ensure_data_spec(spec) is spec
         assert ensure_data_spec([1]).dataloader == [1]
         assert ensure_data_spec({"dataloader": [1], "num_samples": 5}).num_samples == 5
+
+    @pytest.mark.parametrize("loader", ["ab", b"ab", DataLoader])
+    def test_texts_and_classes_are_no_loaders(self, loader):
+        """A text, whose letters would be batches, and a class instead of an object are refused."""
+        with pytest.raises(TypeError, match="dataloader must be an iterable of batches, got"):
+            DataSpec(loader)
+
+    @pytest.mark.parametrize(
+        ("options", "kind", "message"),
+        [
+            ({"num_samples": "4"}, TypeError, "num_samples must be None or a whole number, got '4'"),
+            ({"num_samples": -1}, ValueError, "num_samples must be None or a whole number, at least 0, got -1"),
+            ({"num_tokens": 2.5}, TypeError, "num_tokens must be None or a whole number, got 2.5"),
+            ({"num_tokens": -1}, ValueError, "num_tokens must be None or a whole number, at least 0, got -1"),
+            ({"split_batch": 2}, TypeError, "split_batch must be None or a function of a batch, got 2"),
+            ({"batch_transforms": [abs]}, TypeError, "batch_transforms must be None or a function"),
+            ({"microbatch_transforms": "x"}, TypeError, "microbatch_transforms must be None or a function"),
+            ({"get_num_samples_in_batch": 4}, TypeError, "get_num_samples_in_batch must be None or a function"),
+            ({"get_num_tokens_in_batch": 4}, TypeError, "get_num_tokens_in_batch must be None or a function"),
+        ],
+    )
+    def test_bad_arguments(self, options, kind, message):
+        """What cannot be a number or a function is refused by its name."""
+        with pytest.raises(kind, match=message):
+            DataSpec([], **options)
+
+
+class TestOwnFunctions:
+    @pytest.mark.parametrize("name", ["get_num_samples_in_batch", "get_num_tokens_in_batch"])
+    @pytest.mark.parametrize("count", ["4", None, 2.5, float("nan"), -1, torch.zeros(2)])
+    def test_a_count_must_be_a_whole_number(self, name, count):
+        """What is no count is named where it is returned, not when the clock is moved on."""
+        spec = DataSpec([], **{name: lambda batch: count})
+
+        with pytest.raises((TypeError, ValueError), match=f"DataSpec's {name} must return a whole number"):
+            getattr(spec, name)(torch.zeros(4))
+
+    def test_a_batch_without_samples(self):
+        """A count of no samples is refused, one of no tokens is not."""
+        spec = DataSpec([], get_num_samples_in_batch=lambda batch: 0, get_num_tokens_in_batch=lambda batch: 0)
+
+        assert spec.get_num_tokens_in_batch(torch.zeros(4)) == 0
+        with pytest.raises(ValueError, match="get_num_samples_in_batch must return a whole number, at least 1, got 0"):
+            spec.get_num_samples_in_batch(torch.zeros(4))
+
+    @pytest.mark.parametrize("count", [4, 4.0, torch.tensor(4), torch.tensor(4.0)])
+    def test_counts_become_plain_numbers(self, count):
+        """The sum of a mask, a tensor, is a count."""
+        assert type(DataSpec([], get_num_tokens_in_batch=lambda batch: count).get_num_tokens_in_batch(None)) is int
+
+    @pytest.mark.parametrize(
+        ("split", "kind", "message"),
+        [
+            (lambda batch, size: None, TypeError, "must return a list of microbatches, got NoneType"),
+            (lambda batch, size: batch, TypeError, "must return a list of microbatches, got Tensor"),
+            (lambda batch, size: [], ValueError, r"each sample of a batch once, but of 4 .* 0 microbatches"),
+            (lambda batch, size: [batch[:size]], ValueError, r"of 4 samples .* 1 microbatches with \[2\] samples"),
+            (lambda batch, size: [batch, batch], ValueError, r"of 4 samples .* 2 microbatches with \[4, 4\] samples"),
+        ],
+    )
+    def test_a_split_must_hold_each_sample_once(self, split, kind, message):
+        """Samples that a split loses or repeats are counted in the error."""
+        with pytest.raises(kind, match=f"DataSpec's split_batch .*{message}"):
+            DataSpec([], split_batch=split).split_batch(torch.zeros(4), 2)
+
+    def test_a_split_may_be_a_generator(self):
+        """Parts that are generated are collected."""
+        spec = DataSpec([], split_batch=lambda batch, size: (part for part in batch.split(size)))
+
+        assert [len(part) for part in spec.split_batch(torch.zeros(5), 2)] == [2, 2, 1]

@@ -454,3 +454,10 @@ class TestSpecification:
         """Not at the first event: when the engine is built."""
         with pytest.raises(ValueError, match="A and B cannot run together"):
             Engine(state, algorithms=[make.algorithm(n, owns={"it"}) for n in "AB"])
+
+
+@pytest.mark.parametrize("state", [None, torch.nn.Linear(2, 2), "state"])
+def test_an_engine_needs_a_state(state):
+    """What is no state is refused by the parameter's name, not by an attribute that it lacks."""
+    with pytest.raises(TypeError, match=r"state must be a State, .* got"):
+        Engine(state)

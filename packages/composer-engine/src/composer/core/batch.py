@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
-__all__ = ["Batch", "BatchKey", "batch_get", "batch_set"]
+from torch import Tensor
+
+__all__ = ["Batch", "BatchKey", "batch_get", "batch_set", "describe_batch", "note_batch"]
+
+_MANY = 8
 
 Batch: TypeAlias = Any
 """What a data loader yields: a tensor, a tuple, a list, a dictionary, or anything else."""
@@ -72,6 +77,32 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
     else:
         changed[key] = value
     return changed
+
+
+def describe_batch(batch: Batch) -> str:
+    """Return what a batch is made of, as short text: of tensors their number format and shape, of the rest its type.
+
+    Example:
+        >>> import torch
+        >>> describe_batch({"image": torch.zeros(8, 3), "name": ["a", "b"]})
+        "{'image': float32[8, 3], 'name': [str, str]}"
+    """
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        items = [f"{key!r}: {describe_batch(item)}" for key, item in itertools.islice(batch.items(), _MANY)]
+    elif isinstance(batch, (list, tuple)):
+        items = [describe_batch(item) for item in batch[:_MANY]]
+    else:
+        return type(batch).__name__
+    items += [f"... {len(batch)} in all"] if len(batch) > _MANY else []
+    left, right = "{}" if isinstance(batch, Mapping) else "[]" if isinstance(batch, list) else "()"
+    return f"{left}{', '.join(items)}{right}"
+
+
+def note_batch(error: BaseException, event: str, called: str, batch: Batch) -> None:
+    """Add a note to an error that escapes from a model: what was called after which event, with which batch."""
+    error.add_note(f"{called} was called after the event {str(event)!r}, with the batch {describe_batch(batch)}.")
 
 
 def _is_pair(key: BatchKey) -> TypeGuard[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:

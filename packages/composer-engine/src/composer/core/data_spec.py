@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,41 @@ if TYPE_CHECKING:
 __all__ = ["DataSpec", "count_samples", "count_tokens", "ensure_data_spec", "move_batch", "split_batch"]
 
 
+def _check_function(name: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be None or a function of a batch, got {function!r}.")
+
+
+def _checked_count(name: str, lowest: int, count: Callable[..., Any]) -> Callable[..., int]:
+    """Return a function of the user's that counts, with a check of what it returns."""
+    _check_function(name, count)
+
+    def counted(*arguments: Any, **options: Any) -> int:
+        number = count(*arguments, **options)
+        try:
+            whole = None if isinstance(number, (str, bytes)) or int(number) != number else int(number)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            whole = None
+        if whole is None or whole < lowest:
+            raise (TypeError if whole is None else ValueError)(
+                f"DataSpec's {name} must return a whole number, at least {lowest}, got {number!r}."
+            )
+        return whole
+
+    return counted
+
+
 # Converters, as what they fall back on is defined below; the fields have the names of those functions.
 def _to_split(given: Callable[[Batch, int], Sequence[Batch]] | None) -> Callable[[Batch, int], Sequence[Batch]]:
     return given or split_batch
 
 
 def _to_count_samples(given: Callable[[Batch], int] | None) -> Callable[[Batch], int]:
-    return given or count_samples
+    return count_samples if given in (None, count_samples) else _checked_count("get_num_samples_in_batch", 1, given)
 
 
 def _to_count_tokens(given: Callable[..., int] | None) -> Callable[..., int]:
-    return given or count_tokens
+    return count_tokens if given in (None, count_tokens) else _checked_count("get_num_tokens_in_batch", 0, given)
 
 
 @attrs.define(eq=False)
@@ -44,7 +69,11 @@ class DataSpec:
         get_num_tokens_in_batch: ``f(batch) -> int``; :func:`count_tokens` if None.
 
     Raises:
-        TypeError: ``dataloader`` cannot be iterated over.
+        TypeError: ``dataloader`` cannot be iterated over, or a number or function is something else.
+        ValueError: ``num_samples`` or ``num_tokens`` is negative.
+
+    What a function of one's own returns is checked: a count must be a whole number (at least one sample), and the parts
+    of a batch must hold each of its samples once.
 
     Example:
         >>> spec = DataSpec([torch.zeros(8, 3)])
@@ -63,10 +92,17 @@ class DataSpec:
 
     @dataloader.validator
     def _check_dataloader(self, _: object, dataloader: object) -> None:
-        if not hasattr(dataloader, "__iter__"):
-            raise TypeError(f"dataloader must be an iterable of batches, got {type(dataloader).__name__}.")
+        if not hasattr(dataloader, "__iter__") or isinstance(dataloader, (str, bytes, type)):
+            got = repr(dataloader) if isinstance(dataloader, (str, bytes, type)) else type(dataloader).__name__
+            raise TypeError(f"dataloader must be an iterable of batches, got {got}.")
 
     def __attrs_post_init__(self) -> None:
+        for name in ("num_samples", "num_tokens"):
+            _check_number(name, getattr(self, name))
+        for name in ("batch_transforms", "microbatch_transforms", "split_batch"):
+            _check_function(name, getattr(self, name))
+        if self.split_batch is not split_batch:
+            self.split_batch = functools.partial(_split_completely, self.split_batch, self.get_num_samples_in_batch)
         if self.num_samples is None:
             self.num_samples = length_of(getattr(self.dataloader, "dataset", None))
 
@@ -80,6 +116,32 @@ class DataSpec:
         if token_type == "total":  # noqa: S105
             return self._get_num_tokens_in_batch(batch)
         return self._get_num_tokens_in_batch(batch, token_type=token_type)
+
+
+def _check_number(name: str, number: object) -> None:
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} must be None or a whole number, got {number!r}.")
+    if number < 0:
+        raise ValueError(f"{name} must be None or a whole number, at least 0, got {number}.")
+
+
+def _split_completely(
+    split: Callable[[Batch, int], Iterable[Batch]], count: Callable[[Batch], int], batch: Batch, microbatch_size: int
+) -> list[Batch]:
+    """Return the parts that a function of the user's splits a batch into, if they hold each of its samples once."""
+    parts = split(batch, microbatch_size)
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes, Tensor, Mapping)):
+        raise TypeError(f"DataSpec's split_batch must return a list of microbatches, got {type(parts).__name__}.")
+    parts = list(parts)
+    num_samples, sizes = count(batch), [count(part) for part in parts]
+    if sum(sizes) != num_samples:
+        raise ValueError(
+            f"DataSpec's split_batch must return each sample of a batch once, but of {num_samples} samples it returned "
+            f"{len(parts)} microbatches with {sizes} samples for microbatch_size={microbatch_size}."
+        )
+    return parts
 
 
 def length_of(sized: object) -> int | None:

@@ -56,6 +56,7 @@ class Engine:
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
+        TypeError: ``state`` is not a :class:`State`.
 
     Example:
         >>> from composer.core import State
@@ -72,6 +73,8 @@ class Engine:
         *,
         log_traces: bool = False,
     ) -> None:
+        if not callable(getattr(state, "on_components_change", None)):  # the class cannot be imported here
+            raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces

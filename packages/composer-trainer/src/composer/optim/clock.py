@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -101,6 +102,8 @@ class ClockLR(LRScheduler):
     def get_lr(self) -> list[float | Tensor]:
         """Return the learning rates that the clock asks for."""
         factor = self._factor()
+        if type(factor) is not float or not 0 <= factor < math.inf:
+            factor = _checked(factor, self._factor)
         return [_initial_rate(group) * factor for group in self.optimizer.param_groups]
 
     def step(self, epoch: int | None = None) -> None:
@@ -118,6 +121,27 @@ class ClockLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the last learning rates, which only tell: the clock is all that is needed."""
         return {"_last_lr": self._last_lr}
+
+
+def _checked(factor: Any, schedule: Any) -> float:
+    """Return a factor that is not a plain float as one.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is negative, infinite or not a number (NaN).
+    """
+    schedule = getattr(schedule, "func", schedule)
+    try:
+        number = math.nan if isinstance(factor, (str, bytes)) else float(factor)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        is_number = isinstance(factor, (int, float))
+        raise (ValueError if is_number else TypeError)(
+            f"The schedule {getattr(schedule, '__qualname__', schedule)} must return the factor of the learning rates, "
+            f"a finite number of 0 or more, got {factor!r}."
+        )
+    return number
 
 
 def _initial_rate(group: dict[str, Any]) -> float | Tensor:

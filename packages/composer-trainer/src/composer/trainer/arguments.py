@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import numbers
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,15 +89,18 @@ def check_subset(name: str, subset: int) -> int:
     return subset
 
 
-def check_ratio(ratio: float) -> float:
+def check_ratio(ratio: Any) -> float:
     """Return a scale schedule ratio.
 
     Raises:
-        ValueError: It is not more than 0.
+        TypeError: It is no number.
+        ValueError: It is not finite and more than 0.
     """
-    if not ratio > 0:
-        raise ValueError(f"scale_schedule_ratio must be more than 0, got {ratio}.")
-    return ratio
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real):
+        raise TypeError(f"scale_schedule_ratio must be a number, more than 0, got {ratio!r}.")
+    if not 0 < float(ratio) < math.inf:
+        raise ValueError(f"scale_schedule_ratio must be more than 0 and finite, got {ratio}.")
+    return float(ratio)
 
 
 def set_log_level(level: str | None) -> None:

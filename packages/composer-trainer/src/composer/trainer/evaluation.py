@@ -28,6 +28,7 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
+from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
@@ -281,8 +282,12 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: 
     for part, counts in real_parts(parts, num_real, spec):
         state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
         engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        with get_precision_context(state.precision, state.device.type):
-            state.outputs = state.model.eval_forward(state.batch)
+        try:
+            with get_precision_context(state.precision, state.device.type):
+                state.outputs = state.model.eval_forward(state.batch)
+        except Exception as error:
+            note_batch(error, Event.EVAL_BEFORE_FORWARD, f"{type(state.model).__name__}.eval_forward", state.batch)
+            raise
         engine.run_event(Event.EVAL_AFTER_FORWARD)
         for metric in state.eval_metrics[evaluator.label].values() if counts else ():
             state.model.update_metric(state.batch, state.outputs, metric)

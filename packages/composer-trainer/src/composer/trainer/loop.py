@@ -81,7 +81,11 @@ def _compute_gradients(run: Run) -> Tensor:
         state.outputs = state.loss = None
         original = run.remember_for_metrics(state.batch)
         event("before_forward")
-        state.outputs = run.forward(state.batch)
+        try:
+            state.outputs = run.forward(state.batch)
+        except Exception as error:
+            run.note_batch(error, Event.BEFORE_FORWARD)
+            raise
         event("after_forward")
         event("before_loss")
         state.loss = run.loss(state.outputs, state.batch)

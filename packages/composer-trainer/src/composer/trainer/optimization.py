@@ -100,7 +100,11 @@ class Optimization:
             total = total * share
         if self._state.scaler is not None:
             total = self._state.scaler.scale(total)
-        torch.autograd.backward(total, create_graph=self._create_graph)
+        try:
+            torch.autograd.backward(total, create_graph=self._create_graph)
+        except RuntimeError:
+            _check_loss(total, self._state.model)
+            raise
 
     def unscale(self) -> None:
         """Give the gradients their true size, so that algorithms can clip them."""
@@ -143,6 +147,20 @@ class Optimization:
         return counted if scale is None else counted | {"trainer/loss_scale": scale}
 
 
+def _check_loss(loss: Tensor, model: nn.Module) -> None:
+    """Raise a ValueError if no gradient can be computed of a loss."""
+    name = type(model).__name__
+    if loss.numel() != 1:
+        raise ValueError(
+            f"The loss of {name} must be one number, got a tensor of the shape {list(loss.shape)}: return its mean."
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            f"The loss of {name} does not depend on any weight that is trained (its requires_grad is False). Was it "
+            "computed by detach(), item(), argmax() or under torch.no_grad(), or are all weights frozen?"
+        )
+
+
 def takes_scaler(optimizer: Optimizer) -> bool:
     """Return whether an optimizer that computes the loss several times can do so with a scaled loss."""
     return "scaler" in inspect.signature(optimizer.step).parameters
@@ -159,6 +177,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     if not optimizers:
         raise ValueError("optimizers is empty, so nothing would be trained: give one, or None for the default.")
     owned = {id(parameter) for parameter in model.parameters()}
+    owners: dict[int, Optimizer] = {}
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
@@ -170,6 +189,20 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
                 "so they would be trained in vain: was the model changed after the optimizer was made? "
                 "Make it anew from model.parameters()."
             )
+        shared = sum(id(parameter) in owners for parameter in held)
+        if shared:
+            other = owners[next(id(parameter) for parameter in held if id(parameter) in owners)]
+            raise ValueError(
+                f"optimizers: {type(optimizer).__name__} holds {shared} parameters that {type(other).__name__} holds, "
+                "too, so they would be changed twice in a step. Give each parameter to one optimizer."
+            )
+        owners |= dict.fromkeys(map(id, held), optimizer)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if trained and not any(id(parameter) in owners for parameter in trained):
+        raise ValueError(
+            f"optimizers hold none of the {len(trained)} parameters of {type(model).__name__} that are trained "
+            "(requires_grad=True), so nothing would change. Make the optimizer from those parameters."
+        )
 
 
 def default_optimizer(model: nn.Module) -> Optimizer:

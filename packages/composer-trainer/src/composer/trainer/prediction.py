@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core import Event, Timestamp, get_precision_context
+from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
 from composer.trainer.data_order import make_order
 from composer.trainer.evaluation import in_evaluation
@@ -44,8 +45,12 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
             if spec.microbatch_transforms is not None:  # the batch is its only part
                 state.batch = spec.microbatch_transforms(state.batch)
             engine.run_event(Event.PREDICT_BEFORE_FORWARD)
-            with get_precision_context(state.precision, state.device.type):
-                state.outputs = forward(state.batch)
+            try:
+                with get_precision_context(state.precision, state.device.type):
+                    state.outputs = forward(state.batch)
+            except Exception as error:
+                note_batch(error, Event.PREDICT_BEFORE_FORWARD, type(state.model).__name__, state.batch)
+                raise
             engine.run_event(Event.PREDICT_AFTER_FORWARD)
             if return_outputs:
                 collected.append(move_batch(state.outputs, _CPU))

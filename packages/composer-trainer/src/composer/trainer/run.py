@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Batch, Engine, Event, TimeUnit
+from composer.core.batch import note_batch
 from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import split_and_weigh, weighed_parts
 from composer.trainer.randomness import layer_generators
@@ -113,7 +114,15 @@ class Run:
         self._runs_alone = not self.parallel.is_connected
 
     def _compute_loss(self, outputs: Any, batch: Batch) -> Any:
-        return self.model.loss(outputs, batch)  # looked up each time: a callback may have put another in its place
+        try:
+            return self.model.loss(outputs, batch)  # looked up each time: a callback may have put another in its place
+        except Exception as error:
+            self.note_batch(error, Event.BEFORE_LOSS, ".loss")
+            raise
+
+    def note_batch(self, error: Exception, event: Event, method: str = "") -> None:
+        """Add to an error of the model what the model was called with."""
+        note_batch(error, event, f"{type(self.model).__name__}{method}", self.state.batch)
 
     def gradients(self, compute: Callable[[Run], Tensor]) -> Callable[[], Tensor]:
         """Return what an optimizer calls for the gradients; parts are made smaller until they fit, if asked to."""

@@ -14,6 +14,8 @@ from composer.trainer.arguments import check_ratio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.optim import Optimizer
+
     from composer.core import State
 
 __all__ = ["SchedulerLike", "Schedules", "check_schedulers", "scaled"]
@@ -54,9 +56,10 @@ class Schedules:
 
         Raises:
             TypeError: A scheduler is neither of these.
-            ValueError: There are several functions.
+            ValueError: There are several functions, or a scheduler belongs to an optimizer that the state has not.
         """
         given = check_schedulers(schedulers)
+        check_optimizers_of(given, state.optimizers)
         ready = [scheduler for scheduler in given if isinstance(scheduler, LRScheduler)]
         by_clock = [
             compile_composer_scheduler(scheduler, state, scale_schedule_ratio, optimizer)
@@ -100,6 +103,18 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
             "give one function that returns the product."
         )
     return given
+
+
+def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]) -> None:
+    """Raise a ValueError if a torch scheduler belongs to an optimizer that is not among ``optimizers``."""
+    # The groups tell, whatever an algorithm has wrapped around the optimizer.
+    groups = [optimizer.param_groups for optimizer in optimizers]
+    for scheduler in schedulers:
+        if isinstance(scheduler, LRScheduler) and not any(one is scheduler.optimizer.param_groups for one in groups):
+            raise ValueError(
+                f"schedulers: {type(scheduler).__name__} belongs to another optimizer than those of the training, so "
+                f"it would change nothing. Make it from the optimizer that is given as optimizers=."
+            )
 
 
 def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration") -> Time:

@@ -34,7 +34,7 @@ from composer.distributed import (
     initialize_dist,
 )
 from composer.loggers.terminal import terminal_destinations
-from composer.trainer.arguments import Problems, as_list, check_subset, set_log_level
+from composer.trainer.arguments import Problems, as_list, check_ratio, check_subset, set_log_level
 from composer.trainer.checkpoints import Loading, save_by_one
 from composer.trainer.computing import Computing, check_microbatch_size
 from composer.trainer.data_order import make_order
@@ -58,8 +58,8 @@ from composer.trainer.progress import Progress, SavesProgress
 from composer.trainer.randomness import kept
 from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
-from composer.trainer.schedules import Course, SchedulerLike, check_schedulers
-from composer.trainer.training_data import TrainingData, check_model
+from composer.trainer.schedules import Course, SchedulerLike, check_optimizers_of, check_schedulers
+from composer.trainer.training_data import TrainingData, check_model, check_trainable
 
 if TYPE_CHECKING:
     import os
@@ -234,6 +234,8 @@ class Trainer:
         problems = Problems()
         with problems.noted():
             check_model(model)
+            if train_dataloader is not None:
+                check_trainable(model)
         with problems.noted():
             self._data = TrainingData(
                 train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders
@@ -292,9 +294,11 @@ class Trainer:
             seed = get_random_seed() if seed is None else check_seed(seed)
         with problems.noted():
             set_log_level(python_log_level)
-        if not problems.found and optimizers is not None:
+        if not problems.found:
             with problems.noted():
-                check_optimizers(model, as_list(optimizers))
+                if optimizers is not None:
+                    check_optimizers(model, as_list(optimizers))
+                check_optimizers_of(self._course.schedulers, as_list(optimizers))
         if not problems.found and eval_dataloader is not None:
             with problems.noted():
                 check_can_be_evaluated(model)
@@ -316,7 +320,9 @@ class Trainer:
             precision=self._computing.precision,
             scaler=make_scaler(self._computing.precision, self._computing.device),
         )
-        self.state.optimizers = default_optimizer(model) if optimizers is None else optimizers
+        if optimizers is None and any(True for _ in model.parameters()):
+            optimizers = default_optimizer(model)
+        self.state.optimizers = as_list(optimizers)
         self._set_microbatch_size(self._computing.microbatch_size)
         with problems.noted():
             self.state.algorithms = as_list(algorithms)
@@ -399,11 +405,13 @@ class Trainer:
         """
         state = self.state
         check_schedulers(schedulers)
+        check_trainable(state.model)
         if scale_schedule_ratio != 1 and duration is None and schedulers is None:
             raise ValueError(
                 f"scale_schedule_ratio={scale_schedule_ratio} stretches the duration and the schedulers that fit() is "
                 "given, and there are none: give duration or schedulers, too, or give the ratio to the Trainer."
             )
+        check_ratio(scale_schedule_ratio)
         self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
         if (eval_dataloader, eval_interval, eval_subset_num_batches) != (None, None, None):
             self._evaluations = self._evaluations.with_changes(eval_dataloader, eval_interval, eval_subset_num_batches)

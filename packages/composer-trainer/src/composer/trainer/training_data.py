@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from composer.core import State
 
-__all__ = ["TrainingData", "check_model"]
+__all__ = ["TrainingData", "check_model", "check_trainable"]
 
 
 def _to_spec(given: DataSpec | Iterable[Any] | None) -> DataSpec | None:
@@ -117,4 +117,15 @@ def check_model(model: object) -> None:
             "model must be a torch.nn.Module with forward(batch) and loss(outputs, batch), "
             f"got {type(model).__name__}. "
             "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
+        )
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raise a ValueError if a model has no weight to train."""
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        found = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
+        raise ValueError(
+            f"model has nothing to train: {type(model).__name__}: {found}. Set requires_grad on those to train, or "
+            "leave out train_dataloader and only evaluate."
         )

@@ -1,0 +1,238 @@
+"""Wrong data, models, losses and schedules: the error says in a sentence what is wrong, and where."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from composer.core import DataSpec, Evaluator
+from composer.models import ComposerClassifier
+from composer.trainer import Trainer
+
+
+class WithLoss(ComposerClassifier):
+    """A classifier whose loss is changed by a function."""
+
+    def __init__(self, change):
+        """With ``change(loss, outputs)``."""
+        super().__init__(nn.Linear(4, 3), num_classes=3)
+        self.change = change
+
+    def loss(self, outputs, batch, *args):
+        """Return the changed loss."""
+        return self.change(super().loss(outputs, batch, *args), outputs)
+
+
+class TestLoss:
+    @pytest.mark.parametrize(
+        ("change", "kind", "message"),
+        [
+            (lambda loss, outputs: outputs.sum(1), ValueError, r"loss of WithLoss must be one number.*\[4\]"),
+            (lambda loss, outputs: {"a": outputs.sum(1)}, ValueError, r"loss of WithLoss must be one number.*\[4\]"),
+            (lambda loss, outputs: loss.detach(), ValueError, "loss of WithLoss does not depend on any weight"),
+            (lambda loss, outputs: torch.tensor(3), ValueError, "loss of WithLoss does not depend on any weight"),
+            (lambda loss, outputs: None, TypeError, "loss must be a tensor.*got None"),
+            (lambda loss, outputs: loss.item(), TypeError, "loss must be a tensor"),
+            (lambda loss, outputs: {}, TypeError, "loss must be a tensor"),
+        ],
+    )
+    def test_without_a_gradient(self, make_trainer, change, kind, message):
+        """A loss that is not one number, or does not depend on the weights, is named with the model."""
+        trainer = make_trainer(model=WithLoss(change), max_duration="1ba")
+
+        with pytest.raises(kind, match=message):
+            trainer.fit()
+
+    def test_a_tensor_of_one_number(self, make_trainer):
+        """A loss of the shape (1,) is one number."""
+        trainer = make_trainer(model=WithLoss(lambda loss, outputs: loss[None]), max_duration="1ba")
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == "1ba"
+
+    def test_other_errors_of_backward_pass_through(self, make_trainer):
+        """An error in the model's own backward pass stays what it is."""
+
+        class Fails(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, given):
+                return given.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                raise RuntimeError("no gradient today")
+
+        trainer = make_trainer(model=WithLoss(lambda loss, outputs: Fails.apply(loss)), max_duration="1ba")
+
+        with pytest.raises(RuntimeError, match="no gradient today"):
+            trainer.fit()
+
+
+class TestNothingToTrain:
+    def test_a_frozen_model(self, make_trainer):
+        """A model all of whose weights are frozen is refused when the trainer is made."""
+        with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
+            make_trainer(model=make_trainer.model().requires_grad_(requires_grad=False))
+
+    def test_a_model_without_parameters(self, make_trainer):
+        """A model without parameters is refused in our words, not in the optimizer's."""
+        with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
+            Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_trainer.loader())
+
+    def test_a_frozen_model_that_is_given_data_later(self, make_trainer):
+        """fit() refuses what the constructor could not see."""
+        frozen = make_trainer.model().requires_grad_(requires_grad=False)
+        trainer = make_trainer(model=frozen, train_dataloader=None, max_duration="1ep")
+
+        with pytest.raises(ValueError, match="model has nothing to train"):
+            trainer.fit(train_dataloader=make_trainer.loader())
+
+    def test_evaluation_needs_no_weights(self):
+        """A model without parameters can be evaluated, without a word about optimizers."""
+        model = ComposerClassifier(nn.Identity(), num_classes=3)
+        batch = (torch.eye(3), torch.arange(3))
+
+        with Trainer(model=model, eval_dataloader=[batch], device="cpu", progress_bar=False) as trainer:
+            results = trainer.eval()
+
+        assert results["eval"]["MulticlassAccuracy"] == 1
+
+    def test_an_optimizer_of_frozen_weights(self, make_trainer):
+        """An optimizer that holds only what is frozen would change nothing."""
+        model = make_trainer.model()
+        first, *_ = model.module
+        first.requires_grad_(requires_grad=False)
+
+        with pytest.raises(ValueError, match="hold none of the 2 parameters of ComposerClassifier that are trained"):
+            make_trainer(model=model, optimizers=torch.optim.SGD(first.parameters(), lr=0.1))
+
+
+class TestErrorsOfTheModel:
+    @pytest.mark.parametrize(
+        ("batch", "shown"),
+        [
+            ((torch.zeros(4, 5), torch.zeros(4).long()), "(float32[4, 5], int64[4])"),
+            ((torch.zeros(4, 4).double(), torch.zeros(4).long()), "(float64[4, 4], int64[4])"),
+            (["a", "b"], "[str, str]"),
+        ],
+    )
+    def test_in_training(self, make_trainer, batch, shown):
+        """An error of the forward pass has a note with the event, the model's class and the batch."""
+        trainer = make_trainer(train_dataloader=[batch], max_duration="1ba")
+
+        with pytest.raises((RuntimeError, TypeError)) as raised:
+            trainer.fit()
+
+        note = f"ComposerClassifier was called after the event 'before_forward', with the batch {shown}."
+        assert raised.value.__notes__ == [note]
+
+    def test_in_the_loss(self, make_trainer):
+        """An error of the loss has the same note."""
+        trainer = make_trainer(train_dataloader=[(torch.zeros(4, 4), torch.zeros(3).long())], max_duration="1ba")
+        trainer.state.train_data_spec.get_num_samples_in_batch = len
+
+        with pytest.raises(ValueError, match="targets must be") as raised:
+            trainer.fit()
+
+        assert "ComposerClassifier.loss was called after the event 'before_loss'" in raised.value.__notes__[0]
+
+    def test_in_evaluation(self, make_trainer):
+        """An evaluation in the middle of a training shows its own batch, once."""
+        trainer = make_trainer(eval_dataloader=[(torch.zeros(4, 5), torch.zeros(4).long())], max_duration="1ep")
+
+        with pytest.raises(RuntimeError) as raised:
+            trainer.fit()
+
+        (note,) = raised.value.__notes__
+        assert "eval_forward was called after the event 'eval_before_forward'" in note
+        assert "float32[4, 5]" in note
+
+    def test_in_prediction(self, make_trainer):
+        """A prediction names its event."""
+        with pytest.raises(RuntimeError) as raised:
+            make_trainer().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
+
+        assert "'predict_before_forward', with the batch (float32[4, 5], int64[4])" in raised.value.__notes__[0]
+
+
+class TestSchedules:
+    @pytest.mark.parametrize(
+        ("factor", "kind"),
+        [
+            (None, TypeError),
+            ("0.5", TypeError),
+            ([1.0], TypeError),
+            (math.nan, ValueError),
+            (math.inf, ValueError),
+            (-1.0, ValueError),
+            (-1, ValueError),
+        ],
+    )
+    def test_a_factor_must_be_a_number_from_zero_on(self, make_trainer, factor, kind):
+        """A function that forgets its return, or returns a rate that cannot be, is named."""
+
+        def half(state, ssr=1.0):
+            return factor
+
+        with pytest.raises(kind, match=r"half must return the factor of the learning rates, .* 0 or more, got"):
+            make_trainer(schedulers=half, max_duration="1ba").fit()
+
+    @pytest.mark.parametrize("factor", [1, True, torch.tensor(0.5)])
+    def test_other_kinds_of_numbers(self, make_trainer, factor):
+        """A whole number, a truth value and a tensor of one number are factors."""
+        trainer = make_trainer(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
+
+        trainer.fit()
+
+        assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
+
+    @pytest.mark.parametrize("optimizers", [None, "own"])
+    def test_of_another_optimizer(self, make_trainer, optimizers):
+        """A torch scheduler that would set the rates of an optimizer that is not used is refused at once."""
+        model = make_trainer.model()
+        options = {} if optimizers is None else {"optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
+        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 1)
+
+        with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
+            make_trainer(model=model, schedulers=scheduler, **options)
+
+    def test_of_another_optimizer_in_fit(self, make_trainer):
+        """fit() refuses it, too."""
+        trainer = make_trainer(max_duration="1ep")
+        scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), 1)
+
+        with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
+            trainer.fit(schedulers=scheduler)
+
+    @pytest.mark.parametrize("ratio", ["1", None, math.nan, math.inf, True, [1], 0, -1])
+    def test_ratio(self, make_trainer, ratio):
+        """scale_schedule_ratio must be a number above 0, in the constructor and in fit()."""
+        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
+            make_trainer(scale_schedule_ratio=ratio)
+        with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
+            make_trainer().fit(duration="1ep", scale_schedule_ratio=ratio)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("where", ["train", "eval", "predict"])
+    def test_a_count_that_is_no_number(self, make_trainer, where):
+        """What get_num_samples_in_batch returns is checked wherever batches are counted."""
+        spec = DataSpec(make_trainer.loader(), get_num_samples_in_batch=lambda batch: "4")
+        options = {"eval": {"eval_dataloader": spec}, "train": {"train_dataloader": spec}}.get(where, {})
+        trainer = make_trainer(max_duration="1ep", **options)
+
+        with pytest.raises(TypeError, match=r"get_num_samples_in_batch must return a whole number.*got '4'"):
+            trainer.predict(spec) if where == "predict" else trainer.fit()
+
+    @pytest.mark.parametrize("parts", [[], None])
+    def test_nothing_left_of_a_batch(self, make_trainer, parts):
+        """A split_batch that returns nothing is named in training and evaluation, not accused of missing tokens."""
+        spec = DataSpec(make_trainer.loader(), split_batch=lambda batch, size: parts)
+        evaluator = Evaluator(label="eval", dataloader=spec, device_eval_microbatch_size=2)
+
+        with pytest.raises((TypeError, ValueError), match="split_batch must return"):
+            make_trainer(train_dataloader=spec, device_train_microbatch_size=2, max_duration="1ep").fit()
+        with pytest.raises((TypeError, ValueError), match="split_batch must return"):
+            make_trainer(eval_dataloader=evaluator).eval()
