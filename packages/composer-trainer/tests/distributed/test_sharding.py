@@ -1,5 +1,7 @@
 """FSDP2: what is sharded, in which formats, and what is refused. What two processes compute is in test_parallelism."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -190,3 +192,23 @@ def test_optimizers_follow():
         assert torch.equal(held["exp_avg"].full_tensor(), average)
         assert type(held["step"]) is torch.Tensor
         assert torch.equal(held["step"], step)
+
+
+def test_every_way_to_save_is_refused(start_pair, tmp_path):
+    """A sharded model is refused in one sentence by all that saves and loads, in each of two processes."""
+    pair = start_pair("saving_sharded.py", str(tmp_path))
+    try:
+        ends = [process.communicate(timeout=240) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+
+    assert [process.returncode for process in pair] == [0, 0], ends
+    for output, _ in ends:
+        result = json.loads(output)
+        others = {
+            way: told
+            for way, told in result["told"].items()
+            if not told.startswith("NotImplementedError: Checkpoints of sharded models are not supported yet")
+        }
+        assert (others, result["left"]) == ({}, [])

@@ -15,7 +15,7 @@ from composer.checkpoint.lock import FolderLock
 from composer.checkpoint.packing import CopyMemory
 from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
-from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
+from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Make the folder, and see that nobody else saves to it."""
         del logger
+        refuse_sharded(state.model)
         self._last = None  # a clock that was set back comes to the same moments again
         if self._opened is None and state.rank == 0:
             self._open(state)
@@ -154,9 +155,11 @@ class CheckpointSaver(Callback):
         """Save now, in the background unless that is turned off; what has been saved at this moment is not saved again.
 
         Raises:
+            NotImplementedError: The model is sharded.
             NotSerializableError: Something is neither data nor a tensor; it is said where.
             CheckpointSaveError: The checkpoint, or one before that was still being written, could not be written.
         """
+        refuse_sharded(state.model)  # in all processes, of which only one goes on to take it
         name = checkpoint_name(self.filename, state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:

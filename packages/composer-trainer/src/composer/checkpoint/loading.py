@@ -23,6 +23,7 @@ from composer.checkpoint.snapshot import (
     environment,
     ignored_keys,
     module_classes,
+    refuse_sharded,
 )
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
@@ -109,6 +110,7 @@ def load_checkpoint(
         What was loaded, and with it what was saved beside the state.
 
     Raises:
+        NotImplementedError: The model is sharded.
         CheckpointError: It is not whole, or not of ours.
         CheckpointMismatchError: It does not fit the run. All that does not is named, and nothing has been changed.
 
@@ -121,6 +123,7 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
+    refuse_sharded(state.model)
     load = _Load(
         state, strict_model_weights, ignore_keys, tuple(exclude_algorithms or ()), algorithm_passes, logger, check_extra
     )

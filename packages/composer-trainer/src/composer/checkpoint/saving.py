@@ -41,6 +41,7 @@ def save_checkpoint(
             is, and one that is damaged is replaced, in any case.
 
     Raises:
+        NotImplementedError: The model is sharded.
         NotSerializableError: Something is neither data nor a tensor; it is said where.
         CheckpointSaveError: It could not be written. What was there before is as it was.
 

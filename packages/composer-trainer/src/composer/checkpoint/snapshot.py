@@ -22,6 +22,7 @@ from composer.checkpoint.packing import CopyMemory, PackedTensors, pack_tensors
 from composer.checkpoint.plain_json import write_json
 from composer.core import State, evaluation_weights, join_tensors, split_tensors
 from composer.core.serialization import plain
+from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ __all__ = [
     "join",
     "module_classes",
     "named_tensors",
+    "refuse_sharded",
     "take",
 ]
 
@@ -71,6 +73,20 @@ class Snapshot:
         return attrs.evolve(self.manifest, files=records)
 
 
+def refuse_sharded(model: object) -> None:
+    """Refuse a model whose weights are sharded (DTensors, as FSDP2 makes them); all processes have to call it.
+
+    Raises:
+        NotImplementedError: It is sharded.
+    """
+    if isinstance(model, torch.nn.Module) and is_sharded(model):
+        raise NotImplementedError(
+            "Checkpoints of sharded models are not supported yet. Get the full weights with "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True)), and save those."
+        )
+
+
 def take(
     state: State,
     extra: Mapping[str, Any] | None = None,
@@ -91,8 +107,10 @@ def take(
         memory: Where the copy may go; it is given back by whoever has written the snapshot.
 
     Raises:
+        NotImplementedError: The model is sharded.
         NotSerializableError: Something is neither data nor a tensor; it is said where.
     """
+    refuse_sharded(state.model)
     with _no_collection():
         if not weights_only:
             return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)

@@ -17,6 +17,7 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.saving import filled_in
+from composer.checkpoint.snapshot import refuse_sharded
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
 
@@ -157,8 +158,10 @@ def save_by_one(state: State, path: str, *, extra: Mapping[str, Any], weights_on
     """Let the process of rank 0 save a checkpoint while the others wait; all have to call it.
 
     Raises:
+        NotImplementedError: The model is sharded; in every process.
         CheckpointSaveError: It could not be written; in every process.
     """
+    refuse_sharded(state.model)
     saved = path
     if get_global_rank() == 0:
         try:

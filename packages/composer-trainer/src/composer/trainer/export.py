@@ -126,8 +126,9 @@ def _check_arguments(model: nn.Module, save_format: str, tolerances: tuple[float
         require_product("onnxscript", "onnx")
     if any(hasattr(one, "device_mesh") for one in itertools.chain(model.parameters(), model.buffers())):
         raise ValueError(
-            "The model is sharded over processes and cannot be exported as it is. Save a checkpoint, load it in a "
-            "single process, and export there."
+            "The model is sharded over processes and cannot be exported as it is. Get the full weights with "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True)), load them in one process, and export there."
         )
 
 

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.callbacks.saving import SaveInterval, savers
+from composer.checkpoint.snapshot import refuse_sharded
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -270,12 +271,14 @@ class Trainer:
                 goes_on=autoresume,
             )
         with problems.noted():
-            is_sharded = "fsdp" in (parallelism_config or {})
-            if is_sharded and (save_folder is not None or load_path is not None or autoresume):
-                raise NotImplementedError(
-                    "Checkpoints of sharded models are not there yet: leave out save_folder, load_path and autoresume, "
-                    "or parallelism_config['fsdp']."
-                )
+            saves = save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(callbacks))
+            if saves or load_path is not None or autoresume:
+                refuse_sharded(model)
+                if "fsdp" in (parallelism_config or {}):
+                    raise NotImplementedError(
+                        "Checkpoints of sharded models are not supported yet: leave out save_folder, load_path, "
+                        "autoresume and callbacks that save checkpoints, or parallelism_config['fsdp']."
+                    )
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             self._parallel.check_microbatch_size(device_train_microbatch_size)
             check_timeout(dist_timeout)
@@ -510,6 +513,7 @@ class Trainer:
             Where it is.
 
         Raises:
+            NotImplementedError: The model is sharded.
             CheckpointSaveError: It could not be written.
         """
         return save_by_one(self.state, name, extra=self._progress.to_data(), weights_only=weights_only)

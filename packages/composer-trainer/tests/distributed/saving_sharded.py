@@ -1,0 +1,76 @@
+"""One of two processes that train a sharded model and try to save it in every way; prints the errors as JSON."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from composer import Trainer, distributed
+from composer.callbacks import CheckpointSaver
+from composer.checkpoint import load_checkpoint, save_checkpoint
+from composer.core import Callback, State
+from composer.models import ComposerClassifier
+
+
+class Asks(Callback):
+    """Asks for a checkpoint after the first batch, when the model has been sharded; as a saver of the user's does."""
+
+    def __init__(self, save):
+        self.save, self.told = save, None
+
+    def batch_end(self, state, logger):
+        if self.told is None:
+            self.told = refusal(self.save, state)
+
+
+def refusal(call, *arguments, **options):
+    """Return the error that a call ends with, as text."""
+    try:
+        call(*arguments, **options)
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is printed)
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def make_trainer(**options):
+    model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
+    return Trainer(
+        model=model,
+        train_dataloader=[(torch.rand(4, 4), torch.tensor([0, 1, 2, 0]))] * 2,
+        optimizers=torch.optim.Adam(model.parameters(), lr=0.01),
+        max_duration="2ba",
+        parallelism_config={"fsdp": {}},
+        device="cpu",
+        progress_bar=False,
+        **options,
+    )
+
+
+def fit(save):
+    asks = Asks(save)
+    trainer = make_trainer(callbacks=asks)
+    trainer.fit()
+    return asks.told, trainer
+
+
+def main(folder):
+    saver = CheckpointSaver(f"{folder}/callback")
+    told = {"callback": refusal(make_trainer, callbacks=saver), "folder": refusal(make_trainer, save_folder=folder)}
+    told["saver"], trainer = fit(saver.save)
+    told["function"] = refusal(save_checkpoint, trainer.state, f"{folder}/function")
+    told["trainer"] = refusal(trainer.save_checkpoint, f"{folder}/trainer")
+    told["trainer, weights only"] = refusal(trainer.save_checkpoint, f"{folder}/weights", weights_only=True)
+    told["start of another fit"] = refusal(saver.fit_start, trainer.state, trainer.logger)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        path = save_checkpoint(State(ComposerClassifier(nn.Linear(4, 3), num_classes=3)), f"{elsewhere}/one")
+        told["loading"] = refusal(load_checkpoint, path, trainer.state, weights_only=True)
+    trainer.close()
+    distributed.barrier()
+    print(json.dumps({"told": told, "left": [path.name for path in Path(folder).iterdir()]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
