@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from composer.checkpoint import (
     Manifest,
     find_checkpoints,
     load_checkpoint,
+    local,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -193,6 +195,34 @@ class TestTidy:
         folder.tidy()
 
         assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
+
+    def test_a_save_of_this_process_is_left_alone(self, runs, tmp_path, monkeypatch):
+        """A second trainer that begins in the same folder removes nothing that the first is writing."""
+        write = local._write_file
+
+        def begin_another(path, pieces):
+            write(path, pieces)
+            LocalFolder(tmp_path).tidy()
+
+        monkeypatch.setattr(local, "_write_file", begin_another)
+        LocalFolder(tmp_path).write("one", take(runs.make()))
+
+        assert verify_checkpoint(tmp_path / "one")
+
+    def test_leftovers_of_this_process(self, runs, tmp_path, monkeypatch):
+        """What a save leaves that this process has given up goes, though it has the number of this process."""
+        folder = LocalFolder(tmp_path)
+        monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(CheckpointSaveError):
+            folder.write("one", take(runs.make()))
+        monkeypatch.undo()
+        left = names_in(tmp_path)
+
+        folder.tidy()
+
+        assert len(left) == 1
+        assert names_in(tmp_path) == []
 
 
 class TestMake:

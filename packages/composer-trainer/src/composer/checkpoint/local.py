@@ -29,6 +29,8 @@ __all__ = ["LocalFolder", "check_digest", "check_files", "read_manifest", "recor
 _CHUNK = 8 << 20
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _SET_ASIDE = ".replaced"
+_being_written: set[str] = set()
+"""Names of temporary folders that this process is writing, which each have a part that is random."""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -153,14 +155,15 @@ class LocalFolder:
             raise CheckpointSaveError(self.path, _reason(error)) from error
 
     def tidy(self) -> None:
-        """Remove what killed processes have left half done; only for who knows that no other is saving here.
+        """Remove what killed processes have left half done; only for who knows that no other process is saving here.
 
         Raises:
             CheckpointSaveError: The folder cannot be read.
         """
         try:
             for left in self.path.iterdir():
-                if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                is_left = _TEMPORARY.fullmatch(left.name) and left.name not in _being_written
+                if is_left and left.is_dir() and not left.is_symlink():
                     shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             raise CheckpointSaveError(self.path, _reason(error)) from error
@@ -202,6 +205,7 @@ class LocalFolder:
             CheckpointSaveError: It could not be written; what was there before is as it was.
         """
         temporary = self._temporary(name)
+        _being_written.add(temporary.name)
         try:
             self._check_place(name)
             temporary.mkdir()
@@ -219,6 +223,7 @@ class LocalFolder:
             raise CheckpointSaveError(self.at(name), _reason(error)) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            _being_written.discard(temporary.name)
         return manifest
 
     def _check_place(self, name: str) -> None:
