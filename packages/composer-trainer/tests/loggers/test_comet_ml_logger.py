@@ -23,7 +23,7 @@ trainer.logger.log_table(["id", "x"], [[1, 0.5]], name="best")
 trainer.logger.log_images(torch.rand(2, 3, 8, 8), name="pair")
 trainer.close()
 
-later = CometMLLogger(exp_kwargs=offline, every="0ba", name="its-own")
+later = CometMLLogger(workspace="w", project_name="p", exp_kwargs=offline, every="0ba")
 later.load_state_dict(first.state_dict())
 again, _ = make_trainer(later, epochs=1)
 again.fit()
@@ -32,10 +32,15 @@ try:
 except OSError:
     again.close()
 
+other = CometMLLogger(exp_kwargs=offline, name="its-own")
+other.load_state_dict(first.state_dict())
+make_trainer(other, epochs=1)[0].close()
+
 tell(
     losses=series(memory, "loss/train/total"),
     key=first.state_dict()["experiment_key"],
     later=later.state_dict()["experiment_key"],
+    other=other.state_dict()["experiment_key"],
     loaded_late=loaded_late,
 )
 """
@@ -108,7 +113,16 @@ def test_every_so_often(archives):
 def test_goes_on_in_the_experiment(told, archives):
     """With the state of an earlier one a later run writes to the same experiment."""
     assert told["key"] == told["later"]
-    assert [name.partition("-")[0] for name, *_ in archives] == [told["key"]] * 2
+    assert [name.removesuffix(".zip").partition("-")[0] for name, *_ in archives] == [
+        told["key"],
+        told["key"],
+        told["other"],
+    ]
+
+
+def test_a_checkpoint_does_not_choose_the_experiment(told):
+    """The key of an experiment of another name, workspace or project is not used."""
+    assert told["other"] != told["key"]
 
 
 def test_imported_as_late_as_possible(told):

@@ -9,12 +9,32 @@ from unittest import mock
 import pytest
 import torch
 
-from composer.core import Event, Trace
+from composer.core import Callback, Event, Timestamp, Trace
 from composer.loggers import FileLogger, ProgressBarLogger
 
 
 def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    """Return what was logged to a file: all lines but the first, which names the run."""
+    first, *logged = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    assert first.keys() == {"epoch", "batch", "seconds", "run_name"}
+    return logged
+
+
+def losses(path):
+    """Return the batches whose loss a file has."""
+    return [line["batch"] for line in lines(path) if "loss/train/total" in line.get("metrics", {})]
+
+
+def resume(make_loop, destination, *, state=None, batch=0, run_name="a", **options):
+    """Return a loop that continues at a batch, with what was saved of its loggers."""
+
+    class Resume(Callback):
+        def before_load(self, state, logger):
+            state.timestamp = Timestamp(batch=batch)
+            logger.load_state_dict(saved)
+
+    saved = {} if state is None else {type(destination).__name__: state}
+    return make_loop(destination, run_name=run_name, callbacks=[Resume()], **options)
 
 
 class Writes:
@@ -75,7 +95,7 @@ class TestFileLogger:
 
         make_loop(FileLogger(), run_name="blur")
 
-        assert (tmp_path / "blur" / "logs-rank0.txt").read_text() == ""
+        assert lines(tmp_path / "blur" / "logs-rank0.txt") == []
 
     def test_file_is_where_the_run_began(self, make_loop, tmp_path, monkeypatch):
         """Changing the working folder during a run does not split the file."""
@@ -168,7 +188,8 @@ class TestFileLogger:
         def refuse(name):
             raise AssertionError(name)
 
-        values = json.loads((tmp_path / "log.txt").read_text(), parse_constant=refuse)["metrics"]
+        last = (tmp_path / "log.txt").read_text().splitlines()[-1]
+        values = json.loads(last, parse_constant=refuse)["metrics"]
         assert values == {"a": "NaN", "b": "Infinity", "c": ["-Infinity"]}
         assert math.isnan(float(values["a"]))
         assert float(values["c"][0]) == -math.inf
@@ -236,13 +257,13 @@ class TestFileLogger:
         loop.batch()
 
         assert len(caught) == 1
-        assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3]
+        assert [json.loads(line)["batch"] for line in (tmp_path / "log.txt").read_text().splitlines()] == [3]
 
     def test_a_kill_finds_no_line_half_written(self, make_loop, tmp_path, writes):
         """Each line is handed to the system whole and by itself; nothing waits in a buffer of the process."""
         make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=100)).fit()
 
-        assert len(writes.contents) == 6
+        assert len(writes.contents) == 7
         assert all(content.endswith(b"\n") and content.count(b"\n") == 1 for content in writes.contents)
         assert set(writes.buffering) == {0}
 
@@ -274,7 +295,7 @@ class TestFileLogger:
 
         assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [3, 5]
 
-    @pytest.mark.parametrize(("size", "writes_made"), [(0, 6), (1, 6), (150, 3), (10**6, 1)])
+    @pytest.mark.parametrize(("size", "writes_made"), [(0, 7), (1, 7), (150, 4), (10**6, 2)])
     def test_buffer_size(self, make_loop, tmp_path, writes, size, writes_made):
         """So many bytes are gathered before the system is called; only whole lines are handed over."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), buffer_size=size))
@@ -376,26 +397,128 @@ class TestSeveral:
 
 
 class TestResuming:
-    def test_goes_on_in_the_file(self, make_loop, tmp_path):
-        """A run with the state of an earlier one adds to its file, whatever it would be called."""
+    def test_continues_its_file(self, make_loop, tmp_path):
+        """A run resumed from its own checkpoint adds to its file."""
         first = FileLogger(str(tmp_path / "a"))
-        make_loop(first).fit().engine.close()
-        later = FileLogger(str(tmp_path / "b"))
-        later.load_state_dict(first.state_dict())
+        make_loop(first, run_name="a").fit().engine.close()
+        later = FileLogger(str(tmp_path / "a"))
 
-        make_loop(later).fit().engine.close()
+        resume(make_loop, later, state=first.state_dict(), batch=6).fit().engine.close()
 
-        assert len(lines(tmp_path / "a")) == 12
-        assert not (tmp_path / "b").exists()
+        assert losses(tmp_path / "a") == [*range(12)]
+
+    def test_a_checkpoint_does_not_choose_the_file(self, make_loop, tmp_path):
+        """A path in a checkpoint that is not the logger's own is neither written to nor read."""
+        precious = tmp_path / "precious"
+        precious.write_text("export A=1\n")
+        state = {"path": str(precious), "size": 0}
+
+        resume(make_loop, FileLogger(str(tmp_path / "own")), state=state, batch=6).fit().engine.close()
+
+        assert precious.read_text() == "export A=1\n"
+        assert losses(tmp_path / "own") == [*range(6, 12)]
+
+    def test_the_checkpoint_of_another_run(self, make_loop, tmp_path):
+        """A run that begins with another's checkpoint has a file of its own, and leaves the other's alone."""
+        first = FileLogger(str(tmp_path / "{run_name}"))
+        make_loop(first, run_name="a").fit().engine.close()
+        before = (tmp_path / "a").read_bytes()
+        later = FileLogger(str(tmp_path / "{run_name}"))
+
+        resume(make_loop, later, state=first.state_dict(), batch=6, run_name="b").fit().engine.close()
+
+        assert (tmp_path / "a").read_bytes() == before
+        assert losses(tmp_path / "b") == [*range(6, 12)]
+
+    def test_lines_after_the_checkpoint_are_cut_off(self, make_loop, tmp_path):
+        """After a kill no batch is there twice, and what was logged at the checkpoint's own batch stays."""
+        first = FileLogger(str(tmp_path / "a"), flush_interval=1)
+        loop = make_loop(first, run_name="a")
+        loop.fit(epochs=1, evaluate=True)
+        saved = first.state_dict()
+        [loop.batch() for _ in range(2)]
+        with (tmp_path / "a").open("a") as file:
+            file.write('{"epoch": 1, "ba')  # as a kill may leave it
+
+        resume(make_loop, FileLogger(str(tmp_path / "a")), state=saved, batch=3).fit(epochs=1).engine.close()
+
+        assert losses(tmp_path / "a") == [*range(6)]
+        assert [line["batch"] for line in lines(tmp_path / "a") if "metrics/eval/Accuracy" in line["metrics"]] == [3]
+
+    def test_saving_writes_what_was_logged(self, make_loop, tmp_path):
+        """Lines that wait for the next flush when a checkpoint is saved are not lost by a kill after it."""
+        logger = FileLogger(str(tmp_path / "a"), flush_interval=100)
+        loop = make_loop(logger, run_name="a")
+        [loop.batch() for _ in range(3)]
+
+        saved = logger.state_dict()
+
+        assert losses(tmp_path / "a") == [0, 1, 2]
+        assert saved == {"path": str(tmp_path / "a"), "size": (tmp_path / "a").stat().st_size}
 
     def test_file_that_is_gone(self, make_loop, tmp_path):
         """Where the earlier file is not to be found, there is a new one."""
-        later = FileLogger(str(tmp_path / "b"))
-        later.load_state_dict({"path": str(tmp_path / "gone")})
+        state = {"path": str(tmp_path / "a"), "size": 1000}
 
-        make_loop(later).fit().engine.close()
+        resume(make_loop, FileLogger(str(tmp_path / "a")), state=state).fit().engine.close()
 
-        assert len(lines(tmp_path / "b")) == 6
+        assert len(lines(tmp_path / "a")) == 6
+
+    @pytest.mark.parametrize(("batch", "expected"), [(0, [*range(6)]), (2, [0, 1, *range(2, 8)])])
+    def test_without_a_saved_place(self, make_loop, tmp_path, batch, expected):
+        """A restart before the first checkpoint, or of a further process, cuts its own file off at its batch."""
+        first = make_loop(FileLogger(str(tmp_path / "a"), flush_interval=1), run_name="a")
+        [first.batch() for _ in range(4)]
+
+        resume(make_loop, FileLogger(str(tmp_path / "a")), batch=batch).fit().engine.close()
+
+        assert losses(tmp_path / "a") == expected
+
+    def test_moved_with_its_checkpoint(self, make_loop, tmp_path):
+        """A file that now lies in another folder is known by the run's name in it."""
+        (tmp_path / "old").mkdir()
+        first = FileLogger(str(tmp_path / "old" / "log"))
+        make_loop(first, run_name="a").fit(epochs=1).engine.close()
+        saved = first.state_dict()
+        (tmp_path / "old").rename(tmp_path / "new")
+        later = FileLogger(str(tmp_path / "new" / "log"))
+
+        resume(make_loop, later, state=saved, batch=3).fit(epochs=1).engine.close()
+
+        assert losses(tmp_path / "new" / "log") == [*range(6)]
+
+    @pytest.mark.parametrize(
+        "content", ['{"epoch": 0, "batch": 0, "seconds": 0.0, "run_name": "other"}\n', "precious\n", "[]\n", "\xff"]
+    )
+    def test_restart_with_a_file_of_something_else(self, make_loop, tmp_path, content):
+        """What this run has not written stays, also when the run starts again."""
+        (tmp_path / "a").write_text(content)
+
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            resume(make_loop, FileLogger(str(tmp_path / "a")))
+
+        assert (tmp_path / "a").read_text() == content
+
+    def test_another_start_is_no_restart(self, make_loop, tmp_path):
+        """A run that is not resumed does not touch the file of an earlier one of its name."""
+        make_loop(FileLogger(str(tmp_path / "a")), run_name="a").fit().engine.close()
+
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            make_loop(FileLogger(str(tmp_path / "a")), run_name="a")
+
+    def test_killed_before_anything_was_written(self, make_loop, tmp_path):
+        """An empty file, as a kill may leave it, is continued."""
+        (tmp_path / "a").touch()
+
+        resume(make_loop, FileLogger(str(tmp_path / "a"))).fit().engine.close()
+
+        assert losses(tmp_path / "a") == [*range(6)]
+
+    @pytest.mark.parametrize("state", [{}, {"path": 5, "size": 0}, {"path": "a"}, {"path": "a", "size": -1}, {"a": 1}])
+    def test_nonsense(self, state):
+        """What no FileLogger has saved is refused by a sentence."""
+        with pytest.raises(ValueError, match="FileLogger"):
+            FileLogger().check_state_dict(state)
 
     def test_nothing_to_remember_before_there_is_a_file(self):
         """A logger that has written nothing has no state."""

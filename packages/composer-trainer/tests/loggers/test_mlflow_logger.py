@@ -49,6 +49,13 @@ resumed.load_state_dict(first.state_dict())
 again, _ = make_trainer(resumed, epochs=1)
 again.close()
 
+foreign = []
+for given in ({"run_name": "foreign"}, {"experiment_name": "another"}):
+    elsewhere = MLFlowLogger(**options | given)
+    elsewhere.load_state_dict(first.state_dict())
+    make_trainer(elsewhere, epochs=1)[0].close()
+    foreign.append(elsewhere.run_id)
+
 by_name = MLFlowLogger(**options, resume=True)
 another, _ = make_trainer(by_name, epochs=1)
 another.close()
@@ -97,6 +104,7 @@ tell(
     refused=refused,
     exists=exists,
     version=[version.name, str(version.version), version.run_id],
+    foreign=foreign,
     ids=[first.run_id, resumed.run_id, by_name.run_id],
     constant=[one.step for one in client.get_metric_history(other.run_id, "constant")],
     renamed=[[one.step, one.value] for one in client.get_metric_history(other.run_id, "acc_5")],
@@ -194,6 +202,11 @@ class TestFiles:
 def test_goes_on_in_the_run(told):
     """With the state of an earlier one, or by its name if asked to, a later run writes to the same run."""
     assert len(set(told["ids"])) == 1
+
+
+def test_a_checkpoint_does_not_choose_the_run(told):
+    """The id of a run of another name, or of another experiment, is not used."""
+    assert len({told["ids"][0], *told["foreign"]}) == 3
 
 
 def test_download_before_there_is_a_run():

@@ -31,9 +31,17 @@ again, _ = make_trainer(later, epochs=1)
 again.fit()
 again.close()
 
+others = []
+for options in ({"name": "other"}, {"custom_run_id": "mine"}):
+    other = NeptuneLogger(mode="offline", **quiet, **options)
+    other.load_state_dict(first.state_dict())
+    make_trainer(other, epochs=1)[0].close()
+    others.append(other.run_id)
+
 tell(
     losses=series(memory, "loss/train/total"),
     ids=[first.state_dict(), later.state_dict()],
+    others=others,
     runs=[first.run._id, later.run._id],
     uploads=[first.can_upload_files(), later.can_upload_files()],
 )
@@ -112,6 +120,14 @@ def test_every_so_often(operations):
 def test_goes_on_in_the_run(told):
     """With the state of an earlier one a later run has its custom id, by which Neptune finds the run."""
     assert told["ids"][0] == told["ids"][1] != {}
+
+
+def test_a_checkpoint_does_not_choose_the_run(told):
+    """The custom id of a run of another name is not used, and one of the user's own comes before it."""
+    other, own = told["others"]
+
+    assert other != told["ids"][0]["custom_run_id"]
+    assert own == "mine"
 
 
 def test_other_processes_are_silent():

@@ -117,17 +117,26 @@ class TestOtherThings:
 
 
 class TestResuming:
-    def test_goes_on_in_the_folder(self, tmp_path):
-        """A run with the state of an earlier one writes to its folder, whatever its own name is."""
+    def test_continues_its_folder(self, tmp_path):
+        """A run with the state of an earlier one of its name writes to the same folder."""
         first = TensorboardLogger(str(tmp_path / "first"))
         trained(first)
-        later = TensorboardLogger(str(tmp_path / "later"))
+        later = TensorboardLogger(str(tmp_path / "first"))
         later.load_state_dict(first.state_dict())
 
         trained(later)
 
-        assert not (tmp_path / "later").exists()
         assert len(list((tmp_path / "first" / "the-run").iterdir())) == 2
+
+    def test_a_checkpoint_does_not_choose_the_folder(self, tmp_path):
+        """A folder in a checkpoint that is not the logger's own is not written to."""
+        later = TensorboardLogger(str(tmp_path / "own"))
+        later.load_state_dict({"folder": str(tmp_path / "elsewhere")})
+
+        trained(later)
+
+        assert not (tmp_path / "elsewhere").exists()
+        assert len(list((tmp_path / "own" / "the-run").iterdir())) == 1
 
     def test_leaves_out_what_came_after_the_checkpoint(self, make_loop, tmp_path):
         """Numbers that the first run logged beyond the clock of the resumed one are gone from the curves."""

@@ -241,8 +241,8 @@ class TestOtherThings:
 
 
 class TestResuming:
-    def test_goes_on_in_the_run(self, make_logger, make_loop, tmp_path):
-        """A logger with the state of an earlier one writes to the run of its id."""
+    def test_continues_its_run(self, make_logger, make_loop, tmp_path):
+        """A logger with the state of an earlier one of its name and project writes to the same run."""
         first = make_logger()
         make_loop(first).engine.close()
         later = make_logger()
@@ -252,6 +252,37 @@ class TestResuming:
 
         assert {run.run_id for run in runs(tmp_path)} == {first.state_dict()["run_id"]}
         assert later.state_dict() == first.state_dict()
+
+    def test_a_checkpoint_does_not_choose_the_run(self, make_logger, make_loop, tmp_path):
+        """An id that belongs to a run of another name, or to none of ours, is not written to."""
+        first = make_logger()
+        make_loop(first, run_name="a").engine.close()
+        written = {first.run_id}
+        for name, saved in [("b", first.run_id), ("a", "victim"), ("a", f"{first.run_id}/x")]:
+            later = make_logger()
+            later.load_state_dict({"run_id": saved})
+            make_loop(later, run_name=name).engine.close()
+            written.add(later.run_id)
+
+        assert len(written) == 4
+        assert {run.run_id for run in runs(tmp_path)} == written
+
+    def test_an_id_of_the_users_own(self, make_logger, make_loop, tmp_path, monkeypatch):
+        """An id in init_kwargs or in the environment comes before that of a checkpoint."""
+        first = make_logger()
+        make_loop(first).engine.close()
+        given = make_logger(init_kwargs={"mode": "offline", "id": "mine", "resume": "allow"})
+        given.load_state_dict(first.state_dict())
+        make_loop(given).engine.close()
+        wandb.teardown()  # it reads the environment once
+        monkeypatch.setenv("WANDB_RUN_ID", "also-mine")
+        of_environment = make_logger()
+        of_environment.load_state_dict(first.state_dict())
+
+        make_loop(of_environment).engine.close()
+        wandb.teardown()
+
+        assert (given.run_id, of_environment.run_id) == ("mine", "also-mine")
 
     def test_nothing_to_remember_before_it_is_open(self, make_logger):
         """A logger that has begun no run has no state."""

@@ -11,6 +11,7 @@ import torch
 
 from composer import Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.core import Callback
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
 from composer.models import ComposerClassifier
 
@@ -66,7 +67,7 @@ def test_settings_are_everywhere(run):
     _, memory, written, lines, _ = run
 
     assert memory.hyperparameters["rank_zero_seed"] == 3
-    assert written[0]["hyperparameters"]["max_duration"] == "2ep"
+    assert written[1]["hyperparameters"]["max_duration"] == "2ep"
     assert lines.getvalue().startswith("hyperparameters: ")
 
 
@@ -94,6 +95,37 @@ def test_nothing_of_what_is_learnt_changes(run):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+class Kill(Callback):
+    """Ends the run by an error at the start of a batch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "{run_name}/log.jsonl"])
+@pytest.mark.parametrize("batch", [1, 3, 5, 8])
+def test_no_line_is_there_twice_after_a_restart(tmp_path, name, batch):
+    """With autoresume a run goes on in its file: before the first checkpoint, between two, and after an epoch."""
+    options = {"run_name": "first", "save_folder": str(tmp_path / "saved"), "save_interval": "5ba", "autoresume": True}
+    with pytest.raises(KeyboardInterrupt):
+        trained(loggers=FileLogger(str(tmp_path / name), flush_interval=1), callbacks=Kill(batch), **options)
+
+    memory = InMemoryLogger()
+    trained(loggers=[FileLogger(str(tmp_path / name), flush_interval=1), memory], **options)
+
+    [path] = tmp_path.rglob("log.jsonl")
+    written = [line for line in map(json.loads, path.read_text().splitlines()) if "metrics" in line]
+    steps = {
+        metric: [line["batch"] for line in written if metric in line["metrics"]]
+        for metric in ("loss/train/total", "metrics/eval/MulticlassAccuracy")
+    }
+    assert steps == {"loss/train/total": [*range(10)], "metrics/eval/MulticlassAccuracy": [5, 10]}
+
+
 TWO_PROCESSES = """
 import sys
 import torch
@@ -109,7 +141,7 @@ for epochs in (1, 2):
         optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
         max_duration=f"{epochs}ep",
         loggers=FileLogger("{run_name}-rank{rank}.txt"),
-        run_name="first" if epochs == 1 else "second",
+        run_name="first",
         load_path=None if epochs == 1 else "checkpoints/latest",
         save_folder="checkpoints",
         progress_bar=False,

@@ -171,6 +171,8 @@ class Logger:
             destinations = [destinations]
         self._state = state
         self._reported: set[tuple[int, str]] = set()
+        self.is_resumed = False
+        """Whether this run continues an earlier one, from a checkpoint or from its beginning."""
         self._waiting: dict[int, _Waiting] = {}
         self._destinations = Components(destinations or (), check_destination)
         self._destinations.on_change.append(self._listen)
@@ -270,11 +272,29 @@ class Logger:
         """
         return {key: saved for key, one in self._by_key().items() if (saved := one.state_dict())}
 
-    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Let destinations go on with what :meth:`state_dict` returned; what no destination asks for is left out.
+    def check_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
 
-        This comes before ``AFTER_LOAD``, where destinations open what they write to.
+        Raises:
+            ValueError: A destination cannot load what was saved for it.
         """
+        problems = []
+        for key, destination in self._by_key().items():
+            if key in state:
+                try:
+                    destination.check_state_dict(state[key])
+                except (TypeError, ValueError) as error:
+                    problems.append(f"{key}: {error}")
+        if problems:
+            raise ValueError(" ".join(problems))
+
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        """Load what :meth:`state_dict` returned into the destinations; keys without a destination are ignored.
+
+        Called before ``AFTER_LOAD``, where destinations open what they write to; with an empty ``state`` if the run is
+        resumed and nothing was saved for it. A destination does not let what was saved choose where it writes.
+        """
+        self.is_resumed = True
         for key, destination in self._by_key().items():
             if key in state:
                 destination.load_state_dict(state[key])

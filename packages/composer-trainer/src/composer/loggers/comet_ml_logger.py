@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
@@ -25,8 +26,10 @@ class CometMLLogger(TrackerLogger):
     """Log to Comet.
 
     Without a network: ``exp_kwargs={"online": False, "offline_directory": "comet"}``; ``comet upload`` sends the
-    archive later. A resumed run goes on in the experiment of the first. Comet is imported when the experiment begins;
-    it then puts itself into libraries that it knows, unless ``exp_kwargs`` or its own settings say otherwise.
+    archive later. A resumed run continues the experiment of the first if name, workspace and project are the same; an
+    ``experiment_key`` in ``exp_kwargs`` and ``COMET_EXPERIMENT_KEY`` come before what a checkpoint holds. Comet is
+    imported when the experiment begins; it then puts itself into libraries that it knows, unless ``exp_kwargs`` or its
+    own settings say otherwise.
 
     Args:
         workspace: The workspace; the default one if None.
@@ -52,6 +55,8 @@ class CometMLLogger(TrackerLogger):
         True
     """
 
+    saved_as: ClassVar[str] = "experiment_key"
+
     def __init__(
         self,
         workspace: str | None = None,
@@ -71,27 +76,21 @@ class CometMLLogger(TrackerLogger):
         self.log_code, self.log_graph = log_code, log_graph
         self.exp_kwargs = dict(exp_kwargs or {})
         self.experiment: Any = None
-        self._key: str | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the experiment's key."""
-        return {} if self._key is None else {"experiment_key": self._key}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the experiment of a key."""
-        self._key = state["experiment_key"]
 
     def open_run(self, state: State) -> None:
         """Begin an experiment, or go on in one."""
         comet = import_product("comet_ml", "comet")
         rank = "" if self.rank_zero_only else f"-rank{state.rank}"
+        name = (self.name or state.run_name) + rank
         start = {"workspace": self.workspace, "project_name": self.project_name}
-        start |= {} if self._key is None else {"experiment_key": self._key, "mode": "get"}
-        config = {"log_code": self.log_code, "log_graph": self.log_graph, "name": (self.name or state.run_name) + rank}
-        for name, value in self.exp_kwargs.items():
-            (start if name in _OF_START else config)[name] = value
+        if "experiment_key" not in self.exp_kwargs and "COMET_EXPERIMENT_KEY" not in os.environ:
+            key = self.choose_run_id(self.workspace, self.project_name, name)
+            start |= {"experiment_key": key, "mode": "get" if key == self._saved_id else "create"}
+        config = {"log_code": self.log_code, "log_graph": self.log_graph, "name": name}
+        for option, value in self.exp_kwargs.items():
+            (start if option in _OF_START else config)[option] = value
         self.experiment = comet.start(**start, experiment_config=comet.ExperimentConfig(**config))
-        self._key = self.experiment.get_key()
+        self.run_id = self.experiment.get_key()
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""

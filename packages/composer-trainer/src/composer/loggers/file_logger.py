@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import Interval, Logger, State, Time, TimeUnit
+from composer.core.conversion import from_data
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import keep, read
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["FileLogger"]
 
 
+@attrs.frozen
+class _Place:
+    """Where a run's file ended when a checkpoint was saved."""
+
+    path: str
+    size: int = attrs.field(validator=attrs.validators.ge(0))
+
+
 class FileLogger(GatheringLogger):
     """Write what is logged as JSON, one object a line, with the clock; and what the program prints.
 
-    The lines look so::
+    The first line names the run. The lines look like this::
 
+        {"epoch": 0, "batch": 0, "seconds": 0.0, "run_name": "first"}
         {"epoch": 0, "batch": 0, "seconds": 0.0, "hyperparameters": {"seed": 17}}
         {"epoch": 0, "batch": 0, "seconds": 0.0, "metrics": {"loss/train/total": 2.31, "lr-SGD/group0": 0.1}}
         {"epoch": 0, "batch": 100, "seconds": 1.2, "table": "samples", "columns": ["id"], "rows": [[7]]}
@@ -40,7 +50,10 @@ class FileLogger(GatheringLogger):
     a full disk, is reported once, and the run goes on.
 
     The file is made at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
-    begins. A resumed run goes on in the file of the first.
+    begins. A run resumed from a checkpoint, or started again by ``autoresume`` before there is one, continues its own
+    file: the one that ``filename`` names, if its first line names this run or the checkpoint was saved by the run that
+    wrote it. A checkpoint never chooses the file. Lines written after the checkpoint are cut off, those of another
+    file's checkpoint, or without one, by their step: from the resumed batch on.
 
     Args:
         filename: The file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are made.
@@ -60,7 +73,7 @@ class FileLogger(GatheringLogger):
         ValueError: A name has something else in braces, or ``flush_interval`` or ``buffer_size`` is out of range. At
             ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
             logger keeps files.
-        FileExistsError: When the file is made: it exists, and ``overwrite`` is False.
+        FileExistsError: When the file is made: it exists, is not continued, and ``overwrite`` is False.
 
     Example:
         >>> FileLogger("runs/{run_name}/metrics.jsonl", flush_interval=10).filename
@@ -91,9 +104,9 @@ class FileLogger(GatheringLogger):
         self.should_log_traces = log_traces
         self.overwrite = overwrite
         self._path: Path | None = None
-        self._is_made = self._is_resumed = False
+        self._is_made = False
+        self._saved: _Place | None = None
         self._state: State | None = None
-        self._logger: Logger | None = None
         self._captured: list[CapturedStream] = []
         self._records: list[dict[str, Any]] = []
 
@@ -103,14 +116,27 @@ class FileLogger(GatheringLogger):
         return self._path
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the file is."""
-        return {"path": str(self._path)} if self._is_made else {}
+        """Write what was logged, and return the file and its size."""
+        self.flush()
+        if not self._is_made or self._path is None or not self._path.exists():
+            return {}
+        return {"path": str(self._path), "size": self._path.stat().st_size}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not what a FileLogger saves.
+        """
+        from_data(state, _Place, "FileLogger")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in a file, if it is there."""
-        path = Path(state["path"])
-        if path.exists():
-            self._path, self._is_resumed = path, True
+        """Continue the file of :attr:`filename` where it was when ``state`` was saved, if it is the same file.
+
+        Raises:
+            ValueError: ``state`` is not what a FileLogger saves.
+        """
+        self._saved = from_data(state, _Place, "FileLogger")
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write settings as a line."""
@@ -146,8 +172,7 @@ class FileLogger(GatheringLogger):
                 f"remote_file_name is {self.remote_file_name!r}, but no logger of this run keeps files. Leave it out, "
                 "or add one that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
             )
-        if not self._is_resumed:
-            self._path = path
+        self._path = path
         if self.capture_stdout:
             self._captured.append(CapturedStream("stdout", partial(self._add_printed, "stdout")))
         if self.capture_stderr:
@@ -182,11 +207,14 @@ class FileLogger(GatheringLogger):
 
     def open(self, state: State) -> None:
         """Make the file, if it is not, and write what was logged before."""
-        del state
         if self._is_made or self._path is None:
             return
-        if not self._is_resumed:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        size = self._saved.size if self._saved is not None and self._saved.path == str(self._path) else None
+        is_own = size is not None or (self.is_resumed and _is_of_run(self._path, state.run_name))
+        if is_own and self._path.is_file():
+            _cut_off(self._path, size, int(state.timestamp.count(TimeUnit.BATCH)))
+        else:
             try:
                 self._path.open("wb" if self.overwrite else "xb").close()
             except FileExistsError:
@@ -194,6 +222,8 @@ class FileLogger(GatheringLogger):
                     f"filename names {str(self._path)!r}, which exists. Say overwrite=True to write over it, choose "
                     "another name, or put {run_name} into it; with several processes put {rank} into it, too."
                 ) from None
+        if not self._path.stat().st_size:
+            self._records.insert(0, {**self._clock(None), "run_name": state.run_name})
         self._is_made = True
         self.flush()
 
@@ -221,6 +251,35 @@ def _filled_in(name: str, parameter: str, *, run_name: str, rank: int) -> str:
         raise ValueError(
             f"{parameter} may have {{run_name}} and {{rank}} in it, nothing else in braces, got {name!r}."
         ) from None
+
+
+def _is_of_run(path: Path, run_name: str) -> bool:
+    """Return whether a file's first line names the run, or nothing has been written to it yet."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+        return not first or bool(json.loads(first)["run_name"] == run_name)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _cut_off(path: Path, size: int | None, step: int) -> None:
+    """Keep the complete lines within the first ``size`` bytes or, if it is None, those before a line of ``step``."""
+    kept = 0
+    with path.open("r+b") as file:
+        for line in file:
+            is_undone = kept + len(line) > size if size is not None else _step_of(line) >= step
+            if is_undone or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+        file.truncate(kept)
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["batch"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _append(path: Path, lines: Iterable[str], buffer_size: int) -> None:

@@ -38,6 +38,12 @@ class GatheringLogger(LoggerDestination, ABC):
         self.flush_interval = flush_interval
         self._batches = 0
         self._next_flush = math.inf  # by time.monotonic(); a subclass may want to write then, too
+        self._logger: Logger | None = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run continues an earlier one, from a checkpoint or from its beginning."""
+        return self._logger is not None and self._logger.is_resumed
 
     @abstractmethod
     def open(self, state: State) -> None:

@@ -30,8 +30,9 @@ _LONGEST_PARAMETER = 6000
 class MLFlowLogger(TrackerLogger):
     """Log to MLflow: to a server, or to a store on this machine (``tracking_uri="sqlite:///mlflow.db"``).
 
-    A resumed run goes on in the run of the first. Settings are the run's parameters, by flat names
-    (``algorithms/MixUp/alpha``); MLflow never changes one that it has, so those of a resumed run add to the first's.
+    A resumed run continues the run of the first, if that is in the experiment and has the same name. Settings are the
+    run's parameters, by flat names (``algorithms/MixUp/alpha``); MLflow never changes one that it has, so those of a
+    resumed run add to the first's.
 
     Args:
         experiment_name: The experiment; ``MLFLOW_EXPERIMENT_NAME`` or ``"my-mlflow-experiment"`` if None.
@@ -110,20 +111,11 @@ class MLFlowLogger(TrackerLogger):
             list(ignore_hyperparameters or ()),
         )
         self.log_duplicated_metric_every_n_steps = log_duplicated_metric_every_n_steps
-        self.run_id: str | None = None
         self._mlflow: Any = None
         self._client: Any = None
         self._monitor: Any = None
         self._under_way: list[Any] = []
         self._last: dict[str, tuple[int, Number]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's id."""
-        return {} if self.run_id is None else {"run_id": self.run_id}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the run of an id."""
-        self.run_id = state["run_id"]
 
     def open_run(self, state: State) -> None:
         """Begin a run, or go on in one."""
@@ -133,9 +125,13 @@ class MLFlowLogger(TrackerLogger):
         if not self.rank_zero_only:
             name = f"{name}-rank{state.rank}"
         experiment = self._experiment()
-        if self.run_id is None and self.resume:
-            self.run_id = self._latest_run(experiment, name)
+        own = self._runs(experiment, name) if self.resume or self._saved_id is not None else []
+        if self._saved_id in own:
+            self.run_id = self._saved_id
+        elif self.resume and own:
+            self.run_id = own[0]
         if self.run_id is None:
+            self.report_new_run()
             group = {} if self.run_group is None else {"run_group": self.run_group}
             tags = {"composer_run_name": name, **group, **self.tags}
             self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
@@ -251,10 +247,11 @@ class MLFlowLogger(TrackerLogger):
         identity = self._client.create_experiment(self.experiment_name) if found is None else found.experiment_id
         return str(identity)
 
-    def _latest_run(self, experiment: str, name: str) -> str | None:
+    def _runs(self, experiment: str, name: str) -> list[str]:
+        """Return the ids of the experiment's runs of this name, the latest first."""
         wanted = f"tags.composer_run_name = '{name}'"
-        runs = self._client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"], max_results=1)
-        return runs[0].info.run_id if runs else None
+        runs = self._client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"])
+        return [run.info.run_id for run in runs]
 
     def _system_monitor(self) -> Any:
         module = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
@@ -24,8 +23,9 @@ __all__ = ["NeptuneLogger"]
 class NeptuneLogger(TrackerLogger):
     """Log to Neptune.
 
-    Without a network: ``mode="offline"``; ``neptune sync`` uploads the run later. A resumed run goes on in the run of
-    the first, which it finds by the custom id that it gave it. Metrics are series in ``<base_namespace>/metrics``,
+    Without a network: ``mode="offline"``; ``neptune sync`` uploads the run later. A resumed run continues the run of
+    the first, found by its custom id, if name and project are the same; a ``with_id`` or ``custom_run_id`` in
+    ``neptune_kwargs`` comes before what a checkpoint holds. Metrics are series in ``<base_namespace>/metrics``,
     settings are in ``<base_namespace>/hyperparameters``.
 
     Args:
@@ -52,6 +52,8 @@ class NeptuneLogger(TrackerLogger):
         'training'
     """
 
+    saved_as: ClassVar[str] = "custom_run_id"
+
     def __init__(
         self,
         *,
@@ -73,15 +75,6 @@ class NeptuneLogger(TrackerLogger):
         self.base_namespace = base_namespace
         self.neptune_kwargs = neptune_kwargs
         self.run: Any = None
-        self._custom_run_id: str | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's custom id."""
-        return {} if self._custom_run_id is None else {"custom_run_id": self._custom_run_id}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the run of a custom id."""
-        self._custom_run_id = state["custom_run_id"]
 
     def open_run(self, state: State) -> None:
         """Begin a run, or go on in one."""
@@ -90,9 +83,9 @@ class NeptuneLogger(TrackerLogger):
         settings = {"project": self.project, "api_token": self._api_token, "mode": self.mode}
         settings |= {"name": state.run_name + rank, **self.neptune_kwargs}
         if "with_id" not in settings:
-            self._custom_run_id = settings["custom_run_id"] = (
-                self._custom_run_id or settings.get("custom_run_id") or str(uuid.uuid4())
-            )
+            if not settings.get("custom_run_id"):
+                settings["custom_run_id"] = self.choose_run_id(self.project, settings["name"])
+            self.run_id = settings["custom_run_id"]
         self.run = neptune.init_run(**settings)
 
     def write_metrics(self, records: Sequence[Record]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -23,9 +23,9 @@ __all__ = ["TensorboardLogger"]
 class TensorboardLogger(TrackerLogger):
     """Write metrics, images, tables and settings to files that TensorBoard reads: ``tensorboard --logdir <log_dir>``.
 
-    Each run has a folder of its name in ``log_dir``. A resumed run goes on in the folder of the first, where
-    TensorBoard leaves out what was logged after the checkpoint. Settings are on the page of hyperparameters, tables are
-    text.
+    Each run has a folder of its name in ``log_dir``; a checkpoint does not change that. When a run is resumed,
+    TensorBoard leaves out what was logged there from the resumed step on. Settings are on the page of hyperparameters,
+    tables are text.
 
     Args:
         log_dir: The folder with the runs; ``tensorboard_logs`` if None.
@@ -43,6 +43,8 @@ class TensorboardLogger(TrackerLogger):
         'runs'
     """
 
+    saved_as: ClassVar[str] = "folder"
+
     def __init__(
         self,
         log_dir: str | None = None,
@@ -54,28 +56,17 @@ class TensorboardLogger(TrackerLogger):
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
         require_product("tensorboard", "tensorboard")
         self.log_dir = "tensorboard_logs" if log_dir is None else str(log_dir)
-        self._folder: str | None = None
-        self._is_resumed = False
         self._writer: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's folder."""
-        return {} if self._folder is None else {"folder": self._folder}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the folder of an earlier run."""
-        self._folder, self._is_resumed = state["folder"], True
 
     def open_run(self, state: State) -> None:
         """Open the run's file of events."""
         # torch's writer itself imports TensorBoard's parts.
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
-        if self._folder is None:
-            rank = "" if self.rank_zero_only else f"rank{state.rank}"
-            self._folder = str(Path(self.log_dir, state.run_name, rank).absolute())
-        undone = int(state.timestamp.count(TimeUnit.BATCH)) if self._is_resumed else None
-        self._writer = SummaryWriter(self._folder, purge_step=undone)
+        rank = "" if self.rank_zero_only else f"rank{state.rank}"
+        self.run_id = str(Path(self.log_dir, state.run_name, rank).absolute())
+        undone = int(state.timestamp.count(TimeUnit.BATCH)) if self.is_resumed else None
+        self._writer = SummaryWriter(self.run_id, purge_step=undone)
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers as scalars."""

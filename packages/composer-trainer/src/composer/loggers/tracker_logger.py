@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import secrets
 import time
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from composer.core.logger import keep
+from composer.core.serialization import shortened
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
 from composer.loggers.values import Number, numbers_by_name
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from composer.core import Interval, Logger, State, Time
 
 __all__ = ["Record", "TrackerLogger"]
+
+_log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -48,6 +54,9 @@ class TrackerLogger(GatheringLogger, ABC):
     kept as they come, and are read together and written every ``flush_interval`` batches and every few seconds, at the
     end of each epoch, after evaluations and at the end.
 
+    A checkpoint holds the run's id. The id does not choose which run is written to: :meth:`choose_run_id` uses it only
+    if it belongs to a run with this logger's own settings.
+
     Args:
         every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
         flush_interval: Batches between two writings.
@@ -56,7 +65,13 @@ class TrackerLogger(GatheringLogger, ABC):
 
     Raises:
         ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+
+    Attributes:
+        run_id: The run's id in the tracker; None before the run is open.
     """
+
+    saved_as: ClassVar[str] = "run_id"
+    """The name of :attr:`run_id` in a checkpoint."""
 
     def __init__(
         self,
@@ -69,15 +84,16 @@ class TrackerLogger(GatheringLogger, ABC):
         super().__init__(every=every, flush_interval=flush_interval)
         self.rank_zero_only = rank_zero_only
         self.seconds_between_flushes = seconds_between_flushes
-        self._logger: Logger | None = None
         self._is_silent = self._is_open = self._was_tried = False
         self._early: list[tuple[str, Callable[[], None]]] = []
         self._records: list[tuple[int, float, dict[str, Any]]] = []
         self._next_flush = 0.0
+        self.run_id: str | None = None
+        self._saved_id: str | None = None
 
     @abstractmethod
     def open_run(self, state: State) -> None:
-        """Begin a run, or go on with the one whose state was loaded."""
+        """Begin a run, or go on with the one whose state was loaded, and set :attr:`run_id`."""
 
     @abstractmethod
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -99,6 +115,61 @@ class TrackerLogger(GatheringLogger, ABC):
     @abstractmethod
     def close_run(self) -> None:
         """End the run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Write what was logged, so that a kill after the checkpoint does not lose it, and return the run's id."""
+        self.flush()
+        return {} if self.run_id is None else {self.saved_as: self.run_id}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not the id of a run.
+        """
+        if type(self).load_state_dict is not TrackerLogger.load_state_dict:
+            return
+        if state.keys() != {self.saved_as} or not isinstance(state[self.saved_as], str):
+            raise ValueError(
+                f"{type(self).__name__} saves {self.saved_as!r}, a text, and cannot load {shortened(state)}."
+            )
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run continues an earlier one."""
+        return self._saved_id is not None or super().is_resumed
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the id of the earlier run, to continue that run if it is this logger's own.
+
+        Raises:
+            ValueError: ``state`` is not the id of a run.
+        """
+        self.check_state_dict(state)
+        self._saved_id = state[self.saved_as]
+
+    def choose_run_id(self, *own: str | None) -> str:
+        """Return the saved id if it was made for the same ``own`` settings, else a new one of 32 letters and digits.
+
+        An id begins with a digest of these settings, so that a checkpoint cannot name another run to write to.
+
+        Args:
+            own: What the run is known by: the project, the run's name and so on.
+        """
+        digest = hashlib.sha256(repr(own).encode()).hexdigest()[:16]
+        saved = self._saved_id
+        if saved is not None and saved.startswith(digest) and len(saved) == 32 and saved.isalnum():
+            return saved
+        self.report_new_run()
+        return digest + secrets.token_hex(8)
+
+    def report_new_run(self) -> None:
+        """Log that the checkpoint's run is not continued, if the checkpoint has one."""
+        if self._saved_id is not None:
+            _log.warning(
+                "%s: the checkpoint was saved by a run of another name or with other settings, so a new run begins.",
+                type(self).__name__,
+            )
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write numbers, at the next flush."""

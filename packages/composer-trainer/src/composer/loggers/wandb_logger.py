@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ class WandBLogger(TrackerLogger):
     """Log to Weights & Biases.
 
     Without a network: ``init_kwargs={"mode": "offline"}``, or set ``WANDB_MODE=offline``; ``wandb sync`` uploads the
-    run later. A resumed run goes on in the run of the first, and so does one in a run that was begun by ``wandb.init``.
+    run later. A resumed run continues the run of the first if name, project, group and entity are the same; a run begun
+    by ``wandb.init``, an ``id`` in ``init_kwargs`` and ``WANDB_RUN_ID`` come before what a checkpoint holds.
     Numbers of a step earlier than what was written already, as ``every`` may leave them, are shown at the latest step.
 
     Args:
@@ -73,17 +75,8 @@ class WandBLogger(TrackerLogger):
         self.log_artifacts = log_artifacts
         self.init_kwargs = dict(init_kwargs or {})
         self.run: Any = None
-        self._run_id: str | None = None
         self._is_ours = True
         self._last_step = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the run's id."""
-        return {} if self._run_id is None else {"run_id": self._run_id}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the run of an id."""
-        self._run_id = state["run_id"]
 
     def open_run(self, state: State) -> None:
         """Begin a run, or go on in one."""
@@ -92,17 +85,19 @@ class WandBLogger(TrackerLogger):
         if not self._is_ours:
             self.run = self._wandb.run
         else:
-            resumed = {} if self._run_id is None else {"id": self._run_id, "resume": "allow"}
             rank = "" if self.rank_zero_only else f"-rank{state.rank}"
-            settings = {
+            own = {
                 "project": self.project,
                 "group": self.group or (None if self.rank_zero_only else state.run_name),
                 "name": (self.name or state.run_name) + rank,
                 "entity": self.entity,
-                "tags": self.tags,
             }
-            self.run = self._wandb.init(**settings | resumed | self.init_kwargs)
-        self._run_id = self.run.id
+            settings: dict[str, Any] = {**own, "tags": self.tags}
+            if "WANDB_RUN_ID" not in os.environ:
+                settings["id"] = self.choose_run_id(*own.values())
+                settings["resume"] = "allow" if settings["id"] == self._saved_id else None
+            self.run = self._wandb.init(**settings | self.init_kwargs)
+        self.run_id = self.run.id
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""

@@ -88,6 +88,8 @@ class Loading:
     def load(self, engine: Engine, progress: Progress, passes: Passes) -> LoadedCheckpoint | None:
         """Load into a run what it begins with; return None if that is nothing. All processes have to call it."""
         state = engine.state
+        if self.autoresume:  # also without a checkpoint: loggers continue what an earlier start of this run has begun
+            engine.logger.load_state_dict({})
         newest = agreed_path(lambda: self._newest(state), "save_folder") if self.autoresume else None
         if newest is not None:
             loaded = self._load(newest, engine, progress, passes)

@@ -145,9 +145,8 @@ class Progress:
         if begins_anew:
             self._loaded |= {"clock_before": self._state.timestamp.state_dict()}
             self._loaded |= {"data": [None] * saved["world_size"], "metrics": [{}] * saved["world_size"]}
-        rank = get_global_rank()
-        if rank < saved["world_size"]:  # each process goes on in files and runs of its own; a further one begins some
-            self._logger.load_state_dict(saved["loggers"][rank])
+        rank = get_global_rank()  # each process has files and runs of its own; nothing was saved for further ones
+        self._logger.load_state_dict(saved["loggers"][rank] if rank < saved["world_size"] else {})
 
     def forget(self) -> None:
         """Go on from the beginning."""
