@@ -1,5 +1,9 @@
 """Connecting processes: what is refused before anybody waits, and what happens when one of them is lost."""
 
+import json
+import socket
+import sys
+
 import pytest
 import torch
 
@@ -137,13 +141,10 @@ class TestDeviceOfProcess:
             cd.device_of_process("gpu")
 
 
-@pytest.fixture(scope="module")
-def lost(start_pair, tmp_path_factory):
-    """How the first of two processes ended, and what both printed, by what became of the second."""
-    pairs = {
-        how: start_pair("dying_process.py", how, str(tmp_path_factory.mktemp("lost")))
-        for how in ("dies", "stands still")
-    }
+def run_pairs(start_pair, tmp_path_factory, *ways):
+    """Return how the first of two processes ended, what both printed and their folder, by what the second did."""
+    folders = {how: tmp_path_factory.mktemp("lost") for how in ways}
+    pairs = {how: start_pair("dying_process.py", how, str(folder)) for how, folder in folders.items()}
     ends = {}
     for how, (first, second) in pairs.items():
         try:
@@ -151,15 +152,76 @@ def lost(start_pair, tmp_path_factory):
         finally:
             for process in (first, second):
                 process.kill()
-        ends[how] = (first.returncode, output, errors, second.communicate()[0])
+        ends[how] = (first.returncode, output, errors, second.communicate()[0], second.pid, folders[how])
     return ends
 
 
-@pytest.mark.parametrize("how", ["dies", "stands still"])
+@pytest.fixture(scope="module")
+def lost(start_pair, tmp_path_factory):
+    """The ends of four pairs, two at a time."""
+    first = run_pairs(start_pair, tmp_path_factory, "dies", "stands still")
+    return first | run_pairs(start_pair, tmp_path_factory, "fails", "fails in a trainer")
+
+
+@pytest.mark.parametrize("how", ["dies", "stands still", "fails"])
 def test_a_lost_process_ends_the_others(lost, how):
-    """A process that dies, or does nothing any more, makes the other one end with an error, within the timeout."""
-    code, output, errors, of_the_lost = lost[how]
+    """A process that dies, fails or does nothing any more makes the other one end with an error, within the timeout."""
+    code, output, errors, of_the_lost, _, _ = lost[how]
 
     assert code == 1
     assert output == of_the_lost == "step 0\nstep 1\n"
     assert "RuntimeError" in errors or "DistBackendError" in errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
+class TestLostProcess:
+    def test_a_killed_process_is_named(self, lost):
+        """Beside gloo's error, which names none; it left no error of its own."""
+        _, _, errors, _, pid, folder = lost["dies"]
+
+        assert f"Lost connection: process 1 (pid {pid} on host '{socket.gethostname()}') is gone: " in errors
+        assert "it wrote no error, so it may have been killed, for instance for lack of memory." in errors
+        assert not (folder / "error1.json").exists()
+
+    def test_a_failed_process_is_named_with_its_error(self, lost):
+        """The file that torchrun names has the error, and the other process's error says so."""
+        _, _, errors, _, pid, folder = lost["fails"]
+
+        assert f"Lost connection: process 1 (pid {pid} " in errors
+        assert f"is gone: its error is in {folder}/error1.json." in errors
+
+    def test_no_process_gone_is_said_too(self, lost):
+        """A process that stands still is there."""
+        _, _, errors, _, _, _ = lost["stands still"]
+
+        assert "Lost connection: all 2 processes still run, so that one may be stuck or need longer" in errors
+
+    def test_the_error_of_the_trainer_has_it(self, lost):
+        """Also for a program that catches the error."""
+        code, output, errors, _, pid, _ = lost["fails in a trainer"]
+
+        assert code == 1
+        assert output.startswith(f"Lost connection: process 1 (pid {pid} ")
+        assert errors.count("Lost connection: ") == 1
+
+
+class TestErrorFile:
+    @pytest.mark.parametrize("how", ["fails", "fails in a trainer"])
+    def test_the_process_that_failed_writes_it(self, lost, how):
+        """With its traceback, as torchrun's own decorator does."""
+        [message] = json.loads((lost[how][-1] / "error1.json").read_text()).values()
+
+        assert message["message"] == "KeyError: 'the labels'"
+        assert "dying_process.py" in message["extraInfo"]["py_callstack"]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
+    @pytest.mark.parametrize("how", ["dies", "fails", "fails in a trainer"])
+    def test_those_that_lost_it_do_not(self, lost, how):
+        """Otherwise torchrun would report the error of a process that was only cut off."""
+        assert not (lost[how][-1] / "error0.json").exists()
+
+    def test_a_timeout_is_written(self, lost):
+        """If nobody is gone, it is the first error."""
+        [message] = json.loads((lost["stands still"][-1] / "error0.json").read_text()).values()
+
+        assert "RuntimeError" in message["message"]

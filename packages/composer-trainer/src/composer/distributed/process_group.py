@@ -19,6 +19,7 @@ from composer.distributed.environment import (
     is_available,
     is_initialized,
 )
+from composer.distributed.failures import introduce, report_failure
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,6 +33,8 @@ _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
 _LETTING_GO_SECONDS = 0.05
 _made_here: list[ProcessGroup] = []
 _closed: list[bool] = []
+_introduced: list[ProcessGroup] = []
+_watched: list[bool] = []
 
 
 def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
@@ -39,6 +42,10 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
 
     On the CPU they talk by gloo, on CUDA devices by NCCL; each process then has the device of its local rank. A process
     group that is there already is used as it is. What is made here lasts until the program ends or :func:`close_dist`.
+    All processes have to call it.
+
+    If a process is lost later, the error that the others get says which one is gone, and where its error and output
+    are. A program that ends by an error of its own writes it to the file that torchrun names (``error_file``).
 
     Args:
         device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`.
@@ -56,8 +63,10 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
     """
     check_timeout(timeout)
     kind = _kind_of(device)
+    _watch_end()
     if is_initialized():
         _check_backend(kind)
+        _meet()
         return
     _check_variables()
     if get_world_size() == 1:
@@ -67,6 +76,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
         torch.cuda.set_device(device_of_process(device))
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=datetime.timedelta(seconds=timeout))
     _remember()
+    _meet()
 
 
 def initialize_alone(device: torch.device) -> None:
@@ -135,9 +145,22 @@ def check_timeout(timeout: float) -> None:
 
 def _remember() -> None:
     assert torch.distributed.group.WORLD is not None
-    if not _made_here:
-        atexit.register(_close_at_exit)
+    _watch_end()
     _made_here.append(torch.distributed.group.WORLD)
+
+
+def _watch_end() -> None:
+    if not _watched:
+        atexit.register(_close_at_exit)
+        _watched.append(True)
+
+
+def _meet() -> None:
+    """Exchange where the processes of a group are, once, to say which of them is gone if one is."""
+    world = torch.distributed.group.WORLD
+    if get_world_size() > 1 and world is not None and not any(world is one for one in _introduced):
+        introduce()
+        _introduced[:] = [world]
 
 
 def _let_go_of_tensors() -> None:
@@ -150,8 +173,11 @@ def _let_go_of_tensors() -> None:
 
 def _close_at_exit() -> None:
     # After an error the others may be in the middle of something that this process has left: do not wait for them.
-    if getattr(sys, "last_value", None) is None:
+    error = getattr(sys, "last_value", None)
+    if error is None:
         close_dist()
+    else:
+        report_failure(error)
 
 
 def _kind_of(device: str | torch.device) -> str:

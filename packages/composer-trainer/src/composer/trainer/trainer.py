@@ -34,6 +34,7 @@ from composer.distributed import (
     get_global_rank,
     initialize_dist,
 )
+from composer.distributed.failures import explain_loss, explaining_loss
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_ratio, check_subset, set_log_level
 from composer.trainer.checkpoints import Loading, save_by_one
@@ -442,7 +443,8 @@ class Trainer:
             weigh_by_tokens=self._weigh_by_tokens,
             resume=self._progress.resume_draws,
         )
-        with self._closing_on_error(), run.signals:
+        # torchrun sends the others a SIGTERM when one process is gone.
+        with self._closing_on_error(), run.signals, explaining_loss():
             self._progress.resume()
             train(run)
 
@@ -608,10 +610,14 @@ class Trainer:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
-        """Finish what loggers write when training ends by an error, and let the error go on."""
+        """Finish what loggers write when training ends by an error, and let the error go on.
+
+        An error of a lost connection says which process is gone.
+        """
         try:
             yield
         except BaseException as error:
+            explain_loss(error)
             with self._noting_further_errors(error):
                 self.close()
             raise

@@ -1,0 +1,170 @@
+"""What became of other processes: which one is gone when a connection is lost, and why this one has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from composer.distributed.collectives import all_gather_object
+from composer.distributed.environment import get_global_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["explain_loss", "explaining_loss", "introduce", "report_failure"]
+
+_WORDS = (
+    "connection closed",
+    "connection reset",
+    "connection was likely",
+    "broken pipe",
+    "remote process exited",
+    "timed out",
+    "timeout",
+)
+_LOST = "Lost connection: "
+_GONE = f"{_LOST}process "
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_WAITING_SECONDS = 3.0
+_peers: list[Peer] = []
+
+
+@attrs.frozen
+class Peer:
+    """Where a process is, and what it leaves behind.
+
+    Args:
+        rank: Its rank.
+        host: The name of its machine.
+        pid: Its number there.
+        pids: What tells from which numbers it is, as containers may count by themselves; None if that is not known.
+        error_file: Where torchrun expects its error.
+        output: The file that its error output goes to.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    pids: str | None
+    error_file: str | None
+    output: str | None
+
+    @classmethod
+    def here(cls) -> Peer:
+        """Return the description of this process."""
+        error_file = os.environ.get(_ERROR_FILE)
+        return cls(get_global_rank(), socket.gethostname(), os.getpid(), _link("ns/pid"), error_file, _output())
+
+    def is_gone(self) -> bool:
+        """Return whether a process of this machine has ended."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state in {"Z", "X"}
+
+    def __str__(self) -> str:
+        return f"process {self.rank} (pid {self.pid} on host {self.host!r})"
+
+    def wrote_error(self) -> bool:
+        """Return whether its error is where torchrun looks for it."""
+        return self.error_file is not None and Path(self.error_file).exists()
+
+    def remains(self) -> str:
+        """Return where to look for the reason that it is gone."""
+        if self.wrote_error():
+            error = f"its error is in {self.error_file}"
+        elif self.error_file is not None:
+            error = "it wrote no error, so it may have been killed, for instance for lack of memory"
+        else:
+            error = "look for its error in its output"
+        return error if self.output is None else f"{error}, its output is in {self.output}"
+
+
+def introduce() -> None:
+    """Exchange with the other processes where each is; all have to call it."""
+    _peers[:] = all_gather_object(Peer.here())
+
+
+def explain_loss(error: BaseException) -> bool:
+    """Add to an error of a lost connection which processes are gone; return whether one of this machine is.
+
+    Waits up to three seconds for a process to end, as its connections are closed before. Other errors stay as they are.
+    """
+    known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
+    if known:
+        return any(note.startswith(_GONE) for note in known)
+    if not _peers or not _is_of_connection(error):
+        return False
+    own = _peers[get_global_rank()]
+    visible = [peer for peer in _peers if own.pids is not None and (peer.host, peer.pids) == (own.host, own.pids)]
+    gone: list[Peer] = []
+    until = time.monotonic() + _WAITING_SECONDS
+    while not gone and time.monotonic() < until:
+        gone = [peer for peer in visible if peer.is_gone()]
+        time.sleep(0 if gone else 0.05)
+    elsewhere = [peer for peer in _peers if peer not in visible]
+    if gone:
+        # Those without an error may have ended because they lost the one with an error.
+        causes = [peer for peer in gone if peer.wrote_error()] or gone
+        found = "; ".join(f"{peer} is gone: {peer.remains()}" for peer in causes)
+    elif elsewhere:
+        found = f"no other process of this machine is gone. Look at {', '.join(map(str, elsewhere))}"
+    else:
+        found = f"all {len(_peers)} processes still run, so that one may be stuck or need longer than dist_timeout"
+    error.add_note(f"{_LOST}{found}.")
+    return bool(gone)
+
+
+@contextlib.contextmanager
+def explaining_loss() -> Iterator[None]:
+    """Let an error of a lost connection in a block say which processes are gone; see :func:`explain_loss`."""
+    try:
+        yield
+    except BaseException as error:
+        explain_loss(error)
+        raise
+
+
+def report_failure(error: BaseException) -> None:
+    """Report the error that ends this program: where torchrun looks for it, unless it comes from another's end."""
+    num_printed = len(getattr(error, "__notes__", ()))
+    is_other_gone = explain_loss(error)
+    for note in getattr(error, "__notes__", ())[num_printed:]:
+        print(note, file=sys.stderr)  # noqa: T201  (the traceback is printed already)
+    path = os.environ.get(_ERROR_FILE)
+    if is_other_gone or not path or Path(path).exists() or not isinstance(error, Exception):
+        return
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler  # noqa: PLC0415  (only here)
+
+    try:
+        raise error  # noqa: TRY301  (the handler writes the traceback of the error that is being handled)
+    except Exception:  # noqa: BLE001
+        with contextlib.suppress(OSError):
+            ErrorHandler().record_exception(error)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
+    return is_of_torch and any(words in str(error).lower() for words in _WORDS)
+
+
+def _link(name: str) -> str | None:
+    try:
+        return str(Path(f"/proc/self/{name}").readlink())
+    except OSError:  # not Linux
+        return None
+
+
+def _output() -> str | None:
+    path = _link("fd/2")
+    return path if path is not None and Path(path).is_file() else None
