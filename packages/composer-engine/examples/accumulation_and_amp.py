@@ -22,13 +22,11 @@ def train(
     """Train and return the model with its averaged weights, and the losses; None puts whole batches through."""
     torch.manual_seed(0)
     dataloader, model = make_data(), Shapes()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     ema = EMA(half_life="10ba")
     algorithms = [BlurPool(), MixUp(alpha=0.2), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
-    state = State(
-        model=model, optimizers=optimizer, train_dataloader=dataloader, max_duration=epochs, precision=precision
-    )
+    state = State(model=model, optimizers=sgd, train_dataloader=dataloader, max_duration=epochs, precision=precision)
     state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)
     autocast = get_precision_context(state.precision, state.device.type)
@@ -36,6 +34,7 @@ def train(
 
     for event in ("init", "before_load", "after_load", "fit_start"):
         engine.run_event(event)
+    (optimizer,) = state.optimizers  # algorithms may have replaced it
     for _ in range(epochs):
         engine.run_event("epoch_start")
         for batch in dataloader:

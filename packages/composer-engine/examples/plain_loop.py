@@ -56,11 +56,11 @@ def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
     """Train and return the model with its averaged weights, and the losses."""
     torch.manual_seed(0)
     dataloader, model = make_data(), Shapes()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     ema = EMA(half_life="10ba")
     algorithms = [BlurPool(), MixUp(alpha=0.2), LabelSmoothing(0.1), GradientClipping("norm", 1.0), ema]
-    state = State(model=model, optimizers=optimizer, train_dataloader=dataloader, max_duration=epochs)
+    state = State(model=model, optimizers=sgd, train_dataloader=dataloader, max_duration=epochs)
     state.set_dataloader(dataloader, "train")
     engine = Engine(state, algorithms=algorithms)
     losses = []
@@ -69,6 +69,7 @@ def train(epochs: int = EPOCHS) -> tuple[nn.Module, list[float]]:
     engine.run_event("before_load")
     engine.run_event("after_load")
     engine.run_event("fit_start")
+    (optimizer,) = state.optimizers  # algorithms may have replaced it
     for _ in range(epochs):
         engine.run_event("epoch_start")
         for batch in dataloader:

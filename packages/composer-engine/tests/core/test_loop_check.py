@@ -1,12 +1,17 @@
 """Whether the engine says which events a loop has left out."""
 
 import copy
+import gc
 import warnings
 
 import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from composer.algorithms import SAM
 from composer.core import Engine, Event, Stage, State
 from composer.core.event import PLACES, STEP_EVENTS
+from composer.functional import SAMOptimizer
 
 PREPARE = ("init", "before_load", "after_load", "fit_start")
 
@@ -195,6 +200,117 @@ class TestBeforeTraining:
         state.callbacks.append(make.callback("C", "batch_end"))
 
         assert told(engine, "batch_end") == []
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Steps by another optimizer, and never calls Optimizer.__init__, so that torch does not see its steps."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+
+@pytest.fixture
+def loop(told):
+    """Return what runs a batch of a loop, in which ``step`` is called, and collects the warnings."""
+
+    def run(engine, step):
+        warned = told(engine, "batch_start")
+        step()
+        return warned + told(engine, "batch_end")
+
+    return run
+
+
+@pytest.fixture
+def sgd():
+    """Return a maker of optimizers of a state's model."""
+    return lambda state, **more: torch.optim.SGD(state.model.parameters(), lr=0.1, **more)
+
+
+class TestOptimizers:
+    def test_one_that_an_algorithm_has_replaced(self, state, loop):
+        """The loop that steps with what it had before is told so with its first batch, and once."""
+        (before,) = state.optimizers
+        engine = Engine(state, algorithms=SAM())
+        engine.run_event("after_load")
+
+        (text,) = loop(engine, before.step)
+
+        assert text == (
+            "SAMOptimizer is in state.optimizers and has not stepped, but SGD, which is not, has stepped with its "
+            "parameters. Algorithms may replace the optimizers before training: take them from state.optimizers after "
+            "the events 'init' to 'fit_start'."
+        )
+        assert loop(engine, before.step) == []
+
+    def test_one_that_never_was_in_the_state(self, state, sgd, loop):
+        """A second optimizer of the same parameters is not what algorithms have prepared either."""
+        (text,) = loop(Engine(state), sgd(state, momentum=0.9).step)
+
+        assert text.startswith("SGD is in state.optimizers and has not stepped, but SGD, which is not, has stepped")
+
+    def test_after_batches_without_a_step(self, state, sgd, loop):
+        """Where gradients are accumulated, the first batch with a step counts."""
+        engine, other = Engine(state), sgd(state)
+
+        assert [loop(engine, lambda: None) for _ in range(3)] == [[]] * 3
+        assert len(loop(engine, other.step)) == 1
+
+    def test_loop_without_batch_ends(self, state, sgd, told):
+        """It is told at the end of the epoch."""
+        engine = Engine(state)
+        told(engine, "batch_start")
+        sgd(state).step()
+
+        assert len(told(engine, "epoch_end")) == 1
+
+    def test_right_loops(self, state, sgd, loop):
+        """Closures, accumulated gradients, steps that are skipped or seen by nobody, and other trainings are fine."""
+        (own,), (first, *others) = state.optimizers, state.model.parameters()
+        loss, nothing = (lambda: state.model(torch.ones(1, 4)).sum()), lambda: None
+        scaler, lbfgs = torch.amp.GradScaler("cpu"), torch.optim.LBFGS(state.model.parameters())
+        two = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)]
+        stranger, wrapper = torch.optim.SGD([torch.zeros(1)], lr=0.1), Wrapper(own)
+
+        def with_infinite_gradients():
+            scaler.scale(loss() * float("inf")).backward()
+            scaler.step(own)
+            scaler.update()
+
+        loops = [
+            ([own], [own.step] * 2),
+            ([own], [nothing, nothing, own.step]),
+            ([own], [with_infinite_gradients, own.step]),
+            ([SAMOptimizer(own)], [lambda: state.optimizers[0].step(loss)]),
+            ([lbfgs], [lambda: lbfgs.step(loss)]),
+            (two, [two[0].step, two[1].step]),
+            ([own], [stranger.step, own.step]),
+            ([wrapper], [wrapper.step]),
+        ]
+        for optimizers, steps in loops:
+            state.optimizers = optimizers
+            engine = Engine(state)
+
+            assert [loop(engine, step) for step in steps] == [[]] * len(steps)
+
+    def test_nothing_is_left_behind(self, state, sgd, loop, told):
+        """Steps are watched until the first batch_end after one, or until the engine is closed or gone."""
+        (own,), engines = state.optimizers, [Engine(state) for _ in range(2)]
+        gc.collect()
+        before = dict(_global_optimizer_post_hooks)
+
+        loop(engines[0], own.step)
+        after_batch = dict(_global_optimizer_post_hooks)
+        told(engines[1], "batch_start")
+        engines[1].close()
+        after_close = dict(_global_optimizer_post_hooks)
+        told(Engine(State(model=None)), "batch_start")
+        gc.collect()
+
+        assert before == after_batch == after_close == dict(_global_optimizer_post_hooks)
 
 
 def test_every_event_has_its_place_in_words():

@@ -44,7 +44,8 @@ class Engine:
     The plan is made when the first event runs, and again only after algorithms, callbacks, loggers or passes have
     changed. An event that nobody listens to costs one look-up in a dictionary. After each algorithm that runs before
     training (``INIT`` to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. When
-    training begins, after its first epoch and at its end it warns of algorithms whose events the loop did not run.
+    training begins, after its first epoch and at its end it warns of algorithms whose events the loop did not run, and
+    at the first ``BATCH_END`` after a step of an optimizer that is not in the state but trains its parameters.
 
     Args:
         state: What the algorithms change; ``state.algorithms`` and ``state.callbacks`` are what is run.
@@ -84,7 +85,7 @@ class Engine:
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = False
-        self._loop = LoopCheck(state)
+        self._loop = LoopCheck(state, on_step=self._look_at_batch_end)
         if algorithms is not None:
             state.algorithms = algorithms
         for one in _as_list(algorithm_passes):
@@ -206,6 +207,7 @@ class Engine:
             return
         self._closed = True
         self._table = {}
+        self._loop.close()
         callbacks, destinations = list(self.state.callbacks), list(self.logger.destinations)
         everyone: list[Callback] = [*callbacks, *destinations]
         errors: list[Exception] = []
@@ -225,6 +227,10 @@ class Engine:
         # An empty table makes the next event miss, and the miss makes the new plan: no event pays for a check.
         self._plan = None
         self._table = {}
+
+    def _look_at_batch_end(self) -> None:
+        # The next one misses, and LoopCheck sees it.
+        self._table.pop(Event.BATCH_END, None)
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
         if self._closed:

@@ -1,15 +1,20 @@
-"""Whether the loop runs the events that algorithms need."""
+"""Whether the loop runs the events that algorithms need, and the optimizers that they have prepared."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import TYPE_CHECKING, TypeAlias
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer.core.event import MODEL_EVENTS, PLACES, STEP_EVENTS, Event
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch.optim import Optimizer
 
     from composer.core.plan import Entry
     from composer.core.state import State
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["LoopCheck"]
 
 _TRAINING = frozenset({Event.ITERATION_START, Event.EPOCH_START, *STEP_EVENTS})
+_AFTER_A_STEP = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.FIT_END})
 _BEFORE_TRAINING = [event for event in Event if event in MODEL_EVENTS]
 
 _Entries: TypeAlias = "Mapping[Event, Sequence[Entry]]"
@@ -25,13 +31,16 @@ _Missed: TypeAlias = tuple[Event, list[str], str]
 
 
 class LoopCheck:
-    """Warns, once for each, of algorithms whose events the loop does not run.
+    """Warns, once for each, of algorithms whose events the loop does not run, and of optimizers that it passes over.
 
     The engine calls :meth:`notice` when an event runs for the first time since the plan was made: what the loop runs
-    is known from that alone, and no event pays for it later.
+    is known from that alone, and no event pays for it later. Optimizers are watched until the first ``batch_end``
+    after one has stepped.
 
     Args:
-        state: Whose clock says whether an epoch has passed.
+        state: Whose clock says whether an epoch has passed, and whose optimizers should step.
+        on_step: Called when an optimizer has stepped that is watched: :meth:`notice` wants to see the next
+            ``batch_end``, also if it is not the first one.
 
     Example:
         >>> from composer.core import State
@@ -39,8 +48,9 @@ class LoopCheck:
         False
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, on_step: Callable[[], object] = lambda: None) -> None:
         self._state = state
+        self._steps = _Steps(state, on_step)
         self._ran: set[Event] = set()
         self._prepared: dict[Event, list[object]] = {event: [] for event in _BEFORE_TRAINING}
         self._told: set[tuple[str, Event]] = set()
@@ -62,6 +72,15 @@ class LoopCheck:
             if untold:
                 who = f"{_names(untold)} {'runs' if len(untold) == 1 else 'run'}"
                 warnings.warn(f"{who} at {missed.value!r}, but {text}", UserWarning, stacklevel=4)
+        if event in _TRAINING:
+            self._steps.begin()
+        if event in _AFTER_A_STEP:
+            for text in self._steps.passed_over():
+                warnings.warn(text, UserWarning, stacklevel=4)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._steps.end()
 
     def _missed(self, event: Event, entries: _Entries) -> Iterator[_Missed]:
         if event in _TRAINING:
@@ -96,6 +115,70 @@ class LoopCheck:
 
     def _epoch(self) -> int:
         return int(self._state.timestamp.count(TimeUnit.EPOCH))
+
+
+class _Steps:
+    """Which optimizers step: those of the state, or others that train the same parameters in their place.
+
+    An optimizer that has not stepped may be right, as gradients are accumulated over several batches or were infinite.
+    It is wrong if another one, such as that which it wraps, has stepped instead.
+    """
+
+    def __init__(self, state: State, on_step: Callable[[], object]) -> None:
+        self._state, self._on_step = state, on_step
+        self._own: list[Optimizer] = []
+        self._others: list[Optimizer] = []
+        self._has_begun = False
+        self.end: Callable[[], object] = lambda: None
+
+    def begin(self) -> None:
+        """Watch, once, all optimizers of the process, as nobody knows which the loop has at hand."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        watching = weakref.ref(self)  # torch's list of hooks must not keep the state alive
+
+        def hook(optimizer: Optimizer, *_: object) -> None:
+            steps = watching()
+            if steps is not None:
+                steps.note(optimizer)
+
+        self.end = weakref.finalize(self, register_optimizer_step_post_hook(hook).remove)
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Remember that an optimizer has stepped, if it has to do with those of the state."""
+        is_own = _is_in(optimizer, self._state.optimizers)
+        noted = self._own if is_own else self._others
+        if not _is_in(optimizer, noted) and (is_own or any(_shares(optimizer, one) for one in self._state.optimizers)):
+            noted.append(optimizer)
+            self._on_step()
+
+    def passed_over(self) -> Iterator[str]:
+        """Yield a sentence for each optimizer of the state in whose place another one has stepped."""
+        if not self._own and not self._others:
+            return
+        self.end()
+        for optimizer in self._state.optimizers:
+            # A class that never called Optimizer.__init__ steps unseen.
+            is_seen = getattr(type(optimizer).step, "hooked", False)
+            instead = [one for one in self._others if _shares(one, optimizer)]
+            if is_seen and instead and not _is_in(optimizer, self._own):
+                yield (
+                    f"{type(optimizer).__name__} is in state.optimizers and has not stepped, but "
+                    f"{type(instead[0]).__name__}, which is not, has stepped with its parameters. Algorithms may "
+                    "replace the optimizers before training: take them from state.optimizers after the events 'init' "
+                    "to 'fit_start'."
+                )
+        self._own, self._others = [], []
+
+
+def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
+    return any(optimizer is one for one in optimizers)
+
+
+def _shares(one: Optimizer, other: Optimizer) -> bool:
+    held = {id(parameter) for group in one.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for group in other.param_groups for parameter in group["params"])
 
 
 def _needing(event: Event, entries: _Entries) -> Sequence[Entry]:
