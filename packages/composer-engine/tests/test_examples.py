@@ -57,6 +57,7 @@ def test_one_microbatch_in_full_precision_is_the_plain_loop(loops):
     assert torch.equal(weights(model), weights(expected))
 
 
+@pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
 def test_parts_change_nothing_but_what_is_drawn(loops, monkeypatch):
     """Where MixUp blends nothing, as it draws for every part by itself, parts of unequal size give the same weights."""
     plain, other = loops

@@ -15,8 +15,23 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 import composer.algorithms
-from composer.algorithms import EMA, BlurPool, LabelSmoothing, MixUp
-from composer.core import Algorithm, Callback, Event, Stage, State, Time
+from composer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    AugMix,
+    BlurPool,
+    ColOut,
+    GyroDropout,
+    LabelSmoothing,
+    LayerFreezing,
+    MixUp,
+    ProgressiveResizing,
+    RandAugment,
+    SelectiveBackprop,
+    StochasticDepth,
+)
+from composer.core import Algorithm, Callback, Event, NoEffectWarning, Stage, State, Time
 from composer.core.conflicts import find_conflicts
 from composer.core.testing import CHECKS, Case, Effects, effects_of
 
@@ -450,6 +465,35 @@ class TestSettings:
         """A setting that makes no sense is refused when it is given, by its name."""
         with pytest.raises(error, match=text):
             make()
+
+    @pytest.mark.parametrize(
+        ("make", "settings"),
+        [
+            (lambda: AugMix(depth=0), "depth=0"),
+            (lambda: ColOut(0, 0), "p_row=0 and p_col=0"),
+            (lambda: EMA(half_life=None, smoothing=0), "smoothing=0"),
+            (lambda: EMA(ema_start="1dur"), "ema_start=1dur"),
+            (lambda: GyroDropout(p=0), "p=0"),
+            (lambda: LabelSmoothing(0), "smoothing=0"),
+            (lambda: LayerFreezing(freeze_level=0), "freeze_level=0"),
+            (lambda: LayerFreezing(freeze_start=1.0), "freeze_start=1.0"),
+            (lambda: MixUp(0.0), "alpha=0.0"),
+            (lambda: ProgressiveResizing(initial_scale=1), "initial_scale=1"),
+            (lambda: RandAugment(depth=0), "depth=0"),
+            (lambda: SAM(rho=0), "rho=0"),
+            (lambda: SWA(swa_start="1dur", swa_end="9ep"), "swa_start=1dur"),
+            (lambda: SelectiveBackprop(start=0.5, end=0.5), "start=0.5 and end=0.5"),
+            (lambda: SelectiveBackprop(keep=1), "keep=1"),
+            (lambda: SelectiveBackprop(interrupt=1), "interrupt=1"),
+            (lambda: StochasticDepth("ResNetBottleneck", drop_rate=0), "drop_rate=0"),
+        ],
+    )
+    def test_idle_ones_are_warned_of(self, make, settings):
+        """Settings with which nothing changes, as the end of a sweep, are allowed and reported."""
+        with pytest.warns(NoEffectWarning, match=rf"changes nothing with {settings}\.") as caught:
+            make()
+
+        assert caught[0].filename == __file__
 
 
 class TestLifetime:

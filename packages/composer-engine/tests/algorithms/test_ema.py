@@ -63,6 +63,7 @@ def begun(norm_net, engine_of, step, batch):
 
 
 class TestAverage:
+    @pytest.mark.filterwarnings("ignore:EMA changes nothing with smoothing=0")
     @pytest.mark.parametrize(
         ("settings", "options", "smoothing"),
         [

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from composer.algorithms import LayerFreezing
+from composer.core import NoEffectWarning
 
 
 @pytest.fixture
@@ -30,6 +31,33 @@ def test_more_and_more_from_the_first_on(deep, engine_of, step, batch, end_epoch
     # floor((elapsed - 0.5) / 0.5 * 4) at the epochs' ends.
     assert frozen == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
     assert frozen_layers(engine) == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(("layers", "epochs"), [(5, 1), (1, 10), (2, 10)])
+def test_a_training_in_which_nothing_is_frozen(watch, engine_of, step, batch, end_epoch, layers, epochs):
+    """Too few epochs or layers are reported at the end: layers are frozen for epochs that follow."""
+    model = watch(nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers - 1)), nn.Linear(8, 3)))
+    engine = engine_of(model, LayerFreezing(), max_duration=f"{epochs}ep")
+    for _ in range(epochs):
+        step(engine, batch)
+        end_epoch(engine)
+
+    with pytest.warns(
+        NoEffectWarning, match=rf"LayerFreezing.* has frozen no layer before the fit ended at {epochs}ep"
+    ):
+        engine.run_event("fit_end")
+
+
+def test_a_training_in_which_layers_are_frozen(deep, engine_of, step, batch, end_epoch):
+    """Nothing is reported where layers were frozen for one epoch."""
+    engine = engine_of(deep(), LayerFreezing(), max_duration="4ep")
+    for _ in range(4):
+        step(engine, batch)
+        end_epoch(engine)
+
+    engine.run_event("fit_end")
+
+    assert sum(frozen_layers(engine)) == 4
 
 
 def test_frozen_layers_stand_still_and_keep_their_state(deep, engine_of, step, batch, end_epoch):

@@ -44,6 +44,7 @@ class TestSamples:
         assert torch.equal(batch[0], inputs)
         assert torch.equal(batch[1], targets)
 
+    @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
     def test_alpha_zero_mixes_nothing(self, watch, engine_of, step, batch, one_hot):
         """With alpha 0 samples and labels pass through bit for bit."""
         model = watch()
@@ -293,6 +294,7 @@ class TestDraws:
 
         assert not any(torch.allclose(mixed @ mixed, twice) for mixed, twice in zip(one, both, strict=True))
 
+    @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
     def test_second_does_not_depend_on_the_first(self, seen_with):
         """What the first of two draws, much or little, changes no draw of the second."""
         first, second = seen_with(MixUp(alpha=5.0)), seen_with(MixUp(alpha=0), MixUp(alpha=5.0))

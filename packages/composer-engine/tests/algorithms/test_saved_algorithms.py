@@ -32,6 +32,7 @@ SCALARS = {
     Time: TIMES,
     type(None): st.none(),
 }
+pytestmark = pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")  # a drawn setting may be 0 or 1
 each = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 

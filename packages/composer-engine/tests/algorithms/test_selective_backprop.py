@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composer.algorithms import MixUp, SelectiveBackprop
-from composer.core import AlgorithmConflictError, Engine, Event, State, explain
+from composer.core import AlgorithmConflictError, Engine, Event, NoEffectWarning, State, explain
 
 
 class Model(nn.Module):
@@ -119,6 +119,34 @@ def test_when(samples, epochs, batch_in_epoch, count):
     inputs, _ = select(Model(), samples, epochs=epochs, batch_in_epoch=batch_in_epoch)
 
     assert len(inputs) == count
+
+
+@pytest.mark.parametrize(("start", "end", "batches"), [(0.5, 0.9, 1), (0.35, 0.45, 4), (0.95, 1.0, 4)])
+def test_a_training_in_which_none_are_chosen(samples, start, end, batches):
+    """If no batch comes between start and end, this is reported when the training ends."""
+    state = State(model=Model(), max_duration=f"{batches}ba")
+    engine = Engine(state, algorithms=SelectiveBackprop(start, end))
+    for _ in range(batches):
+        state.batch = samples
+        engine.run_event("after_dataloader")
+        state.timestamp = state.timestamp.to_next_batch(samples=8)
+
+    with pytest.warns(NoEffectWarning, match=rf"SelectiveBackprop.* has chosen no samples: .* ended at {batches}ba"):
+        engine.run_event("fit_end")
+
+
+@pytest.mark.parametrize("resumed_at", [0, 3, 4])
+def test_a_training_in_which_some_are_chosen(samples, resumed_at):
+    """Nothing is reported where samples were chosen, or the time to choose was over when the run was resumed."""
+    state = State(model=Model(), max_duration="4ba")
+    engine = Engine(state, algorithms=SelectiveBackprop(0.5, 0.7))
+    for number in range(4):
+        if number >= resumed_at:
+            state.batch = samples
+            engine.run_event("after_dataloader")
+        state.timestamp = state.timestamp.to_next_batch(samples=8)
+
+    engine.run_event("fit_end")
 
 
 def test_loader_keeps_its_own(samples):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import pytest
 import torch
 from torch import nn
 
 from composer import functional as cf
+
+
+def _arguments_of(name):
+    return inspect.signature(getattr(cf, name)).parameters
 
 
 def make_resnet(depth, norm=None):
@@ -202,3 +207,36 @@ def test_models_without_anything_to_change_give_an_empty_report():
 
     assert not any(reports)
     assert list(model.modules()) == modules
+
+
+FITTING = {
+    "apply_alibi": (make_gpt2, (64,)),
+    "apply_factorization": (make_vit, ()),
+    "apply_gated_linear_units": (make_bert, ()),
+    "apply_stochastic_depth": (functools.partial(make_resnet, 18), ("ResNetBottleneck",)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in cf.__all__ if name.startswith("apply_") and "optimizers" in _arguments_of(name)]
+)
+def test_optimizers_of_another_model_are_refused(name):
+    """Surgery says so before it changes anything: the optimizer of the model would go on with old parameters."""
+    make, arguments = FITTING.get(name, (functools.partial(make_resnet, 18), ()))
+    model, other = make()[0], nn.Linear(2, 2)
+    before = repr(model)
+
+    with pytest.raises(
+        ValueError, match=r"optimizers must hold parameters of the model, got SGD with none of those of"
+    ):
+        getattr(cf, name)(model, *arguments, optimizers=torch.optim.SGD(other.parameters(), lr=0.1))
+
+    assert repr(model) == before
+
+
+def test_one_of_two_optimizers_may_be_of_something_else():
+    """Those of a loss's parameters, for instance."""
+    model, loss = nn.Sequential(nn.LayerNorm(2)), nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (loss, model)]
+
+    assert cf.apply_low_precision_layernorm(model, torch.bfloat16, optimizers)

@@ -186,3 +186,34 @@ class TestUpdateAverages:
         cf.update_averages(averages, [])
 
         assert averages == []
+
+
+@pytest.mark.parametrize("share", [lambda model: model, copy.copy])
+def test_a_model_is_no_average_of_itself(share):
+    """An average that shares all tensors with the model would follow it, and is refused."""
+    model = nn.Linear(2, 2)
+    average = share(model)
+
+    with pytest.raises(ValueError, match="ema_model must have tensors of its own, got those of model"):
+        cf.compute_ema(model, average)
+
+
+def test_tensors_are_no_averages_of_themselves():
+    """The same for lists of tensors."""
+    tensors = [torch.rand(2), torch.rand(3)]
+
+    with pytest.raises(ValueError, match="averaged must be tensors of their own"):
+        cf.update_averages(tensors, list(tensors))
+
+
+def test_a_part_may_be_shared():
+    """A frozen layer need not be there twice."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    average = nn.Sequential(model[0], copy.deepcopy(model[1]))
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    expected = model[1].weight - 0.75
+
+    cf.compute_ema(model, average, smoothing=0.75)
+
+    torch.testing.assert_close(average[1].weight, expected)

@@ -102,7 +102,9 @@ class TestNorm:
 
     def test_nothing_has_a_gradient(self):
         """The norm of nothing is zero."""
-        assert cf.apply_gradient_clipping(nn.Linear(2, 2), "norm", 1.0).item() == 0
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+
+        assert cf.apply_gradient_clipping(frozen, "norm", 1.0).item() == 0
 
     @given(seed=st.integers(0, 2**40), threshold=st.floats(1e-3, 1e3))
     def test_the_norm_is_at_most_the_threshold(self, seed: int, threshold: float):
@@ -264,8 +266,8 @@ class TestEveryType:
         assert all(map(torch.equal, _gradients(model[1:]), _gradients(rest)))
 
     def test_no_gradient_at_all(self, clipping_type: str):
-        """There is nothing to do."""
-        model = nn.Linear(2, 2)
+        """In a frozen model there is nothing to do."""
+        model = nn.Linear(2, 2).requires_grad_(False)
 
         cf.apply_gradient_clipping(model, clipping_type, 0.01)
 
@@ -319,6 +321,22 @@ class TestRefusals:
         """A tensor would have to be waited for."""
         with pytest.raises(TypeError, match=r"clipping_threshold must be a number, got (Tensor|str)"):
             cf.apply_gradient_clipping(_network(), "norm", threshold)
+
+    @pytest.mark.parametrize("clipping_type", TYPES)
+    def test_before_the_backward_pass(self, clipping_type: str):
+        """A model that is trained and has no gradient at all is clipped at the wrong time."""
+        with pytest.raises(
+            ValueError, match=r"must have gradients to clip, got none for its 2 parameters\. Clip after"
+        ):
+            cf.apply_gradient_clipping(nn.Linear(2, 2), clipping_type, 1.0)
+
+    def test_parameters_that_were_used_up(self):
+        """A generator gives its parameters once."""
+        parameters = _network().parameters()
+        list(parameters)
+
+        with pytest.raises(ValueError, match="model must have parameters, got an empty iterable"):
+            cf.apply_gradient_clipping(parameters, "norm", 1.0)
 
     @pytest.mark.parametrize("model", [3, "model", [nn.Linear(1, 1)]])
     def test_what_has_no_gradients(self, model: object):

@@ -177,3 +177,13 @@ class TestComputeSwa:
         """A tensor would have to be waited for."""
         with pytest.raises(TypeError, match="num_averaged must be an int, got"):
             cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), num_averaged)
+
+
+@pytest.mark.parametrize("share", [lambda model: model, copy.copy])
+def test_a_model_is_no_average_of_itself(share):
+    """An average that shares all tensors with the model would follow it, and is refused."""
+    model = nn.Linear(2, 2)
+    average = share(model)
+
+    with pytest.raises(ValueError, match="swa_model must have tensors of its own, got those of model"):
+        cf.compute_swa(model, average, 1)

@@ -460,6 +460,7 @@ class TestInTraining:
             {"lr-DecoupledAdamW/group0"},
         )
 
+    @pytest.mark.filterwarnings("ignore:SAM changes nothing with rho=0.0")
     def test_sam_around_it(self, make):
         """With SAM, the step is that from the worst weights nearby; a neighbourhood of 0 changes nothing."""
         plain, _ = fit(lambda weights: make(weights, lr=0.05))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from composer.core import Time, TimeUnit
+from composer.core import NoEffectWarning, Time, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from composer.core import Algorithm, State
 
-__all__ = ["elapsed_duration", "number_between", "one_of", "to_time", "whole_number_from"]
+__all__ = ["elapsed_duration", "number_between", "one_of", "to_time", "warn_if_idle", "whole_number_from"]
 
 
 def number_between(
@@ -57,6 +58,18 @@ def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
             raise ValueError(f"{field.name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
     return check
+
+
+def warn_if_idle(algorithm: Algorithm, **idle: bool) -> None:
+    """Warn at construction of the settings, by name, with which an algorithm changes nothing."""
+    names = [name for name, is_idle in idle.items() if is_idle]
+    if names:
+        settings = " and ".join(f"{name}={getattr(algorithm, name)}" for name in names)
+        warnings.warn(
+            f"{type(algorithm).__name__} changes nothing with {settings}. Choose another value, or leave it out.",
+            NoEffectWarning,
+            stacklevel=4,
+        )
 
 
 def elapsed_duration(algorithm: Algorithm, state: State) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between
+from composer.algorithms._checks import number_between, warn_if_idle
 from composer.algorithms._dataset import add_transform
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
@@ -59,6 +59,10 @@ class ColOut(Algorithm):
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch.input", "batch.target", "train_dataloader", "evaluators"}
     writes: ClassVar = {"batch.input", "batch.target", "train_dataloader"}
+
+    def __attrs_post_init__(self) -> None:
+        is_idle = self.p_row == self.p_col == 0
+        warn_if_idle(self, p_row=is_idle, p_col=is_idle)
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: after each batch is loaded, or once for the dataset."""

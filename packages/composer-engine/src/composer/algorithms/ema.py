@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
-from composer.algorithms._checks import number_between, to_time
+from composer.algorithms._checks import number_between, to_time, warn_if_idle
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class EMA(Algorithm):
             self.update_interval = Time(1, TimeUnit.EPOCH if slow else TimeUnit.BATCH)
         if self.update_interval.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or self.update_interval.value < 1:
             raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
+        warn_if_idle(self, smoothing=self.smoothing == 0, ema_start=self.ema_start == Time(1, TimeUnit.DURATION))
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: updates come at the end of batches or of epochs."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, whole_number_from
+from composer.algorithms._checks import number_between, warn_if_idle, whole_number_from
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State, TimeUnit
 
@@ -53,6 +53,7 @@ class GyroDropout(Algorithm):
     def __attrs_post_init__(self) -> None:
         if self.sigma < self.tau:
             raise ValueError(f"sigma must be at least tau, got {self.sigma} and {self.tau}. It is the number of masks.")
+        warn_if_idle(self, p=self.p == 0)
 
     @staticmethod
     def required_on_load() -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between
+from composer.algorithms._checks import number_between, warn_if_idle
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
 __all__ = ["LabelSmoothing"]
@@ -43,6 +43,9 @@ class LabelSmoothing(Algorithm):
     runs_at: ClassVar = {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL}
     reads: ClassVar = {"batch.target", "outputs"}
     writes: ClassVar = {"batch.target"}
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, smoothing=self.smoothing == 0)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Smooth the labels before the loss and put the former ones back after it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
 
 __all__ = ["LayerFreezing"]
 
@@ -40,9 +41,10 @@ class LayerFreezing(Algorithm):
         default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
     )
     _frozen_at: float | None = attrs.field(default=None, init=False, repr=False)
+    _has_frozen: bool = attrs.field(default=False, init=False, repr=False)  # in this fit, while it went on
 
     # At FIT_START what an earlier process had frozen by its last epoch is frozen again.
-    runs_at: ClassVar = {Event.FIT_START: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
+    runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "gradients"}
     owns: ClassVar = {
@@ -52,20 +54,38 @@ class LayerFreezing(Algorithm):
         )
     }
 
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, freeze_start=self.freeze_start == 1, freeze_level=self.freeze_level == 0)
+
     @property
     def find_unused_parameters(self) -> bool:
         """Return True: frozen parameters get no gradient."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Freeze the layers whose time has come."""
+        """Freeze the layers whose time has come; at the end of a fit in which it never came, warn."""
+        if event is Event.FIT_END:
+            self._warn_if_never_begun(state)
+            return
         if event is Event.EPOCH_END:
             self._frozen_at = elapsed_duration(self, state)
         # At the start of a fit, what was frozen by another state of this run is set free again.
         depth, fraction = cf.freeze_layers(
             state.model, state.optimizers, self._frozen_at or 0.0, self.freeze_start, self.freeze_level
         )
+        if depth and (event is Event.FIT_START or (self._frozen_at or 0.0) < 1):
+            self._has_frozen = True
         logger.log_metrics({"layer_freezing/layers_frozen": depth, "layer_freezing/percentage_frozen": fraction})
+
+    def _warn_if_never_begun(self, state: State) -> None:
+        if not self._has_frozen:
+            warnings.warn(
+                f"{self!r} has frozen no layer before the fit ended at {state.max_duration}: layers are frozen at the "
+                "end of an epoch that others follow. Let it begin earlier, or train for more epochs.",
+                NoEffectWarning,
+                stacklevel=2,
+            )
+        self._has_frozen = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fraction of the training at which layers were last frozen."""

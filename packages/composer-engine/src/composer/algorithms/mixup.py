@@ -8,7 +8,7 @@ import attrs
 from torch import Tensor  # noqa: TC002  (attrs fields are looked up at run time)
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between
+from composer.algorithms._checks import number_between, warn_if_idle
 from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets, generator_of
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
@@ -53,6 +53,9 @@ class MixUp(Algorithm):
     runs_at: ClassVar = {**MIX_TARGETS, Event.AFTER_LOSS: Stage.LOSS}
     reads: ClassVar = {"batch.input", "batch.target", "outputs", "loss", "model"}
     writes: ClassVar = {"batch.input", "batch.target", "loss"}
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, alpha=self.alpha == 0)
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""

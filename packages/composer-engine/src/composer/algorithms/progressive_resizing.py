@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, one_of, whole_number_from
+from composer.algorithms._checks import elapsed_duration, number_between, one_of, warn_if_idle, whole_number_from
 from composer.core import Algorithm, BatchKey, Event, Logger, Owned, Stage, State
 
 __all__ = ["ProgressiveResizing"]
@@ -65,6 +65,7 @@ class ProgressiveResizing(Algorithm):
                 "delay_fraction and finetune_fraction must be at most 1 together, got "
                 f"{self.delay_fraction} and {self.finetune_fraction}."
             )
+        warn_if_idle(self, initial_scale=self.initial_scale == 1, finetune_fraction=self.finetune_fraction == 1)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make the batch's images as large as they are to be now."""

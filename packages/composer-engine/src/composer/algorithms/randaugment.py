@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, one_of, whole_number_from
+from composer.algorithms._checks import number_between, one_of, warn_if_idle, whole_number_from
 from composer.algorithms._dataset import add_transform
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 
@@ -51,6 +51,9 @@ class RandAugment(Algorithm):
     runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
     reads: ClassVar = {"batch.input", "train_dataloader", "evaluators"}
     writes: ClassVar = {"batch.input", "train_dataloader"}
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, depth=self.depth == 0)
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: after each batch is loaded, or once for the dataset."""

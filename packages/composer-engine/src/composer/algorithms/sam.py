@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, whole_number_from
+from composer.algorithms._checks import number_between, warn_if_idle, whole_number_from
 from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
 
 __all__ = ["SAM"]
@@ -46,6 +46,9 @@ class SAM(Algorithm):
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
     owns: ClassVar = {Owned("the optimizers' step", remedy="A second one would look twice as far: choose one rho.")}
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, rho=self.rho == 0)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, ClassVar
 
 import attrs
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, whole_number_from
+from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle, whole_number_from
 from composer.core import (
     Algorithm,
     Batch,
     BatchKey,
     Event,
     Logger,
+    NoEffectWarning,
     Owned,
     Stage,
     State,
@@ -66,7 +68,9 @@ class SelectiveBackprop(Algorithm):
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 
-    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT}
+    _is_due: bool = attrs.field(default=False, init=False, repr=False)  # the fit has been before its start
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT, Event.FIT_END: Stage.SELECT}
     reads: ClassVar = {"batch", "model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
     owns: ClassVar = {
@@ -76,18 +80,26 @@ class SelectiveBackprop(Algorithm):
     def __attrs_post_init__(self) -> None:
         if self.end < self.start:
             raise ValueError(f"end must not come before start, got {self.end} and {self.start}.")
+        is_empty = self.start == self.end
+        warn_if_idle(self, start=is_empty, end=is_empty, keep=self.keep == 1, interrupt=self.interrupt == 1)
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether samples are chosen by now, and this batch is not to be left whole."""
         if event is not Event.AFTER_DATALOADER:
-            return False
+            return event is Event.FIT_END
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
         elapsed = min(1.0, elapsed_duration(self, state))
+        if elapsed < self.start:
+            self._is_due = True
         return cf.should_selective_backprop(elapsed, batch_idx, self.start, self.end, self.interrupt)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Choose samples by an extra forward pass."""
-        del event, logger
+        """Choose samples by an extra forward pass; at the end of a fit in which none were chosen, warn."""
+        del logger
+        if event is Event.FIT_END:
+            self._warn_if_never_begun(state)
+            return
+        self._is_due = False
         _check_loss(state.model)
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         whole, target_key = state.batch, self.target_key
@@ -105,6 +117,16 @@ class SelectiveBackprop(Algorithm):
         state.batch = cf.take_samples(whole, targets["places"], num_samples)
         state.batch_set_item(self.input_key, input)
         state.batch_set_item(self.target_key, targets["own"])
+
+    def _warn_if_never_begun(self, state: State) -> None:
+        if self._is_due:
+            warnings.warn(
+                f"{self!r} has chosen no samples: of the fit that ended at {state.max_duration}, no batch came between "
+                "start and end. Let it begin earlier, or train longer.",
+                NoEffectWarning,
+                stacklevel=2,
+            )
+        self._is_due = False
 
 
 class _Called(nn.Module):

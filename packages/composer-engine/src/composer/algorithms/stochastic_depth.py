@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, one_of
+from composer.algorithms._checks import elapsed_duration, number_between, one_of, warn_if_idle
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
 
@@ -58,6 +58,9 @@ class StochasticDepth(Algorithm):
             remedy="A second one would find none that is left: give one all kinds of blocks, target_layer_name={...}.",
         )
     }
+
+    def __attrs_post_init__(self) -> None:
+        warn_if_idle(self, drop_rate=self.drop_rate == 0)
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: at each batch only if the rates warm up."""

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
-from composer.algorithms._checks import number_between, one_of, to_time, whole_number_from
+from composer.algorithms._checks import number_between, one_of, to_time, warn_if_idle, whole_number_from
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class SWA(Algorithm):
             raise ValueError(f"swa_end must come after swa_start, got {self.swa_end} and {self.swa_start}.")
         if self.update_interval.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or self.update_interval.value < 1:
             raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
+        warn_if_idle(self, swa_start=self.swa_start == Time(1, TimeUnit.DURATION))
 
     def places(self) -> Mapping[Event, Stage]:
         """Return where it runs: updates come at the end of batches or of epochs."""

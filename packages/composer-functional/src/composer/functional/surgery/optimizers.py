@@ -70,16 +70,26 @@ def update_params_in_optimizer(
                 _remove(optimizer, group, parameter)
 
 
-def check_optimizers(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Module | None = None) -> list[Optimizer]:
     """Return the optimizers as a list, whatever they come in.
 
     Raises:
         TypeError: They are something else.
+        ValueError: None of them holds a parameter of ``model``, which has some.
     """
     listed = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     wrong = [type(each).__name__ for each in listed if not isinstance(each, Optimizer)]
     if wrong:
         raise TypeError(f"optimizers must be one or several torch.optim.Optimizer, got {wrong[0]} among them.")
+    if model is not None and listed:
+        held = {id(parameter) for each in listed for group in each.param_groups for parameter in group["params"]}
+        own = {id(parameter) for parameter in model.parameters()}
+        if own and own.isdisjoint(held):
+            names = ", ".join(type(each).__name__ for each in listed)
+            raise ValueError(
+                f"optimizers must hold parameters of the model, got {names} with none of those of "
+                f"{type(model).__name__}. Make them from model.parameters(), as they are now."
+            )
     return listed
 
 

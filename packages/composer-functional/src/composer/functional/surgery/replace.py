@@ -142,6 +142,7 @@ def replace_module_classes(
 
     Raises:
         TypeError: ``module`` is not a module, ``optimizers`` are none, or a function returned something else.
+        ValueError: The optimizers hold no parameter of the model; nothing has been changed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -151,7 +152,7 @@ def replace_module_classes(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
-    listed = None if optimizers is None else check_optimizers(optimizers)
+    listed = None if optimizers is None else check_optimizers(optimizers, module)
     seen = {} if indices is None else indices
     walk = _Walk(policies, recurse_on_replacements, seen, next(_tensors(module), None))
     walk.visit(module, "", frozenset({id(module)}))

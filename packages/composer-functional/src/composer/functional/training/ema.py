@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +25,8 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
 
     Raises:
         TypeError: One of the two is not a module.
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, or the two differ in the names or shapes of parameters and
-            buffers. Then nothing has been changed.
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, the two differ in the names or shapes of parameters and
+            buffers, or they share all of these. Then nothing has been changed.
 
     Example:
         >>> model, average = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -40,6 +42,8 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
     current: list[Tensor] = []
     if not _collect_pairs(ema_model, model, averaged, current, set()):
         raise ValueError(_describe_difference(ema_model, model))
+    if averaged and all(map(operator.is_, averaged, current)):
+        raise ValueError("ema_model must have tensors of its own, got those of model. Make it by copy.deepcopy(model).")
     update_averages(averaged, current, smoothing)
 
 
@@ -53,8 +57,8 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         smoothing: The old average's weight, in ``[0, 1]``. Tensors that are not floating point are copied.
 
     Raises:
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, the lists differ in length, or two tensors in shape. Then
-            nothing has been changed.
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, the lists differ in length, two tensors differ in shape, or
+            both lists hold the same tensors. Then nothing has been changed.
         RuntimeError: Two tensors differ in device (raised by torch).
 
     Example:
@@ -67,6 +71,10 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the weight of the old average.")
     if len(averaged) != len(current):
         raise ValueError(f"averaged and current must be as long, got {len(averaged)} and {len(current)} tensors.")
+    if averaged and all(map(operator.is_, averaged, current)):
+        raise ValueError(
+            "averaged must be tensors of their own, got current itself. Make averages by copying the model."
+        )
     # One call for mixed dtypes would be right too, but on a GPU it would start a kernel for each tensor.
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for old, new in zip(averaged, current, strict=True):

@@ -38,8 +38,8 @@ def apply_gradient_clipping(
       one unit. The paper leaves the last linear layer alone: hand in the parameters of the others.
 
     Gradients may differ in dtype and device; norms are computed in float32 or better. Parameters without a gradient are
-    left alone. Sharded parameters (DTensors, as ``fully_shard`` makes them) are clipped as if they were whole; all
-    processes that share them have to call this.
+    left alone, if others have one. Sharded parameters (DTensors, as ``fully_shard`` makes them) are clipped as if they
+    were whole; all processes that share them have to call this.
 
     Args:
         model: A model, several parameters or one; **their gradients are changed in place**.
@@ -52,7 +52,8 @@ def apply_gradient_clipping(
 
     Raises:
         TypeError: ``model`` is none of the three, or ``clipping_threshold`` is a tensor.
-        ValueError: ``clipping_type`` does not exist, or ``clipping_threshold`` is not above 0.
+        ValueError: ``clipping_type`` does not exist, ``clipping_threshold`` is not above 0, or parameters that require
+            a gradient have none, all of them.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -66,7 +67,10 @@ def apply_gradient_clipping(
     if clipping_type not in _TYPES:
         raise ValueError(f"clipping_type must be one of {', '.join(map(repr, _TYPES))}, got {clipping_type!r}.")
     _check_threshold(clipping_threshold)
-    parameters = [parameter for parameter in _list_parameters(model) if parameter.grad is not None]
+    listed = _list_parameters(model)
+    parameters = [parameter for parameter in listed if parameter.grad is not None]
+    if not parameters:
+        _check_nothing_trains(listed, model)
     gradients = list_gradients(parameters)
     if clipping_type == "norm":
         norm = measure_norm(gradients)
@@ -209,6 +213,17 @@ def _check_threshold(threshold: float) -> None:
         raise TypeError(f"clipping_threshold must be a number, got {type(threshold).__name__}. Convert it: float(...).")
     if not threshold > 0:
         raise ValueError(f"clipping_threshold must be above 0, got {threshold}. It is what gradients are limited to.")
+
+
+def _check_nothing_trains(parameters: list[Tensor], model: object) -> None:
+    """Refuse what has no gradient although it should; a model that is frozen as a whole has nothing to clip."""
+    if not parameters and not isinstance(model, nn.Module):
+        raise ValueError("model must have parameters, got an empty iterable. A generator can be iterated only once.")
+    if any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            f"model must have gradients to clip, got none for its {len(parameters)} parameters. "
+            "Clip after backward() and before zero_grad()."
+        )
 
 
 def _list_parameters(model: nn.Module | Iterable[Tensor] | Tensor) -> list[Tensor]:

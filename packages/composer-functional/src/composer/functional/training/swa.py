@@ -10,6 +10,7 @@ from composer.functional.training.ema import update_averages
 __all__ = ["compute_swa"]
 
 
+@torch.no_grad()
 def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_buffers: bool = True) -> int:
     """Take the model into an average in which all models weigh alike, in place (arXiv:1803.05407).
 
@@ -30,8 +31,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
 
     Raises:
         TypeError: One of the two is not a module, or ``num_averaged`` is not an int.
-        ValueError: ``num_averaged`` is negative, or the two differ in the names or shapes of parameters and buffers.
-            Then nothing has been changed.
+        ValueError: ``num_averaged`` is negative, the two differ in the names or shapes of parameters and buffers, or
+            they share all of these. Then nothing has been changed.
 
     Example:
         >>> model, average = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -50,6 +51,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     if num_averaged < 0:
         raise ValueError(f"num_averaged must be at least 0, got {num_averaged}. It is how many models are averaged.")
     averages, values = _named_tensors(swa_model), _named_tensors(model)
+    if averages and all(average is values.get(name) for name, average in averages.items()):
+        raise ValueError("swa_model must have tensors of its own, got those of model. Make it by copy.deepcopy(model).")
     if averages.keys() != values.keys():
         raise ValueError(_describe_difference(averages.keys() - values.keys(), values.keys() - averages.keys()))
     for name, average in averages.items():
@@ -70,7 +73,7 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return dict((*model.named_parameters(), *model.named_buffers()))
 
 
 def _copy(averages: list[Tensor], values: list[Tensor]) -> None:
