@@ -6,6 +6,9 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import attrs
+from attrs.validators import ge
+
 from composer.core.data_spec import move_batch
 from composer.distributed import all_agree, all_gather_object, get_world_size, smallest
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
@@ -19,7 +22,27 @@ if TYPE_CHECKING:
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Place"]
+
+
+@attrs.frozen
+class Place:
+    """A place in the data, as :meth:`Batches.state_dict` describes it.
+
+    Args:
+        epoch: The number of the epoch.
+        batches: The batches given in it.
+        length: The loader's batches in an epoch, if it has a length.
+        order: What tells the epoch's order from others.
+        loader: The loader's own state, if it keeps one.
+    """
+
+    epoch: int = attrs.field(validator=ge(0))
+    batches: int = attrs.field(validator=ge(0))
+    length: int | None
+    order: str | None
+    loader: Any
+
 
 _END: Any = object()
 _COMPARED = 1000
@@ -156,10 +179,7 @@ class Batches:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Return why a run cannot go on at the saved place of this data; nothing if it can."""
-        numbers = [state.get(name) for name in ("epoch", "batches")]
-        if any(type(number) is not int or number < 0 for number in numbers):
-            return [f"data: epoch and batches must be whole numbers, 0 or more, got {numbers}."]
+        """Return why a run cannot go on at the saved place of this data, a :class:`Place`; nothing if it can."""
         given = state["batches"]
         if self.length is not None and given > self.length:
             return [
@@ -176,7 +196,13 @@ class Batches:
         self._given = given = state["batches"]
         own = state.get("loader")
         if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
-            self.spec.dataloader.load_state_dict(own)
+            try:
+                self.spec.dataloader.load_state_dict(own)
+            except Exception as error:
+                raise ValueError(
+                    "train_dataloader.load_state_dict refused what was saved of it: is it the same loader, of the same "
+                    f"data? {type(error).__name__}: {error}"
+                ) from error
         elif given and not self.epoch_is_over and not self._order.skips:
             self._replay(given)
         if given:
