@@ -148,6 +148,7 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
     log = InMemoryLogger()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of algorithms that find nothing here, or blend losses together
+        warnings.filterwarnings("error", "A run that is resumed")  # ours save all of their state
         trainer = Trainer(
             model=model,
             algorithms=made(names, text=text),

@@ -95,6 +95,7 @@ class TestWhen:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == sorted(expected)
         assert saver.saved_checkpoints == [str(tmp_path / name) for name in expected]
 
+    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what ask() remembers
     def test_function(self, make_trainer, tmp_path):
         """A function is asked after each batch, epoch and iteration, and at the end."""
         asked = []

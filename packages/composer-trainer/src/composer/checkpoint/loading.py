@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint"]
 
-CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
+CheckExtra = Callable[[dict[str, Any]], Iterable[str]]
 
 
 @attrs.frozen
@@ -103,8 +103,8 @@ def load_checkpoint(
         exclude_algorithms: Algorithms that are not to be made again, though the saved weights need them.
         algorithm_passes: Passes that order those that are.
         logger: What they log to.
-        check_extra: ``f(extra, ignored)`` returns a sentence for each thing that does not fit in what was saved beside
-            the state; also of that nothing is loaded then. ``ignored`` is what ``ignore_keys`` leaves out, by path.
+        check_extra: ``f(extra)`` returns a sentence for each thing that does not fit in what was saved beside the
+            state; also of that nothing is loaded then.
 
     Returns:
         What was loaded, and with it what was saved beside the state.
@@ -157,7 +157,7 @@ class _Load:
             saved.pop("integrations", None)
             elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
             _match_neutral(self.state, saved)
-            checked = self._check(opened.path, saved, extra, modules, ignored)
+            checked = self._check(opened.path, saved, extra, modules)
             _copy_for_new_modules(checked, saved)
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
@@ -219,12 +219,7 @@ class _Load:
         return ignored
 
     def _check(
-        self,
-        path: str,
-        saved: dict[str, Any],
-        extra: dict[str, Any],
-        modules: dict[str, Any],
-        ignored: tuple[str, ...],
+        self, path: str, saved: dict[str, Any], extra: dict[str, Any], modules: dict[str, Any]
     ) -> loading.CheckedState:
         problems: list[str] = []
         checked: loading.CheckedState | None = None
@@ -237,7 +232,7 @@ class _Load:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(Path(path) / STATE, f"cannot be read as the state of a run: {what}") from error
         if self.check_extra is not None:
-            problems += self.check_extra(extra, ignored)
+            problems += self.check_extra(extra)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
         if problems or checked is None:

@@ -6,13 +6,11 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import attrs
-from attrs.validators import ge
-
 from composer.core.data_spec import move_batch
 from composer.distributed import all_agree, all_gather_object, get_world_size, smallest
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order
+from composer.trainer.data_state import DataState, is_data_state
 from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
@@ -22,27 +20,7 @@ if TYPE_CHECKING:
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["Batches", "Place"]
-
-
-@attrs.frozen
-class Place:
-    """A place in the data, as :meth:`Batches.state_dict` describes it.
-
-    Args:
-        epoch: The number of the epoch.
-        batches: The batches given in it.
-        length: The loader's batches in an epoch, if it has a length.
-        order: What tells the epoch's order from others.
-        loader: The loader's own state, if it keeps one.
-    """
-
-    epoch: int = attrs.field(validator=ge(0))
-    batches: int = attrs.field(validator=ge(0))
-    length: int | None
-    order: str | None
-    loader: Any
-
+__all__ = ["Batches"]
 
 _END: Any = object()
 _COMPARED = 1000
@@ -61,6 +39,7 @@ class Batches:
         epoch: The number of the first epoch.
         spin: Whether a loader that cannot go on in the middle of an epoch is gone through up to there when a run is
             resumed; else it begins anew.
+        own_state: What is known already of the state that the loader's components keep.
 
     Raises:
         ValueError: The loader has no batches, or ``subset_num_batches`` is 0 or less than -1.
@@ -82,6 +61,7 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         spin: bool = True,
+        own_state: DataState | None = None,
     ) -> None:
         if subset_num_batches != -1 and subset_num_batches < 1:
             raise ValueError(
@@ -98,6 +78,7 @@ class Batches:
         self.length = min(lengths) if lengths else None
         self.spin = spin
         self._order = make_order(spec.dataloader, seed)
+        self.own_state = DataState(spec, skips=self._order.skips) if own_state is None else own_state
         self._device = device
         self._epoch = epoch
         self._iterator: Iterator[Batch] | None = None
@@ -126,9 +107,8 @@ class Batches:
         Raises:
             ValueError: The loader has given no batch at all.
         """
-        if self._iterator is None:
-            self._iterator = self._order.begin(self._epoch, self._given)
-        batch = next(self._iterator, _END)
+        iterator = self._begin(self._given) if self._iterator is None else self._iterator
+        batch = next(iterator, _END)
         if self._may_end_apart and not smallest(batch is not _END):
             self._warn_if_others_have_more(batch is not _END)
             batch = _END
@@ -161,6 +141,11 @@ class Batches:
                 stacklevel=3,
             )
 
+    def _begin(self, skip: int = 0) -> Iterator[Batch]:
+        self.own_state.begin_epoch()
+        self._iterator = self._order.begin(self._epoch, skip)
+        return self._iterator
+
     def rewind(self, epoch: int | None = None) -> None:
         """Begin the next epoch, or the one given, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
@@ -176,10 +161,16 @@ class Batches:
             "length": self.spec.length,
             "order": self._order.fingerprint(),
             "loader": self._order.state_dict(),
+            "own_state": self.own_state.to_data(in_epoch=self._given > 0 and not self.epoch_is_over),
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Return why a run cannot go on at the saved place of this data, a :class:`Place`; nothing if it can."""
+        """Return why a run cannot go on at the saved place of this data; nothing if it can."""
+        numbers = [state.get(name) for name in ("epoch", "batches")]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            return [f"data: epoch and batches must be whole numbers, 0 or more, got {numbers}."]
+        if not is_data_state(state.get("own_state", {})):
+            return ["data: own_state is not as a Trainer saves it."]
         given = state["batches"]
         if self.length is not None and given > self.length:
             return [
@@ -194,37 +185,36 @@ class Batches:
         """Go on at the place that was saved. What has to be loaded to get there is loaded with the next batch."""
         self.rewind(state["epoch"])
         self._given = given = state["batches"]
-        own = state.get("loader")
+        own, own_state = state.get("loader"), state.get("own_state", {})
+        is_replayed = self.own_state.load_at_begin(own_state, self._device)
         if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
-            try:
-                self.spec.dataloader.load_state_dict(own)
-            except Exception as error:
-                raise ValueError(
-                    "train_dataloader.load_state_dict refused what was saved of it: is it the same loader, of the same "
-                    f"data? {type(error).__name__}: {error}"
-                ) from error
+            self.spec.dataloader.load_state_dict(own)
         elif given and not self.epoch_is_over and not self._order.skips:
             self._replay(given)
         if given:
             self._check_length(state.get("length"))
         if given and not self.epoch_is_over:
+            if is_replayed and self._iterator is None and self._order.skips:
+                self._begin(given)
             self._check_order(state.get("order"))
+        self.own_state.load_now(own_state, self._device)
 
     def _replay(self, given: int) -> None:
         if not self.spin:
             self._given = 0
             return
         warnings.warn(
-            f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, to "
-            "come to where the run stopped. A DataLoader of a dataset with indices, or a loader with state_dict() and "
-            "load_state_dict() such as torchdata's StatefulDataLoader, goes on at once.",
+            f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
+            "the run goes on with the next one. It is the right one only if the loader gives the same batches again: "
+            "if it draws from the global generators, and keeps its place in attributes that are numbers. A DataLoader "
+            "of a dataset with indices, or a loader with state_dict() and load_state_dict() such as torchdata's "
+            "StatefulDataLoader, goes on at once.",
             UserWarning,
             stacklevel=2,
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        self._iterator = self._order.begin(self._epoch)
-        for _ in tqdm(itertools.islice(self._iterator, given), desc="going to where the run stopped", total=given):
+        for _ in tqdm(itertools.islice(self._begin(), given), desc="going to where the run stopped", total=given):
             pass
 
     def _check_length(self, saved: Any) -> None:
@@ -241,7 +231,8 @@ class Batches:
     def _check_order(self, saved: Any) -> None:
         if saved is None:
             return
-        self._iterator = self._order.begin(self._epoch, self._given)
+        if self._iterator is None:
+            self._begin(self._given)
         if self._order.fingerprint() != saved:
             warnings.warn(
                 "train_dataloader's sampler gives another order than it gave before the run stopped, so some samples "

@@ -147,7 +147,7 @@ class Loading:
                 check_extra=progress.check,
             )
             if not weights_only:
-                progress.load(loaded.extra, begins_anew="timestamp" in loaded.ignored)
+                progress.load(loaded.extra, ignored=loaded.ignored)
         return loaded
 
 

@@ -3,50 +3,77 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import attrs
 import torch
-from attrs.validators import ge, optional
 from torch import Tensor
 
 from composer.core import Timestamp
-from composer.core.conversion import from_data
+from composer.core.model_state import numbered
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
-from composer.trainer.batches import Place  # noqa: TC001  (the converter reads it at run time)
-from composer.trainer.metric_state import SavedMetric, check_metrics, load_metrics, save_metrics
-from composer.trainer.randomness import check_rng_state, load_rng_state, rng_state
+from composer.trainer.data_state import data_components
+from composer.trainer.metric_state import load_metrics, save_metrics
+from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits, without
+from composer.trainer.randomness import load_rng_state, rng_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from composer.core import Logger, State
     from composer.trainer.training_data import TrainingData
 
 __all__ = ["Progress", "SavesProgress"]
 
 
-def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
-    if value.numel() != 1:
-        raise ValueError(f"{field.name} must be one number, got a tensor of shape {tuple(value.shape)}.")
+def _is_clock(value: Any) -> bool:
+    try:
+        Timestamp.from_state_dict(value)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
-@attrs.frozen
-class _Saved:
-    """What :meth:`Progress.to_data` returns, as a checkpoint may hold it."""
-
-    clock_before: Timestamp
-    data: list[Place | None]
-    loggers: list[dict[str, dict[str, Any]]]
-    metrics: list[dict[str, dict[str, SavedMetric]]]
-    microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
-    rng: list[dict[str, Any]]
-    skipped_steps: Tensor = attrs.field(validator=_check_one_number)
-    world_size: int = attrs.field(validator=ge(1))
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
-_OF_EACH = ("data", "loggers", "metrics", "rng")
+def _are_draws(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping) and isinstance(one.get("torch"), Tensor) and isinstance(one.get("python"), Mapping)
+        for one in value
+    )
+
+
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping) and all(map(_is_metric, one.values())) for one in value
+    )
+
+
+def _is_metric(parts: Any) -> bool:
+    return isinstance(parts, Mapping) and all(
+        isinstance(part, Mapping) and type(part.get("updates")) is int and isinstance(part.get("state"), Mapping)
+        for part in parts.values()
+    )
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "clock_before": _is_clock,
+    "data": lambda value: isinstance(value, list) and all(one is None or isinstance(one, Mapping) for one in value),
+    "loggers": lambda value: isinstance(value, list) and all(isinstance(one, Mapping) for one in value),
+    "metrics": _are_metrics,
+    "microbatch_size": lambda value: value is None or _is_count(value),
+    "own_state": lambda value: isinstance(value, list) and all(map(is_own_state, value)),
+    "rng": _are_draws,
+    "skipped_steps": lambda value: isinstance(value, Tensor) and value.numel() == 1,
+    "world_size": _is_count,
+}
+
+
+_OF_EACH = ("data", "loggers", "metrics", "own_state", "rng")
 """What is saved for each process, by rank."""
+
+_ADDED = ("own_state",)
+"""What checkpoints of earlier releases do not have."""
 
 
 def _rank_in(world_size: int) -> int:
@@ -78,17 +105,28 @@ class Progress:
         self.skipped_steps = torch.zeros((), dtype=torch.int64, device=state.device)
         self._loaded: dict[str, Any] | None = None
         self._draws: dict[str, Any] | None = None
+        self._own = OwnState()
+        self._own_loaded: dict[str, Any] = {}
 
-    def to_data(self) -> dict[str, Any]:
-        """Return it as plain data and tensors; all processes have to call it."""
+    def to_data(self, *, reports: bool = True) -> dict[str, Any]:
+        """Return it as plain data and tensors; all processes have to call it.
+
+        Args:
+            reports: Whether to warn of state of the user's own that cannot be saved.
+        """
         state, batches = self._state, self._data.batches
         broadcast_buffers(state.model)
         own = {
             "data": None if batches is None else batches.state_dict(),
             "loggers": self._logger.state_dict(),
             "metrics": save_metrics(state.train_metrics),
+            "own_state": self._own.to_data(),
             "rng": rng_state(state.device),
         }
+        if reports and get_global_rank() == 0:
+            self._own.report()
+            if batches is not None:
+                batches.own_state.report()
         of_all = all_gather_object(own)
         now = {
             **{name: [one[name] for one in of_all] for name in own},
@@ -100,58 +138,30 @@ class Progress:
         # What was loaded and is still to be gone on from is the run's place, and not that of data not yet begun.
         return now if self._loaded is None else {**now, **self._loaded, "loggers": now["loggers"]}
 
-    def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-        """Return why a run cannot continue from what was saved; nothing if it can.
-
-        Args:
-            saved: What :meth:`to_data` returned.
-            ignored: What is not loaded, by path; with ``"timestamp"`` nothing of the place in the run is.
-        """
-        names = [field.name for field in attrs.fields(_Saved)]
-        missing = [name for name in names if name not in saved]
+    def check(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return why a run cannot go on from what was saved; nothing if it can."""
+        missing = [name for name in _CHECKS if name not in saved and name not in _ADDED]
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
-        try:
-            from_data({name: saved[name] for name in names}, _Saved, "extra")
-        except ValueError as error:
-            return [str(error)]
+        wrong = [name for name, is_right in _CHECKS.items() if name in saved and not is_right(saved[name])]
+        if wrong:
+            return [f"extra: {', '.join(wrong)}: not as a Trainer saves it."]
         batches, size = self._data.batches, saved["world_size"]
-        if any(len(saved[name]) != size for name in _OF_EACH):
+        if any(len(saved[name]) != size for name in _OF_EACH if name in saved):
             return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
-        # Each process checks the entries of all, so that all of them refuse a checkpoint, or none does.
-        problems = [problem for rank in range(size) for problem in self._check_rank(saved, rank)]
-        if "timestamp" in ignored:
-            return problems
-        if size == get_world_size():
-            problems += [
-                f"extra.metrics[{rank}].{problem}"
-                for rank in range(size)
-                for problem in check_metrics(self._state.train_metrics, saved["metrics"][rank])
-            ]
         place = saved["data"][_rank_in(size)]
-        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+        return [] if batches is None or place is None else batches.check_state_dict(place)
 
-    def _check_rank(self, saved: Mapping[str, Any], rank: int) -> list[str]:
-        problems = []
-        try:
-            self._logger.check_state_dict(saved["loggers"][rank])
-        except ValueError as error:
-            problems.append(f"extra.loggers[{rank}]: {error}")
-        try:
-            check_rng_state(saved["rng"][rank], self._state.device, f"extra.rng[{rank}]")
-        except ValueError as error:
-            problems.append(str(error))
-        return problems
-
-    def load(self, saved: Mapping[str, Any], *, begins_anew: bool = False) -> None:
+    def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Keep what was saved until training goes on: data and loaders may only then be there.
 
         Args:
             saved: What :meth:`to_data` returned.
-            begins_anew: Whether the run's own clock has been kept, so that its data begin with an epoch.
+            ignored: The paths of what was not loaded. If the run's own clock is kept, its data begin with an epoch.
         """
-        self._loaded = dict(saved)
-        if begins_anew:
+        of_each = saved.get("own_state", [{}] * saved["world_size"])
+        self._loaded = {**saved, "own_state": [without(own, ignored) for own in of_each]}
+        if "timestamp" in ignored:
             self._loaded |= {"clock_before": self._state.timestamp.state_dict()}
             self._loaded |= {"data": [None] * saved["world_size"], "metrics": [{}] * saved["world_size"]}
         rank = get_global_rank()  # each process has files and runs of its own; nothing was saved for further ones
@@ -160,6 +170,7 @@ class Progress:
     def forget(self) -> None:
         """Go on from the beginning."""
         self._loaded = self._draws = None
+        self._own_loaded = {}
 
     def resume(self) -> None:
         """Bring data, metrics and clock to where they were, once."""
@@ -173,14 +184,16 @@ class Progress:
         is_as_before = saved["world_size"] == get_world_size()
         place = saved["data"][_rank_in(saved["world_size"])]
         if batches is not None and place is not None:
-            batches.load_state_dict(place)
+            batches.load_state_dict(place if is_as_before else {**place, "own_state": {}})
         if is_as_before:
             load_metrics(state.train_metrics, saved["metrics"][get_global_rank()], state.device)
             self._draws = saved["rng"][get_global_rank()]
+            self._own_loaded = saved["own_state"][get_global_rank()]
         else:
             warnings.warn(
                 f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} go on from it: "
-                "training metrics count anew, random draws are others, and an epoch that was begun may repeat samples "
+                "training metrics count anew, random draws are others, what components keep in plain attributes is not "
+                "restored, and an epoch that was begun may repeat samples "
                 "and leave out others. Exactly the same run needs as many processes.",
                 UserWarning,
                 stacklevel=2,
@@ -190,8 +203,34 @@ class Progress:
             # torch's schedulers warn if they step before an optimizer of this process has.
             setattr(optimizer, "_opt_called", True)  # noqa: B010
 
-    def resume_draws(self) -> None:
-        """Bring the global generators to where they were, once: last of all before the first batch."""
+    def begin(self) -> None:
+        """Restore what components keep in attributes, and the global generators: last of all before the first batch."""
+        state, batches = self._state, self._data.batches
+        data = () if batches is None else data_components(batches.spec.dataloader)
+        of_others = [state.train_dataloader, state.scaler, *state.schedulers]
+        self._own.watch(_components(state), leave_out=[*of_others, *(one for part in data for one in part.values())])
+        own, self._own_loaded = self._own_loaded, {}
+        warn_of_misfits(self._own.load(own, state.device))
         draws, self._draws = self._draws, None
         if draws is not None:
-            load_rng_state(draws, self._state.device)
+            load_rng_state(draws, state.device)
+
+
+def _components(state: State) -> dict[str, Any]:
+    """Return the components of a run by name, whose attributes may be state."""
+    optimizers = []
+    for given in state.optimizers:
+        optimizer: Any = given
+        while isinstance(optimizer, torch.optim.Optimizer):
+            optimizers.append(optimizer)
+            optimizer = getattr(optimizer, "base_optimizer", None)
+    keys = numbered(type(optimizer).__name__ for optimizer in optimizers)
+    components = {"model": state.model} | {f"optimizers.{key}": one for key, one in zip(keys, optimizers, strict=True)}
+    for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
+        components |= {f"{kind}.{state.component_key(one)}": one for one in held}
+    for evaluator in state.evaluators:
+        loader = evaluator.dataloader.dataloader
+        loading, choosing = data_components(loader)
+        found = choosing if getattr(loader, "num_workers", 0) else loading | choosing
+        components |= {f"evaluators.{evaluator.label}.{name}": one for name, one in found.items()}
+    return components

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.callbacks.saving import SaveInterval, savers
@@ -341,7 +342,7 @@ class Trainer:
         self._progress = Progress(self.state, self._data, self.logger)
         for callback in self.state.callbacks:
             if isinstance(callback, SavesProgress):
-                callback.extra = self._progress.to_data
+                callback.extra = partial(self._progress.to_data, reports=not getattr(callback, "weights_only", False))
 
         with self._closing_on_error():
             self.engine.run_event(Event.INIT)
@@ -441,7 +442,7 @@ class Trainer:
             lambda event: self._evaluations.run_if_due(self.engine, event),
             parallel=self._parallel,
             weigh_by_tokens=self._weigh_by_tokens,
-            resume=self._progress.resume_draws,
+            resume=self._progress.begin,
         )
         # torchrun sends the others a SIGTERM when one process is gone.
         with self._closing_on_error(), run.signals, explaining_loss():
@@ -518,7 +519,9 @@ class Trainer:
             NotImplementedError: The model is sharded.
             CheckpointSaveError: It could not be written.
         """
-        return save_by_one(self.state, name, extra=self._progress.to_data(), weights_only=weights_only)
+        return save_by_one(
+            self.state, name, extra=self._progress.to_data(reports=not weights_only), weights_only=weights_only
+        )
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save a checkpoint where, and as, the trainer was told to; in the background, as those that are due.

@@ -54,6 +54,7 @@ class TrainingData:
         """Let a state train on this data, from the epoch on that its clock shows."""
         if self.spec is None:
             return
+        known = self.batches is not None and self.batches.spec.dataloader is self.spec.dataloader
         self.batches = Batches(
             self.spec,
             self.subset_num_batches,
@@ -61,6 +62,7 @@ class TrainingData:
             seed=state.rank_zero_seed,
             epoch=int(state.timestamp.epoch),
             spin=self.spin,
+            own_state=self.batches.own_state if known and self.batches is not None else None,
         )
         check_sampler(self.spec.dataloader)
         check_lengths(self.batches.length)

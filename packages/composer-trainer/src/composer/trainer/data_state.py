@@ -1,0 +1,107 @@
+"""State that the user's own datasets, samplers and loaders keep, saved so that a run goes on in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits
+
+if TYPE_CHECKING:
+    import torch
+
+    from composer.core import DataSpec
+
+__all__ = ["DataState", "data_components", "is_data_state"]
+
+_PARTS = {"now", "at_begin"}
+
+
+def data_components(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what loads a loader's samples and what chooses their indices, each by name.
+
+    Example:
+        >>> loading, choosing = data_components(DataLoader([1, 2, 3]))
+        >>> list(loading), list(choosing)
+        (['dataset', 'collate_fn'], ['batch_sampler', 'sampler'])
+    """
+    if not isinstance(loader, DataLoader):
+        return {}, {}
+    choosing = {} if isinstance(loader.dataset, IterableDataset) else _named(loader, "batch_sampler", "sampler")
+    return _named(loader, "dataset", "collate_fn"), choosing
+
+
+def _named(loader: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
+
+
+class DataState:
+    """What the components of a loader keep in attributes.
+
+    What is replayed when a run is resumed (a sampler, a stream, a loader of the user's own) is saved as it was when the
+    epoch began, from where it comes to the same place again. What is not (a dataset with indices, ``collate_fn``) is
+    saved as it is.
+
+    Args:
+        spec: The loader.
+        skips: Whether an epoch can be begun in its middle without loading what comes before.
+    """
+
+    def __init__(self, spec: DataSpec, *, skips: bool) -> None:
+        loader = spec.dataloader
+        self._now, self._replayed, self._copied = OwnState(), OwnState(replayed=True), OwnState()
+        self._at_begin: dict[str, Any] = {}
+        now = {
+            name: getattr(spec, name)
+            for name in ("batch_transforms", "microbatch_transforms")
+            if getattr(spec, name) is not None
+        }
+        loading, choosing = data_components(loader)
+        saves_itself = callable(getattr(loader, "state_dict", None))
+        if saves_itself:
+            loading, choosing = {}, {}
+        elif isinstance(loader, DataLoader) and loader.num_workers and (skips or loader.persistent_workers):
+            # A worker has copies. Those that end with an epoch begin the next one with what they are copied from.
+            self._copied.watch(loading)
+            loading = {}
+        if skips:
+            now |= loading
+        elif not saves_itself:
+            choosing = loading or {} if isinstance(loader, DataLoader) else {"train_dataloader": loader}
+        self._now.watch(now)
+        self._replayed.watch(choosing, leave_out=now.values())
+
+    def begin_epoch(self) -> None:
+        """Keep the state from which the epoch is replayed."""
+        self._at_begin = self._replayed.to_data()
+
+    def to_data(self, *, in_epoch: bool) -> dict[str, Any]:
+        """Return what has changed.
+
+        Args:
+            in_epoch: Whether a run that is resumed replays the epoch from its beginning.
+        """
+        return {"now": self._now.to_data(), "at_begin": self._at_begin if in_epoch else self._replayed.to_data()}
+
+    def report(self) -> None:
+        """Warn, once of each, of what cannot be saved."""
+        self._now.report()
+        self._replayed.report()
+        self._copied.report(dict.fromkeys(self._copied.generators(), "is copied into each worker process"))
+
+    def load_at_begin(self, data: Mapping[str, Any], device: torch.device) -> bool:
+        """Restore what is replayed, and return whether it was saved at all: before the epoch is begun again."""
+        self._at_begin = dict(data.get("at_begin", {}))
+        warn_of_misfits(self._replayed.load(self._at_begin, device))
+        return bool(self._at_begin)
+
+    def load_now(self, data: Mapping[str, Any], device: torch.device) -> None:
+        """Restore what is not replayed: after the epoch has been begun again."""
+        warn_of_misfits(self._now.load(data.get("now", {}), device))
+
+
+def is_data_state(value: Any) -> bool:
+    """Return whether a value has the structure of what :meth:`DataState.to_data` returns."""
+    return isinstance(value, Mapping) and set(value) <= _PARTS and all(map(is_own_state, value.values()))
