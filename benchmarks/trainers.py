@@ -2,12 +2,15 @@
 
 A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's work, or a ResNet-18
 on images of 64 by 64. Variants: ``bare``; ``callbacks``, five with two hooks each that do nothing; ``logged``, every
-step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file.
+step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file. These
+train on a list of batches. The others are bare, and train from a shuffled ``DataLoader`` of a dataset with
+``__getitem__``: ``dataset`` with the default ``collate_fn``, ``collate`` with one of the user's, both also in batches
+of 128, and ``workers`` with two worker processes.
 
-Every case runs in fresh processes. There the data take turns: they let the trainer have a block of steps, and train a
-network of their own by hand for as many, before they give the next; only so do both meet the same machine, whatever
-else it does. The first steps of a block are not counted. The table shows medians, over the rounds, of medians of the
-differences between neighbouring blocks; the case ``loop`` is the loop by hand beside itself.
+Every case runs in fresh processes. There the trainer and a loop by hand, with a network and a loader of its own, take
+turns in blocks of steps, so that both meet the same machine, whatever else it does. The first steps of a block are not
+counted. The table shows medians, over the rounds, of medians of the differences between neighbouring blocks; the case
+``loop`` is the loop by hand beside itself.
 
 ``--install FOLDER`` makes the environments with uv, ``--environments FOLDER`` uses them.
 """
@@ -15,6 +18,7 @@ differences between neighbouring blocks; the case ``loop`` is the loop by hand b
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -26,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
@@ -40,7 +44,14 @@ PACKAGES = {
     "torchtnt": ["torchtnt", "setuptools<80"],
 }
 CASES = ["loop", *PACKAGES]
-VARIANTS = ["bare", "callbacks", "logged", "bar"]
+LOADERS: dict[str, dict[str, Any]] = {
+    "dataset": {"batch_size": 8},
+    "dataset_128": {"batch_size": 128},
+    "collate": {"batch_size": 8, "collate": True},
+    "collate_128": {"batch_size": 128, "collate": True},
+    "workers": {"batch_size": 8, "num_workers": 2},
+}
+VARIANTS = ["bare", "callbacks", "logged", "bar", *LOADERS]
 ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case != "accelerate"]}
 
 
@@ -151,30 +162,37 @@ def table(variant: str, cases: dict[str, list[dict[str, Any]]], failed: dict[str
     return rows
 
 
-class Batches(list):  # type: ignore[type-arg]  # a list is what every trainer can go through as it is
-    """Batches in blocks; between them a network of their own is trained by hand. Both are timed."""
+class Batches(list):  # type: ignore[type-arg]  # of a list itself, Lightning takes each batch for a loader
+    """Batches as a data set that every trainer can iterate over as it is."""
 
-    def __init__(self, batches: list[Any], block: int, settling: int, train: Callable[[Sequence[Any]], None]) -> None:
-        super().__init__(batches)
-        self.as_given = batches  # Transformers wants them to be dictionaries
-        self.block, self.settling, self.train = block, settling, train
+
+class Turns:
+    """Lets a loop by hand take its turn before each block of a trainer's steps, and times both.
+
+    It is a hook of the network that the trainer trains, called before each forward pass.
+    """
+
+    def __init__(self, train: Callable[[int], None], block: int, settling: int) -> None:
+        self.train, self.block, self.settling = train, block, settling
         self.pairs: list[tuple[float, float]] = []
         """Microseconds a step takes: in a block of the trainer's, and in the one by hand before it."""
+        self._place = 0
+        self._began = self._by_hand = 0.0
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give the batches."""
-        block, settling, counted = self.block, self.settling, (self.block - self.settling) / 1e6
-        for first in range(0, len(self) - block, block):
-            self.train(self.as_given[first : first + settling])
+    def __call__(self, *_: object) -> None:
+        """Count a step; between two blocks, end the trainer's and let the loop by hand take its turn."""
+        counted = (self.block - self.settling) / 1e6
+        if self._place == self.block:
+            self.pairs.append(((time.perf_counter() - self._began) / counted, self._by_hand))
+            self._place = 0
+        if self._place == 0:
+            self.train(self.settling)
             began = time.perf_counter()
-            self.train(self.as_given[first + settling : first + block])
-            by_hand = (time.perf_counter() - began) / counted
-            for number, batch in enumerate(self[first : first + block]):
-                if number == settling:
-                    began = time.perf_counter()
-                yield batch
-            self.pairs.append(((time.perf_counter() - began) / counted, by_hand))
-        yield from self[-block:]
+            self.train(self.block - self.settling)
+            self._by_hand = (time.perf_counter() - began) / counted
+        if self._place == self.settling:
+            self._began = time.perf_counter()
+        self._place += 1
 
 
 def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
@@ -183,14 +201,15 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    shape, block, settling = ((8, 32), 50, 10) if model == "mlp" else ((8, 3, 64, 64), 4, 1)
-    some = [(torch.randn(shape), torch.randint(10, (8,))) for _ in range(8)]
-    by_hand = Loop(make_network(model), is_logged=variant == "logged")
-    count = max(steps // block, 3) * block  # whole blocks, of which the first is not counted, and one at the end
-    batches = Batches([some[number % 8] for number in range(count + block)], block, settling, by_hand.train)
+    block, settling = (50, 10) if model == "mlp" else (4, 1)
+    count = max(steps // block, 3) * block + 1  # whole blocks, of which the first is not counted, and the end of one
+    by_hand = Loop(make_network(model), make_batches(model, variant, count), is_logged=variant == "logged")
+    by_hand.network.register_forward_pre_hook(do_nothing)
+    network, turns = make_network(model), Turns(by_hand.train, block, settling)
+    network.register_forward_pre_hook(turns)
     run: Callable[..., str] = globals()[f"run_{case}"]
-    version = run(make_network(model), batches, variant)
-    pairs = batches.pairs[max(len(batches.pairs) // 10, 1) :]
+    version = run(network, make_batches(model, variant, count), variant)
+    pairs = turns.pairs[max(len(turns.pairs) // 10, 1) :]
     return {
         "us": statistics.median(us for us, _ in pairs),
         "above": statistics.median(us - loop for us, loop in pairs),
@@ -198,6 +217,43 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "versions": f"{version}, torch {torch.__version__}",
     }
+
+
+def do_nothing(*_: object) -> None:
+    """Cost as little as the hook of the network that takes turns."""
+
+
+def make_batches(model: str, variant: str, count: int) -> Any:
+    """Return so many batches: a list, or a loader of a dataset with a few samples that come again and again."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    loader = LOADERS.get(variant, {"batch_size": 8})
+    shape = (32,) if model == "mlp" else (3, 64, 64)
+    if variant not in LOADERS:
+        some = [(torch.randn(8, *shape), torch.randint(10, (8,))) for _ in range(8)]
+        return Batches(some[number % 8] for number in range(count))
+
+    class Samples(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.some = [(torch.randn(shape), number % 10) for number in range(256)]
+
+        def __len__(self) -> int:
+            return count * loader["batch_size"]  # type: ignore[no-any-return]
+
+        def __getitem__(self, index: int) -> Any:
+            return self.some[index % 256]
+
+    def collate(samples: list[Any]) -> Any:
+        return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+
+    return DataLoader(
+        Samples(),
+        batch_size=loader["batch_size"],
+        shuffle=True,
+        num_workers=loader.get("num_workers", 0),
+        collate_fn=collate if loader.get("collate") else None,
+    )
 
 
 def make_network(model: str) -> Any:
@@ -214,18 +270,19 @@ def make_network(model: str) -> Any:
 class Loop:
     """The loop by hand; the loss is appended to a list where it is to be logged."""
 
-    def __init__(self, network: Any, *, is_logged: bool) -> None:
+    def __init__(self, network: Any, batches: Iterable[Any], *, is_logged: bool) -> None:
         import torch
 
         self.network, self.is_logged, self.losses = network, is_logged, []
+        self.batches = itertools.chain.from_iterable(itertools.repeat(batches))
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
-    def train(self, batches: Iterable[Any]) -> None:
-        """Take a step for each batch."""
+    def train(self, count: int) -> None:
+        """Take so many steps."""
         from torch.nn import functional
 
         network, optimizer, is_logged, losses = self.network, self.optimizer, self.is_logged, self.losses
-        for inputs, targets in batches:
+        for inputs, targets in itertools.islice(self.batches, count):
             optimizer.zero_grad()
             loss = functional.cross_entropy(network(inputs), targets)
             loss.backward()
@@ -234,13 +291,13 @@ class Loop:
                 losses.append(loss.item())
 
 
-def run_loop(network: Any, batches: Batches, variant: str) -> str:
+def run_loop(network: Any, batches: Any, variant: str) -> str:
     """Train by hand, beside the other loop by hand."""
-    Loop(network, is_logged=variant == "logged").train(batches)
+    Loop(network, batches, is_logged=variant == "logged").train(len(batches))
     return "by hand"
 
 
-def run_ours(network: Any, batches: Batches, variant: str) -> str:
+def run_ours(network: Any, batches: Any, variant: str) -> str:
     """Train with this library."""
     import torch
 
@@ -273,7 +330,7 @@ def run_ours(network: Any, batches: Batches, variant: str) -> str:
     return f"composer {composer.__version__}"
 
 
-def run_composer(network: Any, batches: Batches, variant: str) -> str:
+def run_composer(network: Any, batches: Any, variant: str) -> str:
     """Train with MosaicML Composer."""
     import torch
 
@@ -302,13 +359,13 @@ def run_composer(network: Any, batches: Batches, variant: str) -> str:
         progress_bar=False,
         max_duration="1ep",
         device="cpu",
-        device_train_microbatch_size=8,
+        device_train_microbatch_size=LOADERS.get(variant, {"batch_size": 8})["batch_size"],
         seed=0,
     ).fit()
     return f"mosaicml {composer.__version__}"
 
 
-def run_lightning(network: Any, batches: Batches, variant: str) -> str:
+def run_lightning(network: Any, batches: Any, variant: str) -> str:
     """Train with Lightning."""
     import lightning
     import torch
@@ -355,7 +412,7 @@ def run_lightning(network: Any, batches: Batches, variant: str) -> str:
     return f"lightning {lightning.__version__}"
 
 
-def run_fabric(network: Any, batches: Batches, variant: str) -> str:
+def run_fabric(network: Any, batches: Any, variant: str) -> str:
     """Train with Lightning's Fabric: the loop is by hand, its parts are not."""
     import lightning
     import torch
@@ -384,6 +441,7 @@ def run_fabric(network: Any, batches: Batches, variant: str) -> str:
     callbacks = [Nothing() for _ in range(5)] if variant == "callbacks" else []
     fabric = Fabric(accelerator="cpu", loggers=InMemory() if variant == "logged" else None, callbacks=callbacks)
     model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.01))
+    batches = fabric.setup_dataloaders(batches) if variant in LOADERS else batches
     for inputs, targets in batches:
         if callbacks:
             fabric.call("on_train_batch_start")
@@ -398,7 +456,7 @@ def run_fabric(network: Any, batches: Batches, variant: str) -> str:
     return f"lightning {lightning.__version__}"
 
 
-def run_accelerate(network: Any, batches: Batches, variant: str) -> str:
+def run_accelerate(network: Any, batches: Any, variant: str) -> str:
     """Train with Accelerate: the loop is by hand, its parts are not."""
     import accelerate
     import torch
@@ -421,6 +479,7 @@ def run_accelerate(network: Any, batches: Batches, variant: str) -> str:
 
     accelerator = accelerate.Accelerator(cpu=True, log_with=InMemory() if variant == "logged" else None)
     model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.01))
+    batches = accelerator.prepare(batches) if variant in LOADERS else batches
     if variant == "logged":
         accelerator.init_trackers("memory")
     for step, (inputs, targets) in enumerate(batches):
@@ -434,7 +493,7 @@ def run_accelerate(network: Any, batches: Batches, variant: str) -> str:
     return f"accelerate {accelerate.__version__}"
 
 
-def run_hf_trainer(network: Any, batches: Batches, variant: str) -> str:
+def run_hf_trainer(network: Any, batches: Any, variant: str) -> str:
     """Train with Transformers' Trainer."""
     import tempfile
 
@@ -467,7 +526,11 @@ def run_hf_trainer(network: Any, batches: Batches, variant: str) -> str:
         def get_train_dataloader(self) -> Any:
             return batches
 
-    batches[:] = [{"inputs": inputs, "labels": labels} for inputs, labels in list.__iter__(batches)]
+    if variant in LOADERS:
+        collate = batches.collate_fn
+        batches.collate_fn = lambda samples: dict(zip(("inputs", "labels"), collate(samples), strict=True))
+    else:
+        batches = [{"inputs": inputs, "labels": labels} for inputs, labels in batches]
     model = Model()
     options = {"logging_strategy": "steps", "logging_steps": 1} if variant == "logged" else {"logging_strategy": "no"}
     trainer = Trainer(
@@ -482,7 +545,7 @@ def run_hf_trainer(network: Any, batches: Batches, variant: str) -> str:
             use_cpu=True,
             **options,
         ),
-        train_dataset=list(list.__iter__(batches)),
+        train_dataset=batches.dataset if variant in LOADERS else batches,
         callbacks=[Nothing() for _ in range(5)]
         if variant == "callbacks"
         else [Keep()]
@@ -494,7 +557,7 @@ def run_hf_trainer(network: Any, batches: Batches, variant: str) -> str:
     return f"transformers {transformers.__version__}"
 
 
-def run_ignite(network: Any, batches: Batches, variant: str) -> str:
+def run_ignite(network: Any, batches: Any, variant: str) -> str:
     """Train with Ignite: the step is by hand, the engine calls it."""
     import ignite
     import torch
@@ -511,9 +574,6 @@ def run_ignite(network: Any, batches: Batches, variant: str) -> str:
         optimizer.step()
         return loss.item() if variant == "logged" else None
 
-    def do_nothing(_: Any) -> None:
-        pass
-
     engine = Engine(step)
     if variant == "logged":
         engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: kept.append(engine.state.output))
@@ -524,7 +584,7 @@ def run_ignite(network: Any, batches: Batches, variant: str) -> str:
     return f"ignite {ignite.__version__}"
 
 
-def run_torchtnt(network: Any, batches: Batches, variant: str) -> str:
+def run_torchtnt(network: Any, batches: Any, variant: str) -> str:
     """Train with torchtnt."""
     from importlib.metadata import version
 
