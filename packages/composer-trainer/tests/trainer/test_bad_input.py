@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
@@ -213,6 +214,83 @@ class TestSchedules:
             make_trainer(scale_schedule_ratio=ratio)
         with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
             make_trainer().fit(duration="1ep", scale_schedule_ratio=ratio)
+
+
+def nothing_for(number):
+    """Return a function that returns what it gets, but None the given time."""
+    calls = iter(range(1000))
+    return lambda batch: None if next(calls) == number else batch
+
+
+def loaders_with_none():
+    """Return kinds of loaders whose batch 2 is None."""
+    batch = torch.randn(4, 4), torch.randint(3, (4,))
+    samples, collate = [(torch.randn(4), 1)] * 20, torch.utils.data.default_collate
+    dropping = nothing_for(2)
+    return {
+        "list": [batch, batch, None, batch],
+        "collate_fn": DataLoader(samples, batch_size=4, collate_fn=lambda given: dropping(collate(given))),
+        "iterator": OnceMore([batch, batch, None, batch]),
+    }
+
+
+class OnceMore:
+    """Something to iterate over that is no list and no DataLoader."""
+
+    def __init__(self, batches):
+        """Of these batches."""
+        self.batches = batches
+
+    def __iter__(self):
+        """Iterate."""
+        return iter(self.batches)
+
+
+class TestBatchesThatAreNone:
+    """A batch that is None is an error that names it, and does not end the epoch."""
+
+    @pytest.mark.parametrize("kind", loaders_with_none())
+    def test_in_training(self, make_trainer, kind):
+        """Training stops at the batch, after those before it."""
+        trainer = make_trainer(train_dataloader=loaders_with_none()[kind], max_duration="8ba")
+
+        with pytest.raises(ValueError, match=r"^train_dataloader gave None as batch 2 of the epoch"):
+            trainer.fit()
+
+        assert trainer.state.timestamp.batch == "2ba"
+
+    @pytest.mark.parametrize("kind", loaders_with_none())
+    def test_in_evaluation(self, make_trainer, kind):
+        """The evaluator is named."""
+        evaluator = Evaluator(label="held out", dataloader=loaders_with_none()[kind])
+
+        with pytest.raises(ValueError, match=r"^The loader of 'held out' gave None as batch 2 of the epoch"):
+            make_trainer(max_duration="1ep").eval(evaluator)
+
+    @pytest.mark.parametrize("kind", loaders_with_none())
+    def test_in_prediction(self, make_trainer, kind):
+        """The parameter is named."""
+        with pytest.raises(ValueError, match=r"^dataloader gave None as batch 2 of the epoch"):
+            make_trainer(max_duration="1ep").predict(loaders_with_none()[kind])
+
+    @pytest.mark.parametrize(
+        ("do", "whose"),
+        [("fit", "train_dataloader"), ("eval", "the loader of 'eval'"), ("predict", "dataloader")],
+    )
+    def test_of_transforms(self, make_trainer, do, whose):
+        """A ``batch_transforms`` that returns nothing is named."""
+        spec = DataSpec(make_trainer.loader(), batch_transforms=nothing_for(2))
+        trainer = make_trainer(max_duration="1ep", train_dataloader=spec)
+
+        with pytest.raises(ValueError, match=f"^batch_transforms of {whose} gave None as batch 2 of"):
+            getattr(trainer, do)(*[] if do == "fit" else [spec])
+
+    def test_in_export(self, make_trainer, tmp_path):
+        """There is nothing to export with."""
+        trainer = make_trainer(train_dataloader=[None], max_duration="1ep")
+
+        with pytest.raises(ValueError, match=r"first batch .* gave None as batch 0"):
+            trainer.export_for_inference("torchexport", str(tmp_path / "model.pt2"))
 
 
 class TestBatches:

@@ -13,8 +13,6 @@ from composer.checkpoint import CheckpointMismatchError, save_checkpoint
 from composer.core import Callback
 from composer.trainer.metric_state import load_metrics, save_metrics
 
-INPUTS = torch.arange(80.0).reshape(20, 4)
-
 
 class Seen(Callback):
     """Remembers the first number of each batch, and the clock after it."""
@@ -37,8 +35,21 @@ def stopped(make_trainer, tmp_path):
     return trainer.save_checkpoint(str(tmp_path / "stopped"))
 
 
-def plain_loader(kind=torch.utils.data.DataLoader, batch_size=4, **options):
-    return kind(TensorDataset(INPUTS, torch.zeros(20, dtype=torch.int64)), batch_size=batch_size, **options)
+def plain_loader(kind=torch.utils.data.DataLoader, batch_size=4, samples=20, **options):
+    inputs = torch.arange(4.0 * samples).reshape(samples, 4)
+    return kind(TensorDataset(inputs, torch.zeros(samples, dtype=torch.int64)), batch_size=batch_size, **options)
+
+
+class OnlyIterable:
+    """A loader of twenty samples that is neither a list nor a DataLoader."""
+
+    def __init__(self, batch_size):
+        """With batches of this size."""
+        self.size = batch_size
+
+    def __iter__(self):
+        """Iterate."""
+        return iter(plain_loader(batch_size=self.size))
 
 
 class TestCheck:
@@ -124,6 +135,43 @@ class TestResume:
             trainer.fit()
 
         assert seen.batches == (left or [(1, place, 12 * place - 12) for place in range(4, length + 1)])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"batch_size": 5, "samples": 25}, "had 4 samples a batch .*, and has 5, so"),
+            ({"samples": 19}, "had 20 samples when .*, and has 19, so"),
+        ],
+    )
+    def test_as_many_batches_of_other_samples(self, make_trainer, stopped, options, message):
+        """As many batches as before are not the same batches if their size or the number of samples has changed."""
+        trainer = make_trainer(train_dataloader=plain_loader(**options), max_duration="2ep", load_path=stopped)
+
+        with pytest.warns(UserWarning, match=f"^train_dataloader {message} some samples of this epoch may"):
+            trainer.fit()
+
+    def test_another_batch_size_of_a_list(self, make_trainer, tmp_path):
+        """The samples of a list's first batches are counted."""
+        trainer = make_trainer(train_dataloader=list(plain_loader(batch_size=6)), max_duration="1ep")
+        trainer.fit(duration="2ba")
+        path = trainer.save_checkpoint(str(tmp_path / "one"))
+        other = make_trainer(train_dataloader=list(plain_loader(batch_size=5)), max_duration="1ep", load_path=path)
+
+        with pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"):
+            other.fit()
+
+    def test_another_batch_size_of_what_is_loaded_again(self, make_trainer, tmp_path):
+        """The samples that are loaded again are counted."""
+        trainer = make_trainer(train_dataloader=OnlyIterable(6), max_duration="1ep")
+        trainer.fit(duration="2ba")
+        path = trainer.save_checkpoint(str(tmp_path / "one"))
+        other = make_trainer(train_dataloader=OnlyIterable(5), max_duration="1ep", load_path=path)
+
+        with (
+            pytest.warns(UserWarning, match="first 2 batches are loaded again"),
+            pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"),
+        ):
+            other.fit()
 
     def test_another_length_from_the_next_epoch_on(self, make_trainer, tmp_path):
         """Between two epochs data may change without a word."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from composer.core.data_spec import move_batch
@@ -14,15 +15,16 @@ from composer.trainer.data_state import DataState, is_data_state
 from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     import torch
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["Batches"]
+__all__ = ["END", "Batches", "none_given"]
 
-_END: Any = object()
+END: Any = object()
+"""What :meth:`Batches.next` returns when the epoch has no batch left."""
 _COMPARED = 1000
 
 
@@ -83,6 +85,8 @@ class Batches:
         self._epoch = epoch
         self._iterator: Iterator[Batch] | None = None
         self._given = 0
+        self.num_samples = 0
+        """Samples in the batches given in the epoch; who counts those of a batch adds them."""
         self._exhausted = False
         # Of several processes, those whose loader has no length or is only iterated over may end before others.
         self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
@@ -101,30 +105,34 @@ class Batches:
         """Whether the epoch has no batch left; of loaders without a length, whether it was seen to have none."""
         return self._exhausted or self._given == self.length
 
-    def next(self) -> Batch | None:
-        """Return the epoch's next batch; None if there is none.
+    def next(self) -> Batch:
+        """Return the epoch's next batch; :data:`END` if there is none.
 
         Raises:
-            ValueError: The loader has given no batch at all.
+            ValueError: The loader has given no batch at all, or None as a batch.
         """
         iterator = self._begin(self._given) if self._iterator is None else self._iterator
-        batch = next(iterator, _END)
-        if self._may_end_apart and not smallest(batch is not _END):
-            self._warn_if_others_have_more(batch is not _END)
-            batch = _END
-        if batch is _END:
+        batch = next(iterator, END)
+        if self._may_end_apart and not smallest(batch is not END):
+            self._warn_if_others_have_more(batch is not END)
+            batch = END
+        if batch is END:
             if not self._given:
                 raise ValueError(
                     "train_dataloader gave no batch in a whole epoch. A generator can be gone through only once: "
                     "give something that can be iterated over again."
                 )
             self._exhausted = True
-            return None
+            return END
+        if batch is None:
+            raise none_given("train_dataloader", self._given)
         self._given += 1
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
+            if batch is None:
+                raise none_given("batch_transforms of train_dataloader", self._given - 1)
         if self._may_be_equal:
             self._may_be_equal = False
             _warn_if_equal(batch)
@@ -150,7 +158,7 @@ class Batches:
         """Begin the next epoch, or the one given, with the next batch."""
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = None
-        self._given = 0
+        self._given = self.num_samples = 0
         self._exhausted = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,7 +166,9 @@ class Batches:
         return {
             "epoch": self._epoch,
             "batches": self._given,
+            "samples": self.num_samples,
             "length": self.spec.length,
+            "sizes": self._order.sizes(),
             "order": self._order.fingerprint(),
             "loader": self._order.state_dict(),
             "own_state": self.own_state.to_data(in_epoch=self._given > 0 and not self.epoch_is_over),
@@ -166,9 +176,11 @@ class Batches:
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return why a run cannot go on at the saved place of this data; nothing if it can."""
-        numbers = [state.get(name) for name in ("epoch", "batches")]
+        numbers = [state.get("epoch"), state.get("batches"), state.get("samples", 0)]
         if any(type(number) is not int or number < 0 for number in numbers):
-            return [f"data: epoch and batches must be whole numbers, 0 or more, got {numbers}."]
+            return [f"data: epoch, batches and samples must be whole numbers, 0 or more, got {numbers}."]
+        if not isinstance(state.get("sizes", {}), Mapping):
+            return [f"data: sizes must be numbers by name, got {type(state['sizes']).__name__}."]
         if not is_data_state(state.get("own_state", {})):
             return ["data: own_state is not as a Trainer saves it."]
         given = state["batches"]
@@ -185,24 +197,27 @@ class Batches:
         """Go on at the place that was saved. What has to be loaded to get there is loaded with the next batch."""
         self.rewind(state["epoch"])
         self._given = given = state["batches"]
-        own, own_state = state.get("loader"), state.get("own_state", {})
+        self.num_samples = state.get("samples", 0)
+        own, own_state, first = state.get("loader"), state.get("own_state", {}), None
         is_replayed = self.own_state.load_at_begin(own_state, self._device)
         if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
             self.spec.dataloader.load_state_dict(own)
         elif given and not self.epoch_is_over and not self._order.skips:
-            self._replay(given)
+            first = self._replay(given)
+        elif isinstance(self.spec.dataloader, (list, tuple)):
+            first = self._count_samples(self.spec.dataloader[:given])
         if given:
-            self._check_length(state.get("length"))
+            self._check_sizes(state, first)
         if given and not self.epoch_is_over:
             if is_replayed and self._iterator is None and self._order.skips:
                 self._begin(given)
             self._check_order(state.get("order"))
         self.own_state.load_now(own_state, self._device)
 
-    def _replay(self, given: int) -> None:
+    def _replay(self, given: int) -> int | None:
         if not self.spin:
-            self._given = 0
-            return
+            self._given = self.num_samples = 0
+            return None
         warnings.warn(
             f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
             "the run goes on with the next one. It is the right one only if the loader gives the same batches again: "
@@ -214,16 +229,26 @@ class Batches:
         )
         from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
 
-        for _ in tqdm(itertools.islice(self._begin(), given), desc="going to where the run stopped", total=given):
-            pass
+        again = itertools.islice(self._begin(), given)
+        return self._count_samples(tqdm(again, desc="going to where the run stopped", total=given))
 
-    def _check_length(self, saved: Any) -> None:
-        length = self.spec.length
-        if None not in (saved, length) and saved != length:
+    def _count_samples(self, batches: Iterable[Batch]) -> int | None:
+        """Iterate over batches and return how many samples they have; None if that is counted after transforms."""
+        count = self.spec.get_num_samples_in_batch if self.spec.batch_transforms is None else None
+        found = sum(count(batch) if count is not None and batch is not None else 0 for batch in batches)
+        return None if count is None else found
+
+    def _check_sizes(self, state: Mapping[str, Any], first: int | None) -> None:
+        """Warn if numbers, such as that of the samples in the first batches, show that the data have changed."""
+        counted = f"samples in the first {state['batches']} batches"
+        before = {"batches": state.get("length"), **state.get("sizes", {}), counted: state.get("samples")}
+        now = {"batches": self.spec.length, **self._order.sizes(), counted: first}
+        changed = [name for name in now if None not in (now[name], before.get(name)) and now[name] != before[name]]
+        if changed:
             warnings.warn(
-                f"train_dataloader had {saved} batches when the run stopped in an epoch, and has {length}, so some "
-                "samples of this epoch may come twice and others not at all. Is it the same data, with the same batch "
-                "size?",
+                f"train_dataloader had {before[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
+                f"{now[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                "same data, with the same batch size?",
                 UserWarning,
                 stacklevel=2,
             )
@@ -241,6 +266,14 @@ class Batches:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def none_given(what: str, place: int) -> ValueError:
+    """Return the error of a loader, or of transforms, that give None as a batch."""
+    return ValueError(
+        f"{what} gave None as batch {place} of the epoch (counted from 0). Every batch must hold data: does the "
+        "loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
+    )
 
 
 def _warn_of_repeats(loader: object) -> None:

@@ -69,6 +69,19 @@ class DataOrder:
         """Return what tells the epoch's order from others, where it is not certain to come again; else None."""
         return None
 
+    def sizes(self) -> dict[str, int]:
+        """Return the numbers of samples that decide which of them are in which batch, as far as they are known.
+
+        Example:
+            >>> make_order(DataLoader(range(10), batch_size=4), seed=17).sizes()
+            {'samples a batch': 4, 'samples': 10}
+        """
+        loader: Any = self.loader
+        size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
+        dataset: Any = getattr(loader, "dataset", None)
+        found = {"samples a batch": size, "samples": len(dataset) if _has_length(dataset) else 0}
+        return {name: number for name, number in found.items() if type(number) is int and number}
+
     def state_dict(self) -> dict[str, Any] | None:
         """Return the loader's own state, if it keeps one."""
         return None

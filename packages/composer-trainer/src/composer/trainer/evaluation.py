@@ -32,6 +32,7 @@ from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
+from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
 from composer.trainer.randomness import kept
 from composer.trainer.run import compute_metrics
@@ -272,8 +273,12 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
     """Count a batch, of whose samples the first ``num_real`` are this process's own; return how many there are."""
     state, spec, began = engine.state, evaluator.dataloader, time.perf_counter()
+    if batch is None:
+        raise none_given(f"The loader of {evaluator.label!r}", int(state.eval_timestamp.batch))
     batch = move_batch(batch, state.device)
     batch = batch if spec.batch_transforms is None else spec.batch_transforms(batch)
+    if batch is None:
+        raise none_given(f"batch_transforms of the loader of {evaluator.label!r}", int(state.eval_timestamp.batch))
     num_samples, num_tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
     state.batch = batch
     engine.run_event(Event.EVAL_BATCH_START)

@@ -12,6 +12,7 @@ import torch
 from composer.core import Event, Timestamp, get_precision_context
 from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
+from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
 from composer.trainer.evaluation import in_evaluation
 
@@ -39,8 +40,12 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
         batches = make_order(spec.dataloader, state.rank_zero_seed).begin(0)
         for given in itertools.islice(batches, None if subset == -1 else subset):
             began = time.perf_counter()
+            if given is None:
+                raise none_given("dataloader", int(state.predict_timestamp.batch))
             batch = move_batch(given, state.device)
             state.batch = batch if spec.batch_transforms is None else spec.batch_transforms(batch)
+            if state.batch is None:
+                raise none_given("batch_transforms of dataloader", int(state.predict_timestamp.batch))
             engine.run_event(Event.PREDICT_BATCH_START)
             if spec.microbatch_transforms is not None:  # the batch is its only part
                 state.batch = spec.microbatch_transforms(state.batch)

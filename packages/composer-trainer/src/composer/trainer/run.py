@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.batch import note_batch
+from composer.trainer.batches import END
 from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import split_and_weigh, weighed_parts
 from composer.trainer.randomness import layer_generators
@@ -152,10 +153,11 @@ class Run:
     def next_batch(self) -> bool:
         """Put the next batch into the state; return False if the epoch has none left."""
         batch = self.batches.next()
-        if batch is None:
+        if batch is END:
             return False
         self._num_samples = self._count_samples(batch)
         self._num_tokens = self._count_tokens(batch)
+        self.batches.num_samples += self._num_samples
         self.state.batch = batch
         self._times_computed = 0
         if not self._runs_alone:

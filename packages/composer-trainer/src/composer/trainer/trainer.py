@@ -38,6 +38,7 @@ from composer.distributed import (
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import Problems, as_list, check_ratio, check_subset, set_log_level
+from composer.trainer.batches import none_given
 from composer.trainer.checkpoints import Loading, save_by_one
 from composer.trainer.computing import Computing, check_microbatch_size
 from composer.trainer.data_order import make_order
@@ -576,6 +577,8 @@ class Trainer:
             raise ValueError("There is no batch to export with: give sample_input.")
         with kept(self.state.device):
             batch = next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
+            if batch is None:
+                raise none_given("The loader whose first batch is to be exported with", 0)
             batch = move_batch(batch, self.state.device)
             for transform in filter(None, (specs[0].batch_transforms, specs[0].microbatch_transforms)):
                 batch = transform(batch)
