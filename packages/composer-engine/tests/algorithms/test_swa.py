@@ -266,6 +266,26 @@ def test_what_others_save_is_refused(kind):
     assert algorithm.state_dict() == saved
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (SWA, {"num_averaged": "3"}),
+        (SWA, {"is_over": 1}),
+        (SWA, {"first_lrs": [0.1]}),
+        (SWA, {"averaged_weights": {"weight": "text"}}),
+        (EMA, {"updated_at": {}}),
+        (EMA, {"training_weights": [torch.zeros(2)]}),
+        (LayerFreezing, {"frozen_at": "half"}),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind, changes):
+    """It is named when the state is checked, so before anything of a run has been loaded."""
+    algorithm = kind()
+
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\.{next(iter(changes))}"):
+        algorithm.check_state_dict(algorithm.state_dict() | changes)
+
+
 @pytest.mark.parametrize("kind", [SWA, EMA])
 def test_copies_what_it_loads(kind, run, norm_net, engine_of, step, batch):
     """What was loaded can be loaded again: training does not write into it."""

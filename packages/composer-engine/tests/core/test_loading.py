@@ -278,6 +278,16 @@ class TestMissingAlgorithms:
 
         assert [type(one) for one in state.algorithms] == [LoadWiden]
 
+    def test_what_only_the_checkpoint_calls_needed(self, taken):
+        """A checkpoint cannot add an algorithm to a run whose class does not say that weights need it."""
+        state = make(LoadWiden(start=2.0))
+        taken["algorithms"][1]["required_on_load"] = True
+
+        with pytest.warns(UserWarning, match=r"algorithms\.LoadCount is saved, and this run has none"):
+            state.load_state_dict(taken)
+
+        assert [type(one) for one in state.algorithms] == [LoadWiden]
+
     @pytest.mark.parametrize(
         ("record", "text"),
         [

@@ -450,6 +450,37 @@ class TestRefused:
         assert len(report.differences) == 1
         assert report.differences[0].startswith("scaler: ")
 
+    @pytest.mark.parametrize(
+        ("path", "to", "text"),
+        [
+            (["schedulers", 0, "state", "last_epoch"], "x", "schedulers.StepLR.last_epoch: must be like 0, got 'x'."),
+            (
+                ["schedulers", 0, "state", "base_lrs"],
+                ["x"],
+                "schedulers.StepLR.base_lrs: must be like [0.1], got ['x'].",
+            ),
+            (["scaler", "scale"], "x", "scaler.scale: must be like 65536.0, got 'x'."),
+            (
+                ["optimizers", "Adam", "param_groups", 0, "lr"],
+                "x",
+                "Adam.param_groups[0].lr: must be like 0.1, got 'x'.",
+            ),
+            (["optimizers", "Adam", "param_groups", 0, "betas"], 3, "betas: must be like (0.9, 0.999), got 3."),
+        ],
+    )
+    def test_settings_of_torchs_objects(self, path, to, text):
+        """A text where a scheduler, scaler or optimizer has a number would only fail in the next step."""
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        state = State(model, optimizers=optimizer, schedulers=scheduler, scaler=torch.amp.GradScaler("cpu"))
+        saved_state = state.state_dict() | {"optimizers": state.get_optim_state_dict()}
+
+        with pytest.raises(StateMismatchError) as caught:
+            state.load_state_dict(changed(saved_state, *path, to=to))
+
+        assert any(text in problem for problem in caught.value.problems), caught.value.problems
+
     def test_scaler_with_other_fields(self):
         """It is checked before it is loaded."""
         state = State(model=None, scaler=torch.amp.GradScaler("cpu"))

@@ -158,6 +158,12 @@ class TestSpeedMonitor:
         assert resumed.values("time/train") == [5.0]
         assert resumed.values("throughput/batches_per_sec") == [1.0]
 
+    @pytest.mark.parametrize("state", [{}, {"train_seconds": "x", "val_seconds": 0.0}])
+    def test_nonsense(self, state):
+        """What no SpeedMonitor has saved is refused when it is checked."""
+        with pytest.raises(ValueError, match="SpeedMonitor"):
+            SpeedMonitor().check_state_dict(state)
+
     def test_no_time_has_passed(self, clock):
         """A clock that is too coarse gives no throughput instead of an error."""
         loop = Loop(clock, SpeedMonitor())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Event, NoEffectWarning, Owned
+from composer.core.conversion import from_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,11 +150,15 @@ class AveragedWeights:
             return {}
         return {"training_weights" if self._is_in_model else "averaged_weights": dict(self._outside)}
 
-    def check_state_dict(self, state: dict[str, Any], *also: str) -> None:
+    def check_state_dict(self, state: dict[str, Any], **also: Any) -> None:
         """Refuse what an algorithm with averaged weights, and with ``also`` beside them, does not save.
 
+        Args:
+            state: What was saved.
+            also: The types of the further values, by name.
+
         Raises:
-            ValueError: A key is missing or unknown.
+            ValueError: A key is missing or unknown, or a value is of another type.
         """
         known = {"averaged_weights", "training_weights", *also}
         missing, unknown = sorted({*also} - state.keys()), sorted(state.keys() - known)
@@ -162,6 +167,8 @@ class AveragedWeights:
                 f"This is not what {self.owner} saves: {_shown(missing)} are missing, {_shown(unknown)} are unknown; "
                 "of averaged_weights and training_weights there is at most one."
             )
+        for name, value in state.items():
+            from_data(value, also.get(name, dict[str, Tensor]), f"{self.owner}.{name}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave; the model is looked at when it is first seen."""

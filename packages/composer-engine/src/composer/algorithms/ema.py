@@ -143,9 +143,9 @@ class EMA(Algorithm):
         """Refuse what :meth:`state_dict` does not return.
 
         Raises:
-            ValueError: A key is missing or unknown.
+            ValueError: A key is missing or unknown, or a value is of another type.
         """
-        self._averages.check_state_dict(state, "updated_at")
+        self._averages.check_state_dict(state, updated_at=Timestamp)
 
     def ensure_compatible_state_dict(self, state: dict[str, Any]) -> None:
         """Do as :meth:`check_state_dict`, by the name that it has elsewhere."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State, saved
 
 __all__ = ["LayerFreezing"]
 
@@ -40,7 +40,7 @@ class LayerFreezing(Algorithm):
     freeze_level: float = attrs.field(
         default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
     )
-    _frozen_at: float | None = attrs.field(default=None, init=False, repr=False)
+    _frozen_at: float | None = saved(default=None)  # the fraction of the training at which layers were last frozen
     _has_frozen: bool = attrs.field(default=False, init=False, repr=False)  # in this fit, while it went on
 
     # At FIT_START what an earlier process had frozen by its last epoch is frozen again.
@@ -86,21 +86,3 @@ class LayerFreezing(Algorithm):
                 stacklevel=2,
             )
         self._has_frozen = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the fraction of the training at which layers were last frozen."""
-        return {"frozen_at": self._frozen_at}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse what :meth:`state_dict` does not return.
-
-        Raises:
-            ValueError: A key is missing or unknown.
-        """
-        if state.keys() != {"frozen_at"}:
-            raise ValueError(f"LayerFreezing saves 'frozen_at' and cannot load {sorted(state)}.")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        self.check_state_dict(state)
-        self._frozen_at = state["frozen_at"]

@@ -144,9 +144,10 @@ class SWA(Algorithm):
         """Refuse what :meth:`state_dict` does not return.
 
         Raises:
-            ValueError: A key is missing or unknown.
+            ValueError: A key is missing or unknown, or a value is of another type.
         """
-        self._averages.check_state_dict(state, "num_averaged", "is_over", "first_lrs")
+        rates = list[list[float]] | None
+        self._averages.check_state_dict(state, num_averaged=int, is_over=bool, first_lrs=rates)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""

@@ -144,9 +144,12 @@ def _missing_algorithms(state: State, saved: Mapping[str, Any], excluded: Collec
         is_excluded = record["key"] in excluded or record["name"] in excluded
         if record["required_on_load"] and record["key"] not in own and not is_excluded:
             try:
-                made[place] = rebuild_algorithm(record)
+                algorithm = rebuild_algorithm(record)
             except ValueError as error:
                 problems.append(f"algorithms.{record['key']}, which the weights need: {error}")
+                continue
+            if algorithm.required_on_load():  # a checkpoint alone cannot add algorithms to a run
+                made[place] = algorithm
     if problems:
         raise StateMismatchError(problems)
     return made

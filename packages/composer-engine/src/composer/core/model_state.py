@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from composer.core.serialization import nearest, plain
+from composer.core.serialization import is_number, nearest, plain, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "changed_dtypes",
     "check_optimizers",
+    "check_settings",
     "check_weights",
     "load_optimizers",
     "load_weights",
@@ -202,6 +203,30 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
     return named
 
 
+def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Return which saved settings cannot stand in for those of an optimizer, scheduler or scaler: a text for a number.
+
+    Example:
+        >>> check_settings("SGD", {"lr": 0.1, "foreach": None}, {"lr": "x", "foreach": True})
+        ["SGD.lr: must be like 0.1, got 'x'."]
+    """
+    return [
+        f"{path}.{name}: must be like {shortened(value)}, got {shortened(saved[name])}."
+        for name, value in own.items()
+        if _clashes(value, saved.get(name))
+    ]
+
+
+def _clashes(own: Any, saved: Any) -> bool:
+    if own is None or saved is None:
+        return False
+    if isinstance(own, (list, tuple)):
+        return not isinstance(saved, (list, tuple)) or any(_clashes(own[0], one) for one in saved if own)
+    if is_number(own):
+        return not is_number(saved) and not isinstance(saved, Tensor)
+    return isinstance(own, str) and not isinstance(saved, str)
+
+
 def check_optimizers(
     model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]
 ) -> tuple[list[str], list[str], list[str]]:
@@ -218,6 +243,11 @@ def check_optimizers(
         if problem:
             wrong.append(f"optimizers.{key}: {problem}")
             continue
+        groups = saved[key]["param_groups"]
+        if len(groups) == len(optimizer.param_groups):
+            for place, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+                held = {name: value for name, value in own_group.items() if name != "params"}
+                wrong += check_settings(f"optimizers.{key}.param_groups[{place}]", held, group)
         differences = _compare_groups(_parameter_names(model, optimizer), saved[key]["param_groups"])
         for sentences, found in zip((missing, unexpected), differences, strict=True):
             sentences += [f"optimizers.{key}.{difference}" for difference in found]

@@ -197,6 +197,7 @@ def _check_components(kind: str, own: Mapping[str, Any], records: list[dict[str,
 
 def _check_scheduler(path: str, scheduler: Any, record: Mapping[str, Any], findings: Findings) -> None:
     own = scheduler.state_dict()
+    findings.problems += model_state.check_settings(path, own, record["state"])
     findings.unexpected += [
         f"{path}.{name} is saved, and this scheduler has no such field." for name in record["state"] if name not in own
     ]
@@ -248,6 +249,7 @@ def _check_scaler(state: State, saved: Any, findings: Findings) -> None:
     elif state.scaler is not None and saved is not None:
         wanted, held = sorted(state.scaler.state_dict()), sorted(map(str, saved))
         if wanted == held:
+            findings.problems += model_state.check_settings("scaler", state.scaler.state_dict(), saved)
             findings.restored.append("scaler")
         else:
             findings.problems.append(f"scaler: must hold {wanted}, got {held}.")

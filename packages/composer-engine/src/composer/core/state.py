@@ -489,9 +489,9 @@ class State:
     ) -> LoadReport:
         """Load weights, and before that make the algorithms again that they need.
 
-        An algorithm is needed if it was saved as ``required_on_load`` and this run has none of its key: BlurPool, for
-        one, whose layers have other weights. It is made from its name and settings, changes the model as at the start
-        of a run, and is added to :attr:`algorithms`.
+        An algorithm is needed if its class and what was saved both say ``required_on_load``, and this run has none of
+        its key: BlurPool, for one, whose layers have other weights. It is made from its name and settings, changes the
+        model as at the start of a run, and is added to :attr:`algorithms`.
 
         Args:
             state_dict: ``model``: weights by name; and ``algorithms``, if there were any, as in :meth:`state_dict`.

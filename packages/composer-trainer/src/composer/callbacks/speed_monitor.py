@@ -13,6 +13,7 @@ from attrs.validators import ge, gt, in_, optional
 
 from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
+from composer.core.conversion import from_data
 
 __all__ = ["SpeedMonitor"]
 
@@ -26,6 +27,14 @@ class _Reading:
     samples: int
     tokens: int
     flops: float
+
+
+@attrs.frozen
+class _Spent:
+    """What a SpeedMonitor saves."""
+
+    train_seconds: float = attrs.field(validator=ge(0))
+    val_seconds: float = attrs.field(validator=ge(0))
 
 
 @attrs.define(eq=False)
@@ -82,8 +91,17 @@ class SpeedMonitor(Callback):
         """Return the seconds spent so far."""
         return {"train_seconds": self._train_seconds, "val_seconds": self._val_seconds}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not what a SpeedMonitor saves.
+        """
+        from_data(state, _Spent, "SpeedMonitor")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from the seconds that were spent; throughput is measured anew."""
+        self.check_state_dict(state)
         self._train_seconds, self._val_seconds = state["train_seconds"], state["val_seconds"]
         self._readings.clear()
 
