@@ -273,6 +273,15 @@ class TestFolders:
 
         assert names_in(tmp_path / "blur" / "checkpoints") == [".lock", "ep1-ba5", "latest"]
 
+    def test_a_run_name_that_does_not_fit(self, make_trainer, tmp_path):
+        """A name that becomes two folders with the run's name in it is refused before the first batch."""
+        trainer = make_trainer(CheckpointSaver(tmp_path, filename="{run_name}-ba{batch}"), run_name="team/first")
+
+        with pytest.raises(ValueError, match=r"filename \(save_filename\) must be .* got 'team/first-ba0'"):
+            trainer.fit()
+
+        assert int(trainer.state.timestamp.batch) == 0
+
     def test_folder_of_a_later_run(self, make_trainer, tmp_path):
         """A new run refuses a folder with later checkpoints before it trains, unless it may replace them."""
         first = make_trainer(CheckpointSaver(tmp_path), max_duration="2ep")
@@ -429,6 +438,12 @@ class TestSettings:
             ({"filename": "a/b"}, ValueError, "without '/'"),
             ({"latest_filename": "../latest"}, ValueError, "without '/'"),
             ({"folder": "{nothing}"}, ValueError, "nothing"),
+            ({"folder": ""}, ValueError, r"folder \(save_folder\) must be the name of a .*'\.' is the current one"),
+            ({"folder": "runs\0"}, ValueError, r"folder \(save_folder\) must be the name of a"),
+            ({"filename": "{epoch.__class__}"}, ValueError, r"filename \(save_filename\) may have \{run_name\}, "),
+            ({"filename": ""}, ValueError, r"filename \(save_filename\) must be the name of a"),
+            ({"latest_filename": ""}, ValueError, r"latest_filename \(save_latest_filename\) must be the name of a"),
+            ({"latest_filename": "late\0st"}, ValueError, r"latest_filename \(save_latest_filename\) must be the"),
         ],
     )
     def test_refused(self, settings, error, named):

@@ -1,5 +1,6 @@
 """Whatever is done to the files of a checkpoint, loading gives a sentence or the run that was saved."""
 
+import hashlib
 import json
 import shutil
 import tracemalloc
@@ -7,11 +8,22 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
+from safetensors.torch import save_file
 
-from composer.checkpoint import CheckpointError, load_checkpoint, show_checkpoint
+from composer.checkpoint import (
+    CheckpointError,
+    CheckpointSaveError,
+    load_checkpoint,
+    save_checkpoint,
+    show_checkpoint,
+    verify_checkpoint,
+)
+from composer.checkpoint.plain_json import write_json
 
 FILES = ["manifest.json", "model.safetensors", "optimizers.safetensors", "state.json"]
+LONG = "a" * 5_000_000
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -180,3 +192,66 @@ class TestDamage:
             load_checkpoint(saved, runs.make())
 
         assert outside.read_text() == "precious"
+
+
+class TestLongNames:
+    """A name of 5 MB in a hostile file is not repeated in full."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda data: data.update({LONG: 1}),
+            lambda data: data["model"].update({LONG: 1.0}),
+            lambda data: data["timestamp"].update({LONG: 1}),
+            lambda data: data["optimizers"]["Adam"]["state"]["0.weight"]["step"].update({"$tensor": LONG}),
+        ],
+        ids=["field", "weight", "clock", "tensor"],
+    )
+    def test_in_the_state(self, runs, saved, change):
+        """Wherever it is, the error has its beginning and its end, and says what is wrong."""
+        runs.edit(saved, change)
+
+        error = refusal(load_checkpoint, saved, runs.make(seed=1, batch=0))
+
+        assert "characters are left out) ... " in error
+        assert len(error) < 5000
+
+    def test_in_the_manifest(self, saved):
+        """A field that nobody knows, in a manifest that is right about itself."""
+        data = json.loads((saved / "manifest.json").read_bytes()) | {LONG: 1}
+        del data["sha256"]
+        data["sha256"] = hashlib.sha256(write_json(data)).hexdigest()
+        (saved / "manifest.json").write_bytes(write_json(data))
+
+        error = refusal(verify_checkpoint, saved)
+
+        assert "is unknown" in error
+        assert len(error) < 5000
+
+    def test_of_a_tensor(self, runs, saved):
+        """A weight's name, in the file of weights."""
+        save_file({LONG: torch.ones(1)}, saved / "model.safetensors")
+        runs.sign(saved)
+
+        error = refusal(load_checkpoint, saved, runs.make(seed=1, batch=0))
+
+        assert "model.0.weight" in error
+        assert len(error) < 5000
+
+    def test_in_a_warning(self, runs, saved):
+        """What differs from where a checkpoint was saved."""
+        runs.edit(saved, lambda data: data["environment"].update(torch=LONG))
+
+        with pytest.warns(UserWarning, match="torch was aaa") as caught:
+            load_checkpoint(saved, runs.make(seed=1, batch=0))
+
+        assert len(str(caught[0].message)) < 5000
+
+    def test_of_a_run(self, runs, tmp_path):
+        """A run's name, of a checkpoint that is in the way of another run's."""
+        save_checkpoint(runs.make(run_name=LONG), tmp_path / "one")
+
+        with pytest.raises(CheckpointSaveError, match="there is one already, of run 'aaa") as caught:
+            save_checkpoint(runs.make(run_name="other"), tmp_path / "one")
+
+        assert len(str(caught.value)) < 5000

@@ -72,11 +72,15 @@ class TestSaveCheckpoint:
 
         assert path == str(tmp_path / "blur" / "ep1-ba5")
 
-    @pytest.mark.parametrize("name", ["{what}", "ep{epoch", "{0}", ".hidden"])
+    @pytest.mark.parametrize(
+        "name", ["{what}", "ep{epoch", "{0}", ".hidden", "{epoch.__class__}", "{run_name[0]}", "{}", "ba\0", ""]
+    )
     def test_impossible_names(self, runs, name, tmp_path):
         """What cannot be filled in, or is no name of a folder, is refused."""
-        with pytest.raises(ValueError, match=r"In braces|name must be that of a folder"):
-            save_checkpoint(runs.make(), tmp_path / name)
+        with pytest.raises(ValueError, match=r"nothing else in braces|must be the name of a"):
+            save_checkpoint(runs.make(), name and f"{tmp_path}/{name}")
+
+        assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
         "value",

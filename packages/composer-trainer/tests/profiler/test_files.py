@@ -119,6 +119,8 @@ class TestExistingTraces:
     ("arguments", "message"),
     [
         ({"filename": "{step}.json"}, r"filename may have \{run_name\}, .* in it, nothing else in braces"),
+        ({"filename": "{epoch.__class__}.json"}, r"filename may have .* in it, nothing else in braces"),
+        ({"filename": "ep\0.json"}, "filename must be the name of a file or folder"),
         ({"remote": "{}"}, "remote_file_name may have"),
         ({"keep": -2}, "num_traces_to_keep must be a number of traces, or -1 for all, got -2"),
     ],

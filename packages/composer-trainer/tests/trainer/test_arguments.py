@@ -148,6 +148,29 @@ class TestNames:
             make()
 
 
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("options", "begin"),
+        [
+            ({"run_name": "../../x"}, "run_name must be a name that folders can have"),
+            ({"run_name": "first\0"}, "run_name must be a name that folders can have"),
+            ({"save_folder": ""}, r"folder \(save_folder\) must be the name"),
+            ({"save_folder": "runs\0"}, r"folder \(save_folder\) must be the name"),
+            ({"save_folder": "runs", "save_filename": "{epoch.__class__}"}, r"filename \(save_filename\) may have"),
+            ({"load_path": ""}, "load_path must be the path or address of a checkpoint"),
+            ({"load_path": "ep1\0"}, "load_path must be the path or address of a checkpoint"),
+        ],
+    )
+    def test_refused(self, make_trainer, options, begin, tmp_path, monkeypatch):
+        """What leads elsewhere than it says, or nowhere, is refused before anything is made."""
+        monkeypatch.chdir(tmp_path)
+
+        with pytest.raises(ValueError, match=f"^{begin}"):
+            make_trainer(**options)
+
+        assert not list(tmp_path.iterdir())
+
+
 class TestLogLevel:
     def test_shows_what_the_library_tells(self, make_trainer, capsys):
         """From the level on, messages are printed."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from composer.core.serialization import abridged
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -16,7 +18,7 @@ class StateMismatchError(ValueError):
     """What was saved does not fit; nothing has been changed. ``problems`` has a sentence for each difference."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(map(abridged, problems))
         title = "The saved state does not fit this run, and nothing has been changed:"
         super().__init__("\n- ".join([title, *self.problems]))
 
@@ -80,7 +82,7 @@ class Findings:
         Raises:
             StateMismatchError: Something cannot be loaded, or differs where nothing may.
         """
-        report = LoadReport(*(tuple(getattr(self, field.name)) for field in attrs.fields(LoadReport)))
+        report = LoadReport(*(tuple(map(abridged, getattr(self, field.name))) for field in attrs.fields(LoadReport)))
         problems = [*self.problems, *(report.differences if strict else ())]
         if problems:
             raise StateMismatchError(problems)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH",
     "NotSerializableError",
+    "abridged",
     "at",
     "describe",
     "is_number",
@@ -36,6 +37,7 @@ __all__ = [
 MAX_DEPTH = 64
 MAX_BITS = 4096
 _LONGEST_NAME = 500
+_LONGEST_LINE = 600
 _HOLDS = "A checkpoint holds numbers, text, lists, tuples, dictionaries, None and tensors"
 
 
@@ -174,6 +176,21 @@ def shortened(value: object) -> str:
     """Return what an object prints as, cut off where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def abridged(text: str) -> str:
+    """Return a text whose lines have no middle where they are longer than any sentence, as by a name from a file.
+
+    Example:
+        >>> len(abridged(f"model.{'a' * 5_000_000} is not saved."))
+        645
+    """
+    return "\n".join(map(_abridged_line, text.split("\n")))
+
+
+def _abridged_line(line: str) -> str:
+    left_out, half = len(line) - _LONGEST_LINE, _LONGEST_LINE // 2
+    return line if left_out <= 0 else f"{line[:half]} ... ({left_out:,} characters are left out) ... {line[-half:]}"
 
 
 def nearest(name: object, names: Iterable[str], end: str = ".") -> str:

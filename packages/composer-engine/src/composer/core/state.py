@@ -17,6 +17,7 @@ from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.loading import load_model, load_optimizers, load_state
 from composer.core.model_state import numbered, optimizer_states, weights
+from composer.core.naming import check_run_name
 from composer.core.precision import Precision
 from composer.core.saved_state import check_state, state_to_data
 from composer.core.time import Time, Timestamp, TimeUnit
@@ -123,7 +124,7 @@ class State:
     Args:
         model: What is trained; called with a batch, and asked for the ``loss`` of what comes out.
         rank_zero_seed: The run's seed.
-        run_name: The run's name.
+        run_name: The run's name; it is filled into the names of folders, and does not lead out of them.
         device: Where the model is.
         max_duration: How long to train: a time, a text (``"10ep"``) or a number of epochs.
         device_train_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
@@ -155,7 +156,7 @@ class State:
 
     model: Any = _live(kw_only=False)
     rank_zero_seed: int = _saved(default=0)
-    run_name: str = _saved(default="run", kept=True)
+    run_name: str = _saved(default="run", kept=True, validator=lambda _, __, name: check_run_name(name))
     device: torch.device = _live(default="cpu", kw_only=False, converter=torch.device)
     _max_duration: Time | None = _saved(default=None, kept=True, kw_only=True, converter=_to_max_duration)
     device_train_microbatch_size: int | None = _live(default=None)

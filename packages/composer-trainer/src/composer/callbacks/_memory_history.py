@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core.naming import fill_in
+
 if TYPE_CHECKING:
     from composer.core import Logger, State
 
@@ -73,17 +75,9 @@ def check_names(*texts: str | None) -> None:
     """
     for text in texts:
         if text is not None:
-            _fill_in(text, run_name="run", rank=0, batch=0)
+            fill_in(text, {"run_name": "run", "rank": 0, "batch": 0}, "A name")
 
 
 def _filled_in(text: str, state: State) -> str:
-    return _fill_in(text, run_name=state.run_name, rank=state.rank, batch=int(state.timestamp.batch))
-
-
-def _fill_in(text: str, **values: str | int) -> str:
-    try:
-        return text.format(**values)
-    except (KeyError, IndexError, ValueError):
-        raise ValueError(
-            f"A name may have {{run_name}}, {{rank}} and {{batch}} in it, nothing else in braces, got {text!r}."
-        ) from None
+    values = {"run_name": state.run_name, "rank": state.rank, "batch": int(state.timestamp.batch)}
+    return fill_in(text, values, "A name")

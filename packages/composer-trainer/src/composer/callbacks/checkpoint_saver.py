@@ -85,9 +85,7 @@ class CheckpointSaver(Callback):
     ) -> None:
         _check_keeping(num_checkpoints_to_keep, keep_best)
         self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
-        for name in filter(None, (filename, latest_filename)):
-            checkpoint_name(name, State(model=None))
-        filled_in(self.folder, State(model=None))
+        self._check_names(State(model=None))
         self.save_interval = (
             save_interval if callable(save_interval) else Interval.named("save_interval", save_interval)
         )
@@ -112,6 +110,7 @@ class CheckpointSaver(Callback):
         """Make the folder, and see that nobody else saves to it."""
         del logger
         refuse_sharded(state.model)
+        self._check_names(state)
         self._last = None  # a clock that was set back comes to the same moments again
         if self._opened is None and state.rank == 0:
             self._open(state)
@@ -187,6 +186,12 @@ class CheckpointSaver(Callback):
             if isinstance(error, ThreadError) and self._opened is not None and last is not None:
                 raise CheckpointSaveError(self._opened.at(last[0]), str(error)) from error
             raise
+
+    def _check_names(self, state: State) -> None:
+        filled_in(self.folder, state, "folder (save_folder)")
+        checkpoint_name(self.filename, state, "filename (save_filename)")
+        if self.latest_filename is not None:
+            checkpoint_name(self.latest_filename, state, "latest_filename (save_latest_filename)")
 
     def _save_if_due(self, state: State, event: Event) -> None:
         self._settle(self._saving.check)

@@ -10,6 +10,7 @@ from attrs.validators import in_
 
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.data_spec import move_batch
+from composer.core.naming import fill_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,12 +57,7 @@ class ExportForInferenceCallback(Callback):
 
     @save_path.validator
     def _check_save_path(self, _: object, save_path: str) -> None:
-        try:
-            save_path.format(run_name="run")
-        except (KeyError, IndexError, ValueError):
-            raise ValueError(
-                f"save_path may have {{run_name}} in it, nothing else in braces, got {save_path!r}."
-            ) from None
+        fill_in(save_path, {"run_name": "run"}, "save_path")
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Remember the first batch that is evaluated on: it is of the size that the model is used with."""
@@ -82,7 +78,7 @@ class ExportForInferenceCallback(Callback):
             export_for_inference(
                 state.model,
                 self.save_format,
-                self.save_path.format(run_name=state.run_name),
+                fill_in(self.save_path, {"run_name": state.run_name}, "save_path"),
                 sample_input=state.batch if given is None else given,
                 transforms=self.transforms,
                 input_names=self.input_names,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from composer.core.serialization import abridged
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,8 +25,8 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, path: object, reason: str) -> None:
-        self.path, self.reason = str(path), reason
-        super().__init__(f"{self.path} {reason}")
+        self.path, self.reason = str(path), abridged(reason)
+        super().__init__(f"{self.path} {self.reason}")
 
 
 class CheckpointMismatchError(CheckpointError):
@@ -36,10 +38,8 @@ class CheckpointMismatchError(CheckpointError):
     """
 
     def __init__(self, path: object, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(
-            path, "\n- ".join(["does not fit this run, and nothing has been changed:", *map(str, self.problems)])
-        )
+        self.problems = tuple(map(abridged, problems))
+        super().__init__(path, "\n- ".join(["does not fit this run, and nothing has been changed:", *self.problems]))
 
 
 class CheckpointSaveError(OSError):
@@ -55,8 +55,8 @@ class CheckpointSaveError(OSError):
     """
 
     def __init__(self, path: object, reason: str) -> None:
-        self.path, self.reason = str(path), reason
-        super().__init__(f"The checkpoint {self.path} was not saved: {reason}")
+        self.path, self.reason = str(path), abridged(reason)
+        super().__init__(f"The checkpoint {self.path} was not saved: {self.reason}")
 
 
 class FolderInUseError(RuntimeError):

@@ -16,6 +16,7 @@ from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.snapshot import MODEL, STATE
 from composer.checkpoint.tensor_file import read_shapes, read_tensors
 from composer.core import TimeUnit
+from composer.core.serialization import abridged
 
 if TYPE_CHECKING:
     import os
@@ -114,8 +115,8 @@ def _told(value: float | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without what a terminal would take for a command."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Return text without what a terminal would take for a command, and without the middle of a line that is long."""
+    return "".join(letter if letter.isprintable() else "?" for letter in abridged(text))
 
 
 def _components(data: dict[str, Any]) -> list[str]:
@@ -194,7 +195,7 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
         names = [name for name in (*one.manifest.files, *other.manifest.files) if name.endswith(".safetensors")]
         for name in dict.fromkeys(names):
             lines += _diff_tensors(name, _tensors(one, name), _tensors(other, name))
-        return lines
+        return [*map(abridged, lines)]
 
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:

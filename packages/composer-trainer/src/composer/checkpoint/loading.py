@@ -28,6 +28,7 @@ from composer.checkpoint.snapshot import (
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, loading, model_state
+from composer.core.serialization import abridged
 
 if TYPE_CHECKING:
     import os
@@ -322,7 +323,7 @@ def _elsewhere(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changes = [
         f"{name} was {saved[name]}, and is {now[name]}" for name in names if saved.get(name, now[name]) != now[name]
     ]
-    return "; ".join(changes) + "." if changes else ""
+    return "; ".join(map(abridged, changes)) + "." if changes else ""
 
 
 def _fetched(url: str, here: Path) -> Path:

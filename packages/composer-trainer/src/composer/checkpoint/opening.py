@@ -63,6 +63,8 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     Raises:
         CheckpointError: There is none.
     """
+    if not str(path):
+        raise CheckpointError("''", "is not the path of a checkpoint.")
     text = str(path).rstrip("/") or "/"
     if text == "latest" and folder is not None:
         return _newest(folder)

@@ -9,6 +9,8 @@ from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import Folder, open_folder
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
 from composer.core import State, TimeUnit
+from composer.core.naming import fill_in
+from composer.core.serialization import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,13 +63,14 @@ def save_checkpoint(
     return folder.at(name)
 
 
-def checkpoint_name(pattern: str, state: State) -> str:
+def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's name") -> str:
     """Return the name of a checkpoint at this moment.
 
     Args:
         pattern: Text in which ``{run_name}``, ``{rank}``, ``{epoch}``, ``{batch}``, ``{iteration}``, ``{sample}``,
             ``{token}``, ``{batch_in_epoch}`` and so on are filled in.
         state: The run.
+        parameter: Whose value the pattern is, for the error.
 
     Raises:
         ValueError: There is something else in braces, or it cannot be the name of a folder.
@@ -76,19 +79,19 @@ def checkpoint_name(pattern: str, state: State) -> str:
         >>> checkpoint_name("ep{epoch}-ba{batch}", State(model=None))
         'ep0-ba0'
     """
-    name = filled_in(pattern, state)
+    name = filled_in(pattern, state, parameter)
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(
-            f"A checkpoint's name must be that of a folder, without '/' and not beginning with '.', got {name!r}."
+            f"{parameter} must be the name of a folder, without '/' and not beginning with '.', got {shortened(name)}."
         )
     return name
 
 
-def filled_in(pattern: str, state: State) -> str:
+def filled_in(pattern: str, state: State, parameter: str = "A checkpoint's path") -> str:
     """Return a text with the run's name and clock filled in.
 
     Raises:
-        ValueError: Something else is in braces.
+        ValueError: Something else is in braces, or it is no name at all.
     """
     clock = state.timestamp
     values = {
@@ -97,10 +100,7 @@ def filled_in(pattern: str, state: State) -> str:
         **{name: int(value) for name, value in clock.state_dict().items() if not name.endswith("_wct")},
         "total_wct": clock.total_wct.total_seconds(),
     }
-    try:
-        return pattern.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError):
-        raise ValueError(f"In braces there may be {', '.join(values)}, got {pattern!r}.") from None
+    return fill_in(pattern, values, parameter)
 
 
 def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: bool) -> Manifest:

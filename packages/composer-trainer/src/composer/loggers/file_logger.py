@@ -14,6 +14,7 @@ import attrs
 
 from composer.core import Interval, Logger, State, Time, TimeUnit
 from composer.core.conversion import from_data
+from composer.core.naming import fill_in
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import keep, read
@@ -98,7 +99,8 @@ class FileLogger(GatheringLogger):
             raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
         self.filename, self.remote_file_name = str(filename), remote_file_name
         _filled_in(self.filename, "filename", run_name="run", rank=0)
-        _filled_in(remote_file_name or "", "remote_file_name", run_name="run", rank=0)
+        if remote_file_name is not None:
+            _filled_in(remote_file_name, "remote_file_name", run_name="run", rank=0)
         self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
         self.buffer_size = buffer_size
         self.should_log_traces = log_traces
@@ -245,12 +247,7 @@ class FileLogger(GatheringLogger):
 
 
 def _filled_in(name: str, parameter: str, *, run_name: str, rank: int) -> str:
-    try:
-        return name.format(run_name=run_name, rank=rank)
-    except (KeyError, IndexError, ValueError):
-        raise ValueError(
-            f"{parameter} may have {{run_name}} and {{rank}} in it, nothing else in braces, got {name!r}."
-        ) from None
+    return fill_in(name, {"run_name": run_name, "rank": rank}, parameter)
 
 
 def _is_of_run(path: Path, run_name: str) -> bool:

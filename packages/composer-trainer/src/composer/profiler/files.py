@@ -7,39 +7,35 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer.core import TimeUnit
+from composer.core import State, TimeUnit
+from composer.core.naming import fill_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from composer.core import Logger, State
+    from composer.core import Logger
 
 __all__ = ["TraceFiles", "check_template", "filled_in"]
 
 _UNFINISHED = ".unfinished-"
-_FIELDS = ("run_name", "rank", "epoch", "batch")
 
 
 def check_template(template: str, parameter: str) -> str:
     """Return a file name in which ``{run_name}``, ``{rank}``, ``{epoch}`` and ``{batch}`` are to be filled in.
 
     Raises:
-        ValueError: It has another name in braces.
+        ValueError: It has something else in braces, or is no name at all.
 
     Example:
         >>> check_template("ep{epoch}.json", "filename")
         'ep{epoch}.json'
     """
     template = str(template)
-    try:
-        template.format(**dict.fromkeys(_FIELDS, 0))
-    except (KeyError, IndexError, ValueError):
-        allowed = ", ".join(f"{{{field}}}" for field in _FIELDS)
-        raise ValueError(f"{parameter} may have {allowed} in it, nothing else in braces, got {template!r}.") from None
+    filled_in(template, State(model=None), parameter)
     return template
 
 
-def filled_in(template: str, state: State) -> str:
+def filled_in(template: str, state: State, parameter: str = "A name") -> str:
     """Return a file name for where a run stands.
 
     Example:
@@ -48,12 +44,13 @@ def filled_in(template: str, state: State) -> str:
         'mine/ep0-ba0.json'
     """
     clock = state.timestamp
-    return template.format(
-        run_name=state.run_name,
-        rank=state.rank,
-        epoch=clock.count(TimeUnit.EPOCH),
-        batch=clock.count(TimeUnit.BATCH),
-    )
+    values = {
+        "run_name": state.run_name,
+        "rank": state.rank,
+        "epoch": clock.count(TimeUnit.EPOCH),
+        "batch": clock.count(TimeUnit.BATCH),
+    }
+    return fill_in(template, values, parameter)
 
 
 class TraceFiles:
@@ -110,7 +107,7 @@ class TraceFiles:
         pattern = glob.escape(self.filename)
         for field in ("epoch", "batch", "rank") if of_all_ranks else ("epoch", "batch"):
             pattern = re.sub(rf"\{{{field}[^}}]*\}}", "*", pattern)
-        pattern = pattern.format(run_name=glob.escape(state.run_name), rank=state.rank)
+        pattern = fill_in(pattern, {"run_name": glob.escape(state.run_name), "rank": state.rank}, "filename")
         return sorted(path for path in self.folder_of(state).glob(pattern) if not path.name.startswith(_UNFINISHED))
 
     def folder_of(self, state: State) -> Path:

@@ -69,6 +69,8 @@ class Loading:
             raise ValueError(
                 f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
             )
+        if self.path is not None and (not str(self.path) or "\0" in str(self.path)):
+            raise ValueError(f"load_path must be the path or address of a checkpoint, got {str(self.path)!r}.")
         if self.path is not None and str(self.path) == "latest" and self.folder is None:
             raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
 

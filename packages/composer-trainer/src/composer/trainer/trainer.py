@@ -27,6 +27,7 @@ from composer.core import (
     evaluation_weights,
 )
 from composer.core.data_spec import move_batch
+from composer.core.naming import check_run_name
 from composer.distributed import (
     Parallelism,
     broadcast_model,
@@ -300,6 +301,9 @@ class Trainer:
             seed = get_random_seed() if seed is None else check_seed(seed)
         with problems.noted():
             set_log_level(python_log_level)
+        if run_name is not None:
+            with problems.noted():
+                check_run_name(run_name)
         if not problems.found:
             with problems.noted():
                 if optimizers is not None:
@@ -320,7 +324,7 @@ class Trainer:
         self.state = State(
             model=model,
             rank_zero_seed=seed,
-            run_name=from_rank_zero(run_name or _made_up_name()),
+            run_name=from_rank_zero(_made_up_name() if run_name is None else run_name),
             device=self._computing.device,
             max_duration=self._course.max_duration,
             precision=self._computing.precision,
