@@ -1,5 +1,6 @@
 """The order and the randomness of the data hang on the seed and the epoch alone."""
 
+import itertools
 import random
 
 import numpy as np
@@ -408,11 +409,71 @@ class TestOtherLoaders:
         digests = set()
         for epoch in range(3):
             unknown.begin(epoch)
-            digests.add(unknown.fingerprint())
+            digests.add(unknown.fingerprint(1))
 
-        assert known.fingerprint() is None
+        assert known.fingerprint(1) is None
         assert len(digests) > 1
         assert None not in digests
+
+
+class TestFingerprint:
+    @pytest.mark.parametrize("batched", [True, False])
+    @pytest.mark.parametrize("has_set_epoch", [True, False])
+    def test_of_what_may_not_end(self, has_set_epoch, batched):
+        """Of a sampler without a length, or one that takes the epoch, it is that of the batches given so far."""
+        own = Endless()
+        if has_set_epoch:
+            own.set_epoch = lambda epoch: None
+        options = {"sampler": own, "batch_size": 2} if batched else {"batch_sampler": BatchSampler(own, 2, False)}
+        order = make_order(DataLoader(TensorDataset(torch.arange(12)), **options), seed=17)
+        iterator = order.begin(0)
+
+        digests = []
+        for count in range(1, 4):
+            next(iterator)
+            digests.append(order.fingerprint(count))
+            own.begin = 0
+
+        assert len(set(digests)) == 3
+        assert [order.choose_again(0, count) for count in (1, 2, 3)] == digests
+        order.begin(0, skip=2)
+        assert order.fingerprint(2) == digests[1]
+        own.begin = 1
+        assert order.choose_again(0, 2) != digests[1]
+
+    def test_of_keys_that_are_no_numbers(self):
+        """Keys of other kinds have digests, too."""
+        keys = [torch.tensor(1), torch.tensor(2)]
+        order = make_order(DataLoader(_ByTensor(), batch_sampler=_Unending(keys)), seed=17)
+        iterator = order.begin(0)
+        next(iterator)
+
+        assert order.fingerprint(1) == order.choose_again(0, 1) != order.choose_again(0, 2)
+
+
+class Endless(Sampler):
+    """A sampler that never ends."""
+
+    begin = 0
+
+    def __iter__(self):
+        return ((self.begin + place) % 12 for place in itertools.count())
+
+
+class _Unending:
+    def __init__(self, keys):
+        self.keys = keys
+
+    def __iter__(self):
+        return ([key] for key in itertools.cycle(self.keys))
+
+
+class _ByTensor(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, key):
+        return key
 
 
 @given(length=st.integers(1, 30), batch=st.integers(1, 7), drop=st.booleans(), skip=st.integers(0, 9))

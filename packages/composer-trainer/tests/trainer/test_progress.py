@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Sampler, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from composer.checkpoint import CheckpointMismatchError, save_checkpoint
-from composer.core import Callback
+from composer.core import Callback, Event
 from composer.trainer.metric_state import load_metrics, save_metrics
 
 
@@ -25,6 +25,45 @@ class Seen(Callback):
         """Remember."""
         clock = state.timestamp
         self.batches.append((int(clock.epoch), int(clock.batch_in_epoch), int(state.batch[0][0, 0])))
+
+
+COUNTED = []
+
+
+class Counting(Sampler):
+    """A sampler whose order depends on what nobody finds: a list in its module."""
+
+    def __iter__(self):
+        """Begin one further on each time."""
+        COUNTED.append(1)
+        return iter([(place + len(COUNTED)) % 20 for place in range(20)])
+
+    def __len__(self):
+        """All."""
+        return 20
+
+
+class CountingByEpoch(Counting):
+    """The same, and does nothing with the epoch that it is given."""
+
+    def set_epoch(self, epoch):
+        """Leave it."""
+
+
+class Endless(Counting):
+    """The same, again and again, so that it has no length."""
+
+    def __iter__(self):
+        """Never end."""
+        while True:
+            yield from super().__iter__()
+
+    def __len__(self):
+        """Refuse, as torch's own samplers without a length do."""
+        raise NotImplementedError
+
+
+SAMPLERS = {"with a length": Counting, "with set_epoch": CountingByEpoch, "without a length": Endless}
 
 
 @pytest.fixture
@@ -203,6 +242,35 @@ class TestResume:
 
         with pytest.warns(UserWarning, match="sampler gives another order than it gave before the run stopped"):
             other.fit()
+
+    @pytest.mark.parametrize("place", ["in an epoch", "after its last batch", "at its end"])
+    @pytest.mark.parametrize("kind", ["with a length", "with set_epoch", "without a length"])
+    def test_a_sampler_with_state_that_is_not_found(self, make_trainer, tmp_path, kind, place):
+        """An order that cannot be restored is noticed wherever the run stopped, and whatever the sampler has."""
+        options = {"train_subset_num_batches": 5, "max_duration": "3ep"}
+
+        def saves(state, event):
+            moment = (int(state.timestamp.batch), event)
+            return moment == {
+                "in an epoch": (7, Event.BATCH_CHECKPOINT),
+                "after its last batch": (10, Event.BATCH_CHECKPOINT),
+                "at its end": (10, Event.EPOCH_CHECKPOINT),
+            }.get(place)
+
+        COUNTED.clear()
+        first = make_trainer(
+            train_dataloader=plain_loader(sampler=SAMPLERS[kind]()),
+            save_folder=str(tmp_path),
+            save_interval=saves,
+            **options,
+        )
+        first.fit()
+        (path,) = first.saved_checkpoints
+        COUNTED.clear()  # as in a new process
+        again = make_trainer(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), load_path=path, **options)
+
+        with pytest.warns(UserWarning, match="sampler gives another order than it gave before the run stopped"):
+            again.fit()
 
     def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
         """A run that saves only weights cannot go on from them, and says so where it begins anew."""

@@ -85,6 +85,7 @@ class Batches:
         self._epoch = epoch
         self._iterator: Iterator[Batch] | None = None
         self._given = 0
+        self._finished: tuple[int, int] | None = None
         self.num_samples = 0
         """Samples in the batches given in the epoch; who counts those of a batch adds them."""
         self._exhausted = False
@@ -156,6 +157,7 @@ class Batches:
 
     def rewind(self, epoch: int | None = None) -> None:
         """Begin the next epoch, or the one given, with the next batch."""
+        self._finished = (self._epoch, self._given) if epoch is None else None
         self._epoch = self._epoch + 1 if epoch is None else epoch
         self._iterator = None
         self._given = self.num_samples = 0
@@ -163,15 +165,20 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data: the epoch, the batches given in it, and what makes sure that it is the same."""
+        in_epoch = self._given > 0 and not self.epoch_is_over
+        order_epoch, order_batches = (self._epoch, self._given) if self._given else self._finished or (0, 0)
+        order = self._order.fingerprint(order_batches) if order_batches else None
         return {
             "epoch": self._epoch,
             "batches": self._given,
             "samples": self.num_samples,
             "length": self.spec.length,
             "sizes": self._order.sizes(),
-            "order": self._order.fingerprint(),
+            "order": order,
+            "order_epoch": order_epoch,
+            "order_batches": order_batches,
             "loader": self._order.state_dict(),
-            "own_state": self.own_state.to_data(in_epoch=self._given > 0 and not self.epoch_is_over),
+            "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -183,6 +190,9 @@ class Batches:
             return [f"data: sizes must be numbers by name, got {type(state['sizes']).__name__}."]
         if not is_data_state(state.get("own_state", {})):
             return ["data: own_state is not as a Trainer saves it."]
+        placed = [state.get(name, 0) for name in ("order_epoch", "order_batches")]
+        if any(type(number) is not int or number < 0 for number in placed):
+            return [f"data: order_epoch and order_batches must be whole numbers, 0 or more, got {placed}."]
         given = state["batches"]
         if self.length is not None and given > self.length:
             return [
@@ -198,20 +208,29 @@ class Batches:
         self.rewind(state["epoch"])
         self._given = given = state["batches"]
         self.num_samples = state.get("samples", 0)
-        own, own_state, first = state.get("loader"), state.get("own_state", {}), None
+        own, own_state, order = state.get("loader"), state.get("own_state", {}), state.get("order")
+        in_epoch, first = bool(given) and not self.epoch_is_over, None
         is_replayed = self.own_state.load_at_begin(own_state, self._device)
         if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
             self.spec.dataloader.load_state_dict(own)
-        elif given and not self.epoch_is_over and not self._order.skips:
+        elif in_epoch and not self._order.skips:
             first = self._replay(given)
         elif isinstance(self.spec.dataloader, (list, tuple)):
             first = self._count_samples(self.spec.dataloader[:given])
         if given:
             self._check_sizes(state, first)
-        if given and not self.epoch_is_over:
-            if is_replayed and self._iterator is None and self._order.skips:
+        if in_epoch:
+            if self._order.skips and (is_replayed or order is not None):
                 self._begin(given)
-            self._check_order(state.get("order"))
+            if order is not None:
+                self._compare_order(self._order.fingerprint(given), order)
+        else:
+            # Between two epochs the data may change; of the same data, a finished epoch has the same order again.
+            is_same = (state.get("length"), state.get("sizes")) == (self.spec.length, self._order.sizes())
+            if order is not None and "order_epoch" in state and is_same:
+                again = self._order.choose_again(state["order_epoch"], state.get("order_batches", 0))
+                self._compare_order(again, order)
+            self.own_state.load_between(own_state, self._device)
         self.own_state.load_now(own_state, self._device)
 
     def _replay(self, given: int) -> int | None:
@@ -253,18 +272,15 @@ class Batches:
                 stacklevel=2,
             )
 
-    def _check_order(self, saved: Any) -> None:
-        if saved is None:
-            return
-        if self._iterator is None:
-            self._begin(self._given)
-        if self._order.fingerprint() != saved:
+    def _compare_order(self, now: str | None, saved: object) -> None:
+        if now != saved:
             warnings.warn(
                 "train_dataloader's sampler gives another order than it gave before the run stopped, so some samples "
-                "of this epoch come twice and others not at all. Let it draw from torch's, NumPy's or Python's global "
-                "generators, or give it set_epoch(epoch).",
+                "come more often than others, and the run differs from one that is not interrupted. Let the sampler "
+                "draw from torch's, NumPy's or Python's global generators, or keep its state in attributes that are "
+                "numbers or generators.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=4,
             )
 
 

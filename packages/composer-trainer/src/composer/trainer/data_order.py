@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import marshal
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ __all__ = ["DataOrder", "make_order"]
 
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FAR = 2**62
+_DIGEST = 8
+_WITHOUT_REFERENCES = 2
+"""The version of :mod:`marshal` whose output depends on the value alone."""
 
 
 class DataOrder:
@@ -65,8 +69,13 @@ class DataOrder:
         del epoch
         return iter(itertools.islice(self.loader, skip, None)) if skip else iter(self.loader)
 
-    def fingerprint(self) -> str | None:
-        """Return what tells the epoch's order from others, where it is not certain to come again; else None."""
+    def fingerprint(self, batches: int) -> str | None:
+        """Return a digest of the begun epoch's order, where it is not certain to come again; else None.
+
+        Args:
+            batches: How many of its batches have been given.
+        """
+        del batches
         return None
 
     def sizes(self) -> dict[str, int]:
@@ -81,6 +90,11 @@ class DataOrder:
         dataset: Any = getattr(loader, "dataset", None)
         found = {"samples a batch": size, "samples": len(dataset) if _has_length(dataset) else 0}
         return {name: number for name, number in found.items() if type(number) is int and number}
+
+    def choose_again(self, epoch: int, batches: int) -> str | None:
+        """Return the :meth:`fingerprint` of an epoch that the sampler chooses again, without loading a batch."""
+        del epoch
+        return self.fingerprint(batches)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the loader's own state, if it keeps one."""
@@ -169,7 +183,7 @@ class IndexedOrder(_CopiedOrder):
         self._dataset = loader.dataset
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._name)
-        self._listed: list[Any] | None = None
+        self._chosen: list[Any] | _Noted | None = None
         # Workers that outlive an epoch ask the same object again.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         if not self._is_plain:
@@ -183,12 +197,11 @@ class IndexedOrder(_CopiedOrder):
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches, without loading the first ``skip``."""
-        _tell_epoch(self._dataset, epoch)
-        keys = _order_of(self._sampler, self._order_seed, epoch)
-        self._listed = keys if isinstance(keys, list) else None
+        keys: Iterable[Any] = self._choose(epoch)
         if self._num_real is not None and self._name == "batch_sampler":
             keys = real_indices(keys, self._num_real)
-        remaining: Iterator[Any] = itertools.islice(keys, skip, None)
+        remaining: Iterator[Any] = iter(keys)
+        _advance(remaining, skip)
         if not self._is_plain:
             remaining = zip(itertools.count(_first_key(self.seed, get_global_rank(), epoch) + skip), remaining)
         self._keys.next = remaining
@@ -210,9 +223,24 @@ class IndexedOrder(_CopiedOrder):
             return (collate(load(indices)) for indices in keys)
         return (collate([dataset[index] for index in indices]) for indices in keys)
 
-    def fingerprint(self) -> str | None:
+    def _choose(self, epoch: int) -> Iterable[Any]:
+        _tell_epoch(self._dataset, epoch)
+        keys = _order_of(self._sampler, self._order_seed, epoch)
+        self._chosen = keys if isinstance(keys, (list, _Noted)) else None
+        return keys
+
+    def fingerprint(self, batches: int) -> str | None:
         """Return a digest of the epoch's indices where an unknown sampler has chosen them."""
-        return None if self._listed is None else hashlib.blake2b(repr(self._listed).encode(), digest_size=8).hexdigest()
+        if isinstance(self._chosen, _Noted):
+            return self._chosen.fingerprint(batches)
+        return None if self._chosen is None else hashlib.blake2b(repr(self._chosen).encode(), digest_size=8).hexdigest()
+
+    def choose_again(self, epoch: int, batches: int) -> str | None:
+        """Return the :meth:`fingerprint` of an epoch that the sampler chooses again."""
+        keys = self._choose(epoch)
+        if isinstance(keys, _Noted):
+            _advance(keys, batches)
+        return self.fingerprint(batches)
 
 
 class StreamOrder(_CopiedOrder):
@@ -253,37 +281,45 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
-    """Return a sampler's keys for an epoch; as a list where nothing is known about it but that it ends."""
+    """Return a sampler's keys for an epoch; of an unknown one as a list or, if it may not end, as :class:`_Noted`."""
     _tell_epoch(sampler, epoch)
-    key = key_of(seed, "order", epoch)
     in_order: Iterator[Any]
     if type(sampler) is BatchSampler:
         batches = copy.copy(sampler)
         keys = _order_of(sampler.sampler, seed, epoch)
-        batches.sampler = _Keys(sampler.sampler, iter(keys))
+        batches.sampler = _Keys(sampler.sampler, keys.keys if isinstance(keys, _Noted) else iter(keys))
         in_order = iter(batches)
+        if isinstance(keys, _Noted):
+            return _Noted(in_order)
         return list(in_order) if isinstance(keys, list) else in_order
+    if type(sampler) not in (*_DRAW_AT_ONCE, SequentialSampler) and not is_plain_distributed(sampler):
+        return _unknown_order_of(sampler, seed, epoch)
+    key, drawing = key_of(seed, "order", epoch), copy.copy(sampler)
     if is_plain_distributed(sampler):
-        drawing = copy.copy(sampler)
         drawing.seed, drawing.epoch = key_of(key, sampler.seed), 0
-        in_order = iter(drawing)
-        return in_order
-    if type(sampler) is SequentialSampler or callable(getattr(sampler, "set_epoch", None)):
-        in_order = iter(sampler)
-        return in_order
-    if type(sampler) in _DRAW_AT_ONCE:
-        drawing = copy.copy(sampler)
+    elif type(sampler) in _DRAW_AT_ONCE:
         drawing.generator = torch.Generator().manual_seed(key)
-        in_order = iter(drawing)
-        return in_order
+    in_order = iter(drawing)
+    return in_order
+
+
+def _unknown_order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | _Noted:
+    if callable(getattr(sampler, "set_epoch", None)):
+        return _Noted(iter(sampler))
     _tell_epoch(getattr(sampler, "sampler", None), epoch)
-    if _has_length(sampler):
-        with kept():
-            seed_globals(key)
-            if isinstance(getattr(sampler, "generator", None), torch.Generator):
-                sampler.generator.manual_seed(key)
-            return list(sampler)
-    return _seeded_batches(lambda: iter(sampler), seed, epoch)
+    if not _has_length(sampler):
+        return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
+    key = key_of(seed, "order", epoch)
+    with kept():
+        seed_globals(key)
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):
+            sampler.generator.manual_seed(key)
+        return list(sampler)
+
+
+def _advance(iterator: Iterator[Any], count: int) -> None:
+    for _ in itertools.islice(iterator, count):
+        pass
 
 
 def _has_length(sampler: Any) -> bool:
@@ -334,6 +370,32 @@ def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         finally:
             generator.set_state(state)
         yield batch
+
+
+class _Noted:
+    """Gives what an iterator gives, and keeps a digest of all up to each item."""
+
+    def __init__(self, keys: Iterator[Any]) -> None:
+        self.keys = keys
+        self._digest, self._digests = hashlib.blake2b(digest_size=_DIGEST), bytearray()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        key = next(self.keys)
+        try:
+            content = marshal.dumps(key, _WITHOUT_REFERENCES)
+        except ValueError:  # a tensor, or an object of another library
+            content = repr(key).encode()
+        self._digest.update(content)
+        self._digests += self._digest.digest()
+        return key
+
+    def fingerprint(self, count: int) -> str | None:
+        """Return the digest of the first items; None if there are fewer."""
+        end = count * _DIGEST
+        return bytes(self._digests[end - _DIGEST : end]).hex() if 0 < end <= len(self._digests) else None
 
 
 class _Keys:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataState", "data_components", "is_data_state"]
 
-_PARTS = {"now", "at_begin"}
+_PARTS = {"now", "at_begin", "between"}
 
 
 def data_components(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -77,13 +77,17 @@ class DataState:
         """Keep the state from which the epoch is replayed."""
         self._at_begin = self._replayed.to_data()
 
-    def to_data(self, *, in_epoch: bool) -> dict[str, Any]:
+    def to_data(self, *, in_epoch: bool, is_checked: bool) -> dict[str, Any]:
         """Return what has changed.
 
         Args:
             in_epoch: Whether a run that is resumed replays the epoch from its beginning.
+            is_checked: Whether it chooses the order of a finished epoch again, to compare it.
         """
-        return {"now": self._now.to_data(), "at_begin": self._at_begin if in_epoch else self._replayed.to_data()}
+        data = {"now": self._now.to_data()}
+        if in_epoch or is_checked:
+            data["at_begin"] = self._at_begin
+        return data if in_epoch else data | {"between": self._replayed.to_data()}
 
     def report(self) -> None:
         """Warn, once of each, of what cannot be saved."""
@@ -96,6 +100,10 @@ class DataState:
         self._at_begin = dict(data.get("at_begin", {}))
         warn_of_misfits(self._replayed.load(self._at_begin, device))
         return bool(self._at_begin)
+
+    def load_between(self, data: Mapping[str, Any], device: torch.device) -> None:
+        """Restore what is replayed as it was between two epochs."""
+        warn_of_misfits(self._replayed.load(data.get("between", {}), device))
 
     def load_now(self, data: Mapping[str, Any], device: torch.device) -> None:
         """Restore what is not replayed: after the epoch has been begun again."""
