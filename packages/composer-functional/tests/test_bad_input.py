@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from pathlib import Path
 
@@ -163,6 +164,7 @@ BAD = {
     "smooth_labels": [(3, IDS), (LOGITS, IDS[:2]), (LOGITS, IDS, 1.5), (LOGITS, IDS, NAN), (LOGITS, LOGITS[:, :2])],
     "soft_cross_entropy": [(LOGITS, IDS[:2]), (LOGITS, LOGITS[:, :2]), (LOGITS, IDS, named(reduction="median"))],
     "standardize_weight": [(IDS,), (torch.rand(3), -1.0), ("weight",)],
+    "take_samples": [(IMAGES, "first", 4), (IMAGES, IDS.float(), 4), (IMAGES, IDS, 4.0), (IMAGES, IDS[None], 4)],
     "unfreeze_layers": [(NO_MODEL,)],
     "update_averages": [([LOGITS], [], 0.5), ([LOGITS], [LOGITS], 1.5), ([LOGITS], [LOGITS], NAN)],
     "update_params_in_optimizer": [(MODEL.parameters(), MODEL.parameters(), "adam")],
@@ -223,3 +225,203 @@ def test_nothing_is_changed():
 
     assert [type(layer) for layer in MODEL] == [nn.Conv2d, nn.ReLU, nn.Flatten, nn.Linear]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in MODEL.state_dict().items())
+
+
+def network():
+    """Return a model with a layer for every surgery that needs no library."""
+    convolutions = nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.GroupNorm(2, 16), nn.Dropout(), nn.ReLU()
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.LayerNorm(144), nn.Linear(144, 3))
+
+
+def with_gradients(model):
+    """Return a model whose parameters have gradients."""
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def bert():
+    """Return the smallest of its kind."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return BertModel(BertConfig(**sizes, vocab_size=8))
+
+
+def stochastic():
+    """Return a model with stochastic blocks."""
+    model = nn.Sequential(nn.Sequential(nn.Identity()))
+    cf.apply_stochastic_depth(model, nn.Identity)
+    return model
+
+
+CONV, SIZE = torch.rand(4, 3, 3, 3), (8, 8)
+GYRO = {"iters_per_epoch": 4, "max_epoch": 2, "p": 0.5, "sigma": 4, "tau": 2}
+VALID = {
+    "AlibiBias": lambda: {"num_heads": 4},
+    "AugmentAndMixTransform": dict,
+    "BlurConv2d": lambda: {"conv": nn.Conv2d(3, 4, 3, stride=2)},
+    "BlurMaxPool2d": lambda: {"kernel_size": 2},
+    "BlurPool2d": dict,
+    "ColOutTransform": dict,
+    "FactorizedConv2d": lambda: {"in_channels": 8, "out_channels": 8, "kernel_size": 3},
+    "FactorizedLinear": lambda: {"in_features": 8, "out_features": 8},
+    "GhostBatchNorm2d": lambda: {"num_features": 4},
+    "GyroDropout": lambda: GYRO,
+    "RandAugmentTransform": dict,
+    "SAMOptimizer": lambda: {"base_optimizer": SGD},
+    "SqueezeExcite2d": lambda: {"num_features": 16},
+    "WeightStandardizer": dict,
+    "alibi_slopes": lambda: {"num_heads": 4},
+    "apply_alibi": lambda: {"model": bert(), "max_sequence_length": 16},
+    "apply_blurpool": lambda: {"model": network()},
+    "apply_channels_last": lambda: {"model": network()},
+    "apply_factorization": lambda: {"model": network()},
+    "apply_fused_layernorm": lambda: {"model": network()},
+    "apply_gated_linear_units": lambda: {"model": bert()},
+    "apply_ghost_batchnorm": lambda: {"model": network()},
+    "apply_gradient_clipping": lambda: {
+        "model": with_gradients(network()),
+        "clipping_type": "norm",
+        "clipping_threshold": 1.0,
+    },
+    "apply_gyro_dropout": lambda: {"model": network(), **GYRO},
+    "apply_low_precision_groupnorm": lambda: {"model": network(), "precision": "amp_bf16"},
+    "apply_low_precision_layernorm": lambda: {"model": network(), "precision": "amp_bf16"},
+    "apply_squeeze_excite": lambda: {"model": network()},
+    "apply_stochastic_depth": lambda: {"model": nn.Sequential(nn.Identity()), "target_layer_name": nn.Identity},
+    "apply_weight_standardization": lambda: {"module": network()},
+    "augmix": dict,
+    "augmix_batch": lambda: {"input": IMAGES},
+    "augmix_image": lambda: {"img": IMAGES[0]},
+    "check_for_index_targets": lambda: {"targets": IDS},
+    "colout": dict,
+    "colout_batch": lambda: {"sample": (IMAGES, IDS)},
+    "compute_ema": lambda: {"model": nn.Linear(2, 2), "ema_model": nn.Linear(2, 2)},
+    "compute_swa": lambda: {"model": nn.Linear(2, 2), "swa_model": nn.Linear(2, 2), "num_averaged": 1},
+    "count_layers_to_freeze": lambda: {"num_layers": 4, "current_duration": 0.5},
+    "count_module_instances": lambda: {"module": MODEL, "cls": nn.Linear},
+    "cutmix": lambda: {"data": IMAGES, "target": IDS, "num_classes": 3},
+    "cutmix_batch": lambda: {"input": IMAGES, "target": IDS},
+    "cutout_batch": lambda: {"input": IMAGES},
+    "draw_augmix": lambda: {"count": 4},
+    "draw_beta": lambda: {"alpha": 0.2},
+    "draw_box": lambda: {"size": SIZE, "sides": (2, 2)},
+    "draw_corner": lambda: {"size": SIZE, "crop_size": (4, 4)},
+    "draw_cutmix_box": lambda: {"size": SIZE},
+    "draw_holes": lambda: {"size": SIZE},
+    "draw_kept": lambda: {"count": 8, "p": 0.2},
+    "draw_mixing": dict,
+    "draw_permutation": lambda: {"count": 4},
+    "draw_randaugment": lambda: {"count": 4},
+    "ensure_targets_one_hot": lambda: {"input": LOGITS, "targets": IDS},
+    "factorize_conv2d": lambda: {"weight": CONV, "rank": 2},
+    "factorize_matrix": lambda: {"weight": LOGITS, "rank": 2},
+    "freeze_layers": lambda: {"model": network(), "optimizers": None, "current_duration": 0.7},
+    "infer_target_type": lambda: {"input": LOGITS, "targets": IDS},
+    "mixup": lambda: {"data": IMAGES, "target": IDS, "num_classes": 3},
+    "mixup_batch": lambda: {"input": IMAGES, "target": IDS},
+    "randaugment": dict,
+    "randaugment_batch": lambda: {"input": IMAGES},
+    "randaugment_image": lambda: {"img": IMAGES[0]},
+    "replace_module_classes": lambda: {"module": network(), "policies": {}},
+    "resize_batch": lambda: {"input": IMAGES, "target": IDS, "scale_factor": 0.5},
+    "select_using_loss": lambda: {
+        "input": IMAGES,
+        "target": IDS,
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(192, 3)),
+        "loss_fun": nn.functional.cross_entropy,
+    },
+    "set_batch_sequence_length": lambda: {"batch": TOKENS, "curr_seq_len": 4},
+    "set_drop_rates": lambda: {"model": stochastic(), "drop_rate": 0.5},
+    "should_selective_backprop": lambda: {"current_duration": 0.6, "batch_idx": 0},
+    "smooth_labels": lambda: {"logits": LOGITS, "target": IDS},
+    "soft_cross_entropy": lambda: {"input": LOGITS, "target": IDS},
+    "standardize_weight": lambda: {"weight": CONV},
+    "take_samples": lambda: {"batch": (IMAGES, IDS), "chosen": IDS, "num_samples": 4},
+    "unfreeze_layers": lambda: {"model": network()},
+    "update_averages": lambda: {"averaged": [torch.rand(2)], "current": [torch.rand(2)]},
+    "update_params_in_optimizer": lambda: {
+        "old_params": MODEL.parameters(),
+        "new_params": MODEL.parameters(),
+        "optimizers": SGD,
+    },
+}
+OF_NO_KIND = {
+    "float": ["0.2", True, NAN, torch.tensor([0.5, 0.5])],
+    "int": ["3", True, 2.5, NAN],
+    "bool": ["yes", 1, NAN],
+    "tuple[int, int]": ["88", 8, (8, 2.5)],
+    "torch.Generator": [3, "seed"],
+    "Tensor": ["cat", 3, NAN],
+    "nn.Module": ["model", 3, nn.Linear],
+}
+IGNORED = {("apply_gradient_clipping", "fsdp_enabled")}
+"""Parameters that are accepted for old code and never read."""
+
+
+def wrong_kinds(name):
+    """Return for each parameter that is of one kind, or may be missing, what is none of that kind."""
+    for parameter in inspect.signature(getattr(cf, name)).parameters.values():
+        kind = str(parameter.annotation).removesuffix(" | None")
+        if (name, parameter.name) not in IGNORED:
+            yield from ((parameter.name, value) for value in OF_NO_KIND.get(kind, ()))
+
+
+def test_every_function_has_a_valid_call():
+    """No public function is left out below, and the calls are right before something in them is made wrong."""
+    assert {name for name in cf.__all__ if name[0].islower()} <= set(VALID)
+
+    for name, make in VALID.items():
+        getattr(cf, name)(**make())
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_what_is_of_another_kind_is_named(name):
+    """A text, a boolean, NaN, or another wrong kind of object is answered by our own code, by the parameter's name."""
+    for parameter, value in wrong_kinds(name):
+        arguments = VALID[name]() | {parameter: value}
+
+        with pytest.raises((TypeError, ValueError)) as caught:
+            getattr(cf, name)(**arguments)
+
+        place = traceback.extract_tb(caught.value.__traceback__)[-1].filename
+        assert Path(place).is_relative_to(Path(cf.__file__).parent), (parameter, value)
+        assert {"module": "model"}.get(parameter, parameter) in str(caught.value), (parameter, value)
+
+
+@pytest.mark.parametrize("name", ["smooth_labels", "soft_cross_entropy", "ensure_targets_one_hot", "mixup", "cutmix"])
+def test_a_label_out_of_range(name):
+    """A class id that no score belongs to is answered by the classes that there are, and the ids that came."""
+    arguments = VALID[name]()
+    target = "targets" if name == "ensure_targets_one_hot" else "target"
+
+    with pytest.raises(ValueError, match=rf"^{target} must hold class ids from 0 to 2, or .*, got ids from 0 to 3\."):
+        getattr(cf, name)(**arguments | {target: torch.tensor([0, 3, 1, 2])})
+
+
+class TestNamesOfOthers:
+    @pytest.mark.parametrize(
+        ("name", "ours"),
+        [
+            ("apply_ema", "compute_ema"),
+            ("label_smoothing", "smooth_labels"),
+            ("apply_blurpol", "apply_blurpool"),
+            ("mixupbatch", "mixup_batch"),
+        ],
+    )
+    def test_ours_is_suggested(self, name, ours):
+        """A name of another library, and a near miss, are answered with the public name."""
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Did you mean '{ours}'\?"):
+            getattr(cf, name)
+
+    def test_a_name_like_no_other(self):
+        """Where nothing is near, the error says where the names are."""
+        with pytest.raises(AttributeError, match=r"no attribute 'quantize_kernel'\. See composer\.functional\.__all__"):
+            cf.quantize_kernel  # noqa: B018
+
+    def test_absence_can_be_asked_for(self):
+        """``hasattr`` and ``from … import`` behave as with any module."""
+        assert not hasattr(cf, "apply_ema")
+        with pytest.raises(ImportError, match="apply_ema"):
+            exec("from composer.functional import apply_ema")

@@ -152,7 +152,7 @@ class TestCutoutBatch:
         """Holes are counted."""
         with pytest.raises(ValueError, match="num_holes must be at least 0, got -1"):
             cf.cutout_batch(torch.rand(1, 3, 4, 4), -1)
-        with pytest.raises(TypeError, match="num_holes must be an int, got float"):
+        with pytest.raises(TypeError, match=r"num_holes must be an int, got 1\.5"):
             cf.cutout_batch(torch.rand(1, 3, 4, 4), 1.5)
 
     @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ class TestMixup:
 
     def test_lists_are_refused(self):
         """Data and targets are tensors."""
-        with pytest.raises(TypeError, match=r"input must be a tensor \(N, ...\), got list"):
+        with pytest.raises(TypeError, match=r"data must be a tensor \(N, ...\), got list"):
             cf.mixup([[1.0]], torch.arange(1), num_classes=3)
         with pytest.raises(TypeError, match=r"target must be a tensor .* got list"):
             cf.mixup(torch.rand(2, 3), [0, 1], num_classes=3)

@@ -50,7 +50,7 @@ class TestAlibiSlopes:
     @pytest.mark.parametrize("num_heads", [2.0, True, "8", None, float("nan")])
     def test_what_is_no_number_of_heads_is_refused(self, num_heads: object):
         """Heads are counted."""
-        with pytest.raises(TypeError, match="num_heads must be an integer, got"):
+        with pytest.raises(TypeError, match="num_heads must be an int, got"):
             cf.AlibiBias(num_heads)
 
 

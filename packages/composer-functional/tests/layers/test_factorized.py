@@ -161,10 +161,16 @@ class TestFactorizeMatrix:
 
         assert torch.equal(weight, before)
 
-    @pytest.mark.parametrize("rank", [0, -1, 5, float("nan")])
+    @pytest.mark.parametrize("rank", [0, -1, 5])
     def test_bad_rank_is_refused(self, rank: float):
         """The message names the highest."""
         with pytest.raises(ValueError, match=r"rank must lie between 1 and 4, .* shape \(4, 6\) can have, got"):
+            cf.factorize_matrix(torch.rand(4, 6), rank)
+
+    @pytest.mark.parametrize("rank", [float("nan"), 1.5, True, "2"])
+    def test_a_rank_that_is_no_whole_number_is_refused(self, rank: object):
+        """The message names it."""
+        with pytest.raises(TypeError, match="rank must be an int, got"):
             cf.factorize_matrix(torch.rand(4, 6), rank)
 
     @pytest.mark.parametrize("shape", [(4,), (4, 6, 3, 3), (0, 4)])

@@ -142,7 +142,7 @@ class TestOwnAttention:
         ("change", "error", "message"),
         [
             ({"heads_per_layer": 0}, ValueError, "num_heads must be at least 1, got 0"),
-            ({"heads_per_layer": 2.0}, TypeError, "num_heads must be an integer, got float"),
+            ({"heads_per_layer": 2.0}, TypeError, "num_heads must be an int, got 2.0"),
             ({"attention_module": "OwnAttention"}, TypeError, "attention_module must be a class of modules"),
             ({"attention_module": nn.Conv2d}, ValueError, "attention_module must be a class that is in the model"),
             (

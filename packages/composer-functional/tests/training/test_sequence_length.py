@@ -306,7 +306,7 @@ class TestRefusals:
     @pytest.mark.parametrize("length", [4.0, True, None, "4", float("nan")])
     def test_what_is_no_length_is_refused(self, length: object):
         """Tokens are counted."""
-        with pytest.raises(TypeError, match="curr_seq_len must be an integer, got"):
+        with pytest.raises(TypeError, match="curr_seq_len must be an int, got"):
             cf.set_batch_sequence_length(_batch(), length)
 
     @pytest.mark.parametrize("batch", [torch.ones(2, 5), (torch.ones(2, 5), torch.ones(2)), None])

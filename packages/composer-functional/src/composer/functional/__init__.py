@@ -8,6 +8,8 @@ returns a report of what it did. Import what is listed here, nothing below it::
     report = cf.apply_blurpool(model, optimizers=optimizer)
 """
 
+from typing import TYPE_CHECKING
+
 from composer.functional.augmentations.augmix import (
     AugmentAndMixTransform,
     AugMixDraws,
@@ -165,3 +167,47 @@ __all__ = [
     "update_averages",
     "update_params_in_optimizer",
 ]
+
+_OTHER_NAMES = {
+    "apply_ema": "compute_ema",
+    "apply_swa": "compute_swa",
+    "apply_mixup": "mixup_batch",
+    "apply_cutmix": "cutmix_batch",
+    "apply_cutout": "cutout_batch",
+    "cutout": "cutout_batch",
+    "apply_colout": "colout_batch",
+    "apply_augmix": "augmix_batch",
+    "apply_randaugment": "randaugment_batch",
+    "apply_label_smoothing": "smooth_labels",
+    "label_smoothing": "smooth_labels",
+    "apply_layer_freezing": "freeze_layers",
+    "layer_freezing": "freeze_layers",
+    "apply_selective_backprop": "select_using_loss",
+    "selective_backprop": "select_using_loss",
+    "apply_progressive_resizing": "resize_batch",
+    "progressive_resizing": "resize_batch",
+    "apply_seq_length_warmup": "set_batch_sequence_length",
+    "apply_sequence_length_warmup": "set_batch_sequence_length",
+    "apply_sam": "SAMOptimizer",
+    "SAM": "SAMOptimizer",
+    "apply_factorize": "apply_factorization",
+    "clip_grad_norm_": "apply_gradient_clipping",
+    "clip_grad_value_": "apply_gradient_clipping",
+    "clip_gradients": "apply_gradient_clipping",
+    "adaptive_clip_grad": "apply_gradient_clipping",
+    "cross_entropy": "soft_cross_entropy",
+    "one_hot": "ensure_targets_one_hot",
+}
+"""Names by which other libraries, or their users, know what is here."""
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Raise an AttributeError that suggests a public name."""
+        import difflib  # noqa: PLC0415  (only a wrong name needs it)
+
+        other = _OTHER_NAMES.get(name)
+        close = [other] if other is not None else difflib.get_close_matches(name, __all__, n=1, cutoff=0.7)
+        hint = f". Did you mean {close[0]!r}?" if close else ". See composer.functional.__all__ for what there is."
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=None)

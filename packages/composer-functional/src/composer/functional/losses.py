@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from composer.functional.checks import check_sizes, check_whole_numbers
+
 __all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type", "soft_cross_entropy"]
 
 _REDUCTIONS = frozenset({"none", "mean", "sum"})
@@ -89,25 +91,47 @@ def ensure_targets_one_hot(input: Tensor, targets: Tensor, num_classes: int | No
         ``input``, but at least float32. A negative class id (one to be ignored) becomes zeros.
 
     Raises:
-        ValueError: ``targets`` is neither class ids nor probabilities.
-        RuntimeError: A class id is not below ``num_classes`` (raised by torch; on a GPU, when it gets there).
+        ValueError: ``targets`` is neither class ids nor probabilities, or a class id is not below ``num_classes`` (on a
+            GPU that is a RuntimeError of CUDA, later).
 
     Example:
         >>> ensure_targets_one_hot(torch.rand(2, 3), torch.tensor([2, -100]))
         tensor([[0., 0., 1.],
                 [0., 0., 0.]])
     """
+    _check_tensor("input", input)
     dtype = _at_least_float32(input)
     if infer_target_type(input, targets) == "probabilities":
         return targets if targets.is_floating_point() else targets.to(dtype)
-    return encode_one_hot(targets, input.shape[1] if num_classes is None else num_classes, dtype)
+    if num_classes is not None:
+        check_sizes(num_classes=num_classes)
+    return encode_one_hot(targets, input.shape[1] if num_classes is None else num_classes, dtype, "targets")
 
 
-def encode_one_hot(ids: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+def encode_one_hot(ids: Tensor, num_classes: int, dtype: torch.dtype, name: str = "target") -> Tensor:
     """Write class ids ``(N, ...)`` as ones and zeros ``(N, C, ...)``; a negative id becomes zeros."""
     ids = ids.long().unsqueeze(1)
     one_hot = torch.zeros((ids.shape[0], num_classes, *ids.shape[2:]), dtype=dtype, device=ids.device)
-    return one_hot.scatter_(1, ids.clamp(min=0), (ids >= 0).to(dtype))
+    return scatter_ids(one_hot, ids, (ids >= 0).to(dtype), name)
+
+
+def scatter_ids(output: Tensor, ids: Tensor, values: Tensor, name: str) -> Tensor:
+    """Write values ``(N, 1, ...)`` at the places of class ids ``(N, 1, ...)``, of negative ones at 0, in place.
+
+    Raises:
+        ValueError: A class id is not below the number of classes; of tensors on a GPU it is found later, by CUDA.
+    """
+    try:
+        return output.scatter_(1, ids.clamp(min=0), values)
+    except RuntimeError as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise ValueError(_unknown_class(name, ids, output.shape[1], "a negative one, which is ignored")) from error
+
+
+def _unknown_class(name: str, ids: Tensor, num_classes: int, other: str) -> str:
+    span = f"ids from {int(ids.min())} to {int(ids.max())}"
+    return f"{name} must hold class ids from 0 to {num_classes - 1}, or {other}, got {span}."
 
 
 def soft_cross_entropy(
@@ -132,7 +156,9 @@ def soft_cross_entropy(
         The loss: one number, or one for each sample, shape ``(N, ...)``, with ``"none"``.
 
     Raises:
-        ValueError: ``target`` is neither class ids nor probabilities, or ``reduction`` is none of the three.
+        TypeError: ``input`` or ``target`` is not a tensor, or ``weight`` neither a tensor nor ``None``.
+        ValueError: ``target`` is neither class ids nor probabilities, a class id is out of range (on a GPU that is a
+            RuntimeError of CUDA, later), or ``reduction`` is none of the three.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -143,6 +169,10 @@ def soft_cross_entropy(
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
+    if weight is not None:
+        _check_weight(weight, input)
+    if type(ignore_index) is not int:
+        check_whole_numbers(ignore_index=ignore_index)
     is_usual = (  # what is nearly always there need not be asked for by a call at every step
         isinstance(input, Tensor)
         and isinstance(target, Tensor)
@@ -158,7 +188,20 @@ def soft_cross_entropy(
         count = probabilities.detach().sum(1).count_nonzero()  # any(1) takes 25 times as long on a CPU
         return (total / count.to(_at_least_float32(total))).to(total.dtype)  # bfloat16 counts to 256 only
     ids = target if target.dtype is torch.int64 else target.long()
-    return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)
+    try:
+        return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)
+    except IndexError as error:
+        raise ValueError(_unknown_class("target", ids, input.shape[1], f"ignore_index={ignore_index}")) from error
+
+
+def _check_weight(weight: Tensor, input: Tensor) -> None:
+    _check_tensor("weight", weight)
+    _check_tensor("input", input)
+    if not weight.is_floating_point() or weight.shape != input.shape[1:2]:
+        raise ValueError(
+            f"weight must hold a floating-point number for each class, shape {tuple(input.shape[1:2])}, "
+            f"got {weight.dtype} of shape {tuple(weight.shape)}."
+        )
 
 
 def _check_tensor(name: str, given: object) -> None:

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from composer.functional.checks import check_numbers, check_whole_numbers, described
+
 __all__ = ["draw_beta", "draw_permutation"]
 
 
@@ -30,9 +32,10 @@ def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> floa
         >>> 0 <= draw_beta(0.2, generator=torch.Generator().manual_seed(17)) <= 1
         True
     """
+    check_numbers(alpha=alpha)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
-    check_on_cpu(generator)
+    check_generator(generator)
     log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
     odds = math.exp(-abs(log_odds))  # of the smaller part: the larger could overflow
     return (1 if log_odds > 0 else odds) / (1 + odds)
@@ -59,8 +62,9 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
         >>> draw_permutation(torch.rand(5, 3)).shape
         torch.Size([5])
     """
-    check_on_cpu(generator)
+    check_generator(generator)
     if not isinstance(count, Tensor):
+        check_whole_numbers(count=count)
         if count < 0:
             raise ValueError(f"count must be at least 0, got {count}. It is the number of things to put in order.")
         return torch.randperm(count, generator=generator, device="cpu")
@@ -72,9 +76,16 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
     return order.to(count.device, non_blocking=on_cuda)
 
 
-def check_on_cpu(generator: torch.Generator | None) -> None:
-    """Refuse a generator whose numbers a device would have to be waited for."""
-    if generator is not None and generator.device.type != "cpu":
+def check_generator(generator: torch.Generator | None) -> None:
+    """Refuse what is no generator, and one that draws on a device, which would have to be waited for."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or None, got {described(generator)}. "
+            "For a seed: torch.Generator().manual_seed(seed)."
+        )
+    if generator.device.type != "cpu":
         raise ValueError(
             f"generator must be on the CPU, got one on {generator.device}. "
             "Make it by torch.Generator(): to draw a number on a device would mean to wait for it."

@@ -130,11 +130,12 @@ class ComposerClassifier(ComposerModel):
             outputs, target = _two_scores(outputs, target)
         try:
             return loss_fn(outputs, target, *args, **kwargs)
-        except IndexError as error:
-            if not str(error).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+        except (IndexError, ValueError) as error:
+            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's
+            if not str(cause).startswith("Target "):  # as torch's losses say it; others are the loss function's own
                 raise
             raise ValueError(
-                f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {error} "
+                f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {cause} "
                 f"Class ids run from 0 to {outputs.shape[1] - 1}."
             ) from error
 

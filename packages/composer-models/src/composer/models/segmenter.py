@@ -127,11 +127,12 @@ class ComposerSegmenter(ComposerModel):
     def _loss_of(self, scores: Tensor, masks: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         try:
             loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
-        except IndexError as error:
-            if not str(error).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+        except (IndexError, ValueError) as error:
+            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's
+            if not str(cause).startswith("Target "):  # as torch's losses say it; others are the loss function's own
                 raise
             raise ValueError(
-                f"A mask does not fit the scores of shape {tuple(scores.shape)}: {error} Class ids run from 0 to "
+                f"A mask does not fit the scores of shape {tuple(scores.shape)}: {cause} Class ids run from 0 to "
                 f"{scores.shape[1] - 1}, and {self.ignore_index} is ignored. Set ignore_index= for another."
             ) from error
         return loss

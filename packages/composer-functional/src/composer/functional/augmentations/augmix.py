@@ -24,6 +24,7 @@ from composer.functional.augmentations.operations import (
     check_whole,
     draw_operations,
 )
+from composer.functional.checks import check_numbers, described, is_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -358,9 +359,10 @@ def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Gener
 
 
 def _check_mixture(depth: int, width: int, alpha: float) -> None:
-    if not isinstance(depth, int):
-        raise TypeError(f"depth must be an int, got {depth!r}. It is the number of operations in a chain.")
+    if not is_whole(depth):
+        raise TypeError(f"depth must be an int, got {described(depth)}. It is the number of operations in a chain.")
     check_whole("width", width, "the number of chains", least=1)
+    check_numbers(alpha=alpha)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is the parameter of both distributions.")
 

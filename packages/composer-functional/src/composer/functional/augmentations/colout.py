@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.functional.augmentations.cutout import check_images
+from composer.functional.checks import check_numbers, check_tensors
 from composer.functional.random import draw_permutation
 
 if TYPE_CHECKING:
@@ -284,11 +285,13 @@ def _check_settings(p_row: float, p_col: float, resize_target: bool | str) -> No
 
 
 def _check_share(name: str, p: float) -> None:
+    check_numbers(**{name: p})
     if not 0 <= p < 1:
         raise ValueError(f"{name} must lie in [0, 1), got {p}. It is the share that is dropped.")
 
 
 def _check_indices(name: str, indices: Tensor) -> None:
+    check_tensors(**{name: indices})
     if indices.ndim != 1 or indices.shape[0] == 0:
         raise ValueError(
             f"{name} must hold the index of each that stays, shape (K,), got shape {tuple(indices.shape)}."

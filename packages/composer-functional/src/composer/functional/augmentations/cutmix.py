@@ -10,6 +10,7 @@ from torch import Tensor
 
 from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
 from composer.functional.augmentations.mixup import check_indices, check_target, encode_ids
+from composer.functional.checks import check_numbers, check_pairs
 from composer.functional.random import draw_beta, draw_permutation
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def draw_cutmix_box(
         >>> x2 - x1 <= 8, y2 - y1 <= 16
         (True, True)
     """
+    check_pairs(size=size)
     if length is None:
         length = _draw_length(alpha, generator)
     check_length(length)
@@ -177,7 +179,7 @@ def cutmix(
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.5000, 0.0000, 0.5000]])
     """
-    _check_batch(data, target)
+    _check_batch(data, target, "data")
     if _is_mask(target, data):
         samples = torch.arange(data.shape[0], device=data.device)
         mixed, partners, _, bbox = cutmix_batch(
@@ -197,6 +199,7 @@ def cutmix(
 
 
 def _draw_length(alpha: float, generator: torch.Generator | None) -> float:
+    check_numbers(alpha=alpha)
     if alpha == 0:
         return 0.0
     if not alpha > 0:
@@ -218,6 +221,6 @@ def _is_mask(target: Tensor, images: Tensor) -> bool:
     return target.ndim in {3, 4} and target.shape[-2:] == images.shape[-2:]
 
 
-def _check_batch(input: Tensor, target: Tensor) -> None:
-    check_images(input, "(N, C, H, W)", (4,))
+def _check_batch(input: Tensor, target: Tensor, name: str = "input") -> None:
+    check_images(input, "(N, C, H, W)", (4,), name)
     check_target(input, target)

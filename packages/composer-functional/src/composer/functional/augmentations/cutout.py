@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from composer.functional.random import check_on_cpu
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from composer.functional.checks import check_flags, check_numbers, check_pairs, check_whole_numbers, described
+from composer.functional.random import check_generator
 
 __all__ = ["cutout_batch", "draw_box", "draw_holes"]
 
@@ -84,11 +82,11 @@ def draw_holes(
         >>> len(draw_holes((32, 32), num_holes=3, length=0.25))
         3
     """
-    if not isinstance(num_holes, int):
-        raise TypeError(f"num_holes must be an int, got {type(num_holes).__name__}. It is the number of squares.")
+    check_whole_numbers(num_holes=num_holes)
     if num_holes < 0:
         raise ValueError(f"num_holes must be at least 0, got {num_holes}. It is the number of squares.")
     check_length(length)
+    check_pairs(size=size)
     side = round(length * min(size))
     return _draw_boxes(num_holes, size, (side, side), uniform_sampling, generator)
 
@@ -140,6 +138,8 @@ def cutout_batch(
     size = (input.shape[-2], input.shape[-1])
     if boxes is None:
         boxes = draw_holes(size, num_holes, length, uniform_sampling, generator=generator)
+    elif not isinstance(boxes, Sequence):
+        raise TypeError(f"boxes must be a list of boxes (x1, y1, x2, y2), got {described(boxes)}.")
     else:
         for box in boxes:
             check_box("each of boxes", box, size)
@@ -163,14 +163,15 @@ def check_length(length: float | Tensor) -> None:
         raise TypeError(
             "length must be a number, got a tensor. Read it once, outside the training step: float(length)."
         )
+    check_numbers(length=length)
     if not 0 <= length <= 1:
         raise ValueError(f"length must lie in [0, 1], got {length}. It is the box's side as a share of the image's.")
 
 
 def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
     """Refuse a box that does not lie within an image."""
-    if len(box) != 4 or not all(isinstance(edge, int) for edge in box):
-        raise TypeError(f"{name} must be four ints (x1, y1, x2, y2), got {box}.")
+    if not isinstance(box, (tuple, list)) or len(box) != 4 or not all(isinstance(edge, int) for edge in box):
+        raise TypeError(f"{name} must be four ints (x1, y1, x2, y2), got {described(box)}.")
     x1, y1, x2, y2 = box
     if not (0 <= x1 <= x2 <= size[0] and 0 <= y1 <= y2 <= size[1]):
         raise ValueError(
@@ -181,7 +182,7 @@ def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
 
 def draw_pair(generator: torch.Generator | None) -> tuple[float, float]:
     """Draw two numbers evenly from [0, 1); one call of torch costs less than a draw of an integer for each."""
-    check_on_cpu(generator)
+    check_generator(generator)
     first, second = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
     return first, second
 
@@ -194,13 +195,15 @@ def _draw_boxes(
     generator: torch.Generator | None,
 ) -> list[Box]:
     """Draw all boxes at once: with a small batch, what is spent on the draw is a tenth of CutOut."""
+    check_pairs(size=size, sides=sides)
+    check_flags(uniform_sampling=uniform_sampling)
     (height, width), (rows, columns) = size, sides
     if height < 1 or width < 1 or rows < 0 or columns < 0:
         raise ValueError(
             f"size must be at least 1 and sides at least 0, got {tuple(size)} and {tuple(sides)}. "
             "They are height and width of the image and of the box, in pixels."
         )
-    check_on_cpu(generator)
+    check_generator(generator)
     boxes = []
     for across, along in torch.rand((count, 2), generator=generator, dtype=torch.float64, device="cpu").tolist():
         x1, x2 = _interval(across, height, rows, uniform_sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from composer.functional.checks import check_numbers, check_whole_numbers
 from composer.functional.losses import encode_one_hot
 from composer.functional.random import draw_beta, draw_permutation
 
@@ -30,6 +31,7 @@ def draw_mixing(alpha: float = 0.2, *, generator: torch.Generator | None = None)
         >>> draw_mixing(0)
         0.0
     """
+    check_numbers(alpha=alpha)
     if alpha == 0:
         return 0.0
     if not alpha > 0:
@@ -120,7 +122,7 @@ def mixup(
         tensor([[0.7500, 0.0000, 0.2500],
                 [0.2500, 0.0000, 0.7500]])
     """
-    _check_batch(data, target)
+    _check_batch(data, target, "data")
     if not target.is_floating_point():
         kinds = "class ids (N,), integers, or class probabilities (N, C), floating point"
         target = encode_ids(target, num_classes, data, kinds)
@@ -134,6 +136,7 @@ def encode_ids(target: Tensor, num_classes: int | None, data: Tensor, kinds: str
         raise ValueError(f"target must be {kinds}, got {target.dtype} of shape {tuple(target.shape)}.")
     if num_classes is None:
         raise ValueError("num_classes must be given when target holds class ids, got None.")
+    check_whole_numbers(num_classes=num_classes)
     return encode_one_hot(target, num_classes, torch.promote_types(data.dtype, torch.float32))
 
 
@@ -166,15 +169,15 @@ def _take(input: Tensor, indices: Tensor) -> Tensor:
     return input.index_select(0, indices) if input.is_contiguous() else input[indices]
 
 
-def _check_batch(input: Tensor, target: Tensor) -> None:
+def _check_batch(input: Tensor, target: Tensor, name: str = "input") -> None:
     if not isinstance(input, Tensor):
-        raise TypeError(f"input must be a tensor (N, ...), got {type(input).__name__}.")
+        raise TypeError(f"{name} must be a tensor (N, ...), got {type(input).__name__}.")
     if not input.is_floating_point():
         raise TypeError(
-            f"input must be floating point to be blended, got {input.dtype}. Convert it first, as by input.float()."
+            f"{name} must be floating point to be blended, got {input.dtype}. Convert it first, as by {name}.float()."
         )
     if input.ndim == 0 or input.shape[0] == 0:
-        raise ValueError(f"input must be a batch (N, ...) with at least one sample, got shape {tuple(input.shape)}.")
+        raise ValueError(f"{name} must be a batch (N, ...) with at least one sample, got shape {tuple(input.shape)}.")
     check_target(input, target)
 
 
@@ -183,6 +186,7 @@ def _check_draws(input: Tensor, mixing: float | Tensor, indices: Tensor) -> None
         raise TypeError(
             "mixing must be a number, got a tensor. Read it once, outside the training step: float(mixing)."
         )
+    check_numbers(mixing=mixing)
     if not 0 <= mixing <= 1:
         raise ValueError(f"mixing must lie in [0, 1], got {mixing}. It is the partner's weight.")
     check_indices(input, indices)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.functional.random import check_on_cpu
+from composer.functional.checks import check_numbers, described, is_whole
+from composer.functional.random import check_generator
 
 OPERATIONS = (
     "identity",
@@ -61,7 +62,7 @@ def draw_operations(
 ) -> tuple[Tensor, Tensor]:
     """Draw operations, int64, and their magnitudes, float32, both on the CPU; of functions, indices and levels."""
     check_severity(severity)
-    check_on_cpu(generator)
+    check_generator(generator)
     check_augmentation_set(augmentation_set)
     rows = _rows(augmentation_set) if isinstance(augmentation_set, str) else None
     count = len(augmentation_set if rows is None else rows)
@@ -85,14 +86,15 @@ def _rows(augmentation_set: str) -> list[tuple[int, float, float]]:
 
 def check_whole(name: str, number: int, meaning: str, least: int = 0) -> None:
     """Refuse what is not a whole number, or less than the least."""
-    if not isinstance(number, int):
-        raise TypeError(f"{name} must be an int, got {number!r}. It is {meaning}.")
+    if not is_whole(number):
+        raise TypeError(f"{name} must be an int, got {described(number)}. It is {meaning}.")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}. It is {meaning}.")
 
 
 def check_severity(severity: float) -> None:
     """Refuse what is not a level."""
+    check_numbers(severity=severity)
     if not 0 <= severity <= 10:
         raise ValueError(f"severity must lie in [0, 10], got {severity}. Levels are drawn from 0 up to it.")
 

@@ -10,6 +10,8 @@ from torch.nn.functional import interpolate
 
 from composer.functional.augmentations.colout import select_rows_and_columns
 from composer.functional.augmentations.cutout import check_images, draw_pair
+from composer.functional.checks import check_flags, check_numbers, check_pairs
+from composer.functional.random import check_generator
 
 __all__ = ["draw_corner", "resize_batch"]
 
@@ -35,6 +37,7 @@ def draw_corner(
         >>> 0 <= row <= 8, column
         (True, 0)
     """
+    check_pairs(size=size, crop_size=crop_size)
     if not (1 <= crop_size[0] <= size[0] and 1 <= crop_size[1] <= size[1]):
         raise ValueError(
             f"crop_size must be at least 1 and at most the image's height and width {tuple(size)}, "
@@ -90,6 +93,10 @@ def resize_batch(
         True
     """
     _check_settings(input, scale_factor, mode)
+    check_flags(resize_targets=resize_targets)
+    check_generator(generator)
+    if corner is not None:
+        check_pairs(corner=corner)
     height, width = input.shape[2:]
     if resize_targets:
         _check_target(target, input)
@@ -129,6 +136,7 @@ def _check_settings(input: Tensor, scale_factor: float | Tensor, mode: str) -> N
     check_images(input, "(N, C, H, W)", (4,))
     if isinstance(scale_factor, Tensor):
         raise TypeError("scale_factor must be a number, got a tensor. Read it once, outside: float(scale_factor).")
+    check_numbers(scale_factor=scale_factor)
     if not 0 < scale_factor <= 1:
         raise ValueError(f"scale_factor must lie in (0, 1], got {scale_factor}. It is the new size's share of the old.")
     if mode not in {"resize", "crop"}:
@@ -154,8 +162,6 @@ def _check_target(target: Any, input: Tensor) -> None:
 
 
 def _check_corner(corner: tuple[int, int], crop_size: tuple[int, int], size: tuple[int, int]) -> None:
-    if len(corner) != 2 or not all(isinstance(edge, int) for edge in corner):
-        raise TypeError(f"corner must be two ints, the crop's first row and column, got {corner}.")
     last = (size[0] - crop_size[0], size[1] - crop_size[1])
     if not (0 <= corner[0] <= last[0] and 0 <= corner[1] <= last[1]):
         raise ValueError(f"corner must lie between (0, 0) and {last} for the crop to lie within, got {tuple(corner)}.")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_flags, check_whole_numbers
+
 __all__ = ["AlibiBias", "alibi_slopes"]
 
 
@@ -38,8 +40,8 @@ def alibi_slopes(
         tensor([0.0625, 0.0039, 0.2500])
     """
     _check_heads(num_heads)
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype must be floating point, got {dtype}. Slopes are fractions.")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point torch.dtype, got {dtype!r}. Slopes are fractions.")
     power = 1 << (num_heads.bit_length() - 1)
     steps = torch.arange(1, power + 1, dtype=dtype, device=device) * (8 / power)
     between = (torch.arange(num_heads - power, dtype=dtype, device=device) + 0.5) * (8 / power)
@@ -82,6 +84,7 @@ class AlibiBias(nn.Module):
         super().__init__()
         _check_heads(num_heads)
         self.num_heads = num_heads
+        check_flags(causal=causal)
         self.causal = causal
         self._last: _Last | None = None
 
@@ -184,7 +187,6 @@ class NoRotaryEmbedding(nn.Module):
 
 
 def _check_heads(num_heads: int) -> None:
-    if not isinstance(num_heads, int) or isinstance(num_heads, bool):
-        raise TypeError(f"num_heads must be an integer, got {type(num_heads).__name__}.")
+    check_whole_numbers(num_heads=num_heads)
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1, got {num_heads}. It is the number of attention heads.")

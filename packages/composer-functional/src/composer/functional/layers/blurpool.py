@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, pad
 
+from composer.functional.checks import check_flags, check_pixels
+
 __all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d"]
 
 
@@ -35,6 +37,7 @@ class BlurPool2d(nn.Module):
 
     def __init__(self, stride: int | tuple[int, ...] = 2) -> None:
         super().__init__()
+        check_pixels(stride=stride)
         self.stride = _pair(stride)
         if min(self.stride) < 1:
             raise ValueError(f"stride must be at least 1, got {stride}. It is the step of the subsampling.")
@@ -89,6 +92,10 @@ class BlurMaxPool2d(nn.Module):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
+        check_pixels(kernel_size=kernel_size, padding=padding, dilation=dilation)
+        check_flags(ceil_mode=ceil_mode)
+        if stride is not None:
+            check_pixels(stride=stride)
         self.kernel_size = _pair(kernel_size)
         self.padding = _pair(padding)
         self.dilation = _pair(dilation)
@@ -157,6 +164,7 @@ class BlurConv2d(nn.Module):
             raise TypeError(f"conv must be a torch.nn.Conv2d, got {type(conv).__name__}.")
         if max(conv.stride) == 1:
             raise ValueError("conv must have a stride above 1, got 1. Without subsampling there is nothing to blur.")
+        check_flags(blur_first=blur_first)
         self.blur_first = blur_first
         self.conv = conv
         if blur_first and not _is_pointwise(conv):

@@ -8,6 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
+from composer.functional.checks import (
+    check_flags,
+    check_pixels,
+    check_sizes,
+    check_tensors,
+    check_whole_numbers,
+)
+
 __all__ = ["FactorizedConv2d", "FactorizedLinear", "factorize_conv2d", "factorize_matrix"]
 
 
@@ -102,13 +110,16 @@ def factorize_conv2d(
         (torch.Size([4, 8, 3, 3]), torch.Size([16, 4, 1, 1]))
     """
     _check_weight(weight, 4, "(out, in, rows, columns)")
+    check_pixels(stride=stride, padding=padding, dilation=dilation)
     patches = None
     if inputs is not None:
+        check_tensors(inputs=inputs)
         if inputs.ndim != 4 or inputs.shape[1] != weight.shape[1]:
             raise ValueError(f"inputs must have shape (N, {weight.shape[1]}, H, W), got {tuple(inputs.shape)}.")
         kernel_size = (weight.shape[2], weight.shape[3])
         patches = unfold(inputs, kernel_size, dilation, padding, stride).mT
     if targets is not None:
+        check_tensors(targets=targets)
         if targets.ndim != 4:
             raise ValueError(f"targets must have shape (N, {weight.shape[0]}, H', W'), got {tuple(targets.shape)}.")
         targets = targets.flatten(2).mT
@@ -145,6 +156,8 @@ class FactorizedLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, latent_features: float = 0.25) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, out_features=out_features)
+        check_flags(bias=bias)
         self.in_features = in_features
         self.out_features = out_features
         smaller = min(in_features, out_features)
@@ -229,6 +242,8 @@ class FactorizedConv2d(nn.Module):
         latent_channels: float = 0.25,
     ) -> None:
         super().__init__()
+        check_sizes(in_channels=in_channels, out_channels=out_channels)
+        check_flags(bias=bias)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.latent_channels = resolve_latent_size(latent_channels, min(in_channels, out_channels), "latent_channels")
@@ -293,7 +308,7 @@ class FactorizedConv2d(nn.Module):
 
 def resolve_latent_size(latent: float, size: int, name: str) -> int:
     """Return a width that is given as a whole number, or as a fraction of another one."""
-    if isinstance(latent, int) and latent >= 1:
+    if isinstance(latent, int) and not isinstance(latent, bool) and latent >= 1:
         return latent
     if isinstance(latent, float) and 0 < latent < 1:
         return max(1, int(latent * size))
@@ -306,6 +321,9 @@ def resolve_latent_size(latent: float, size: int, name: str) -> int:
 def _fit_to_data(weight: Tensor, rank: int, inputs: Tensor, targets: Tensor | None) -> Tensor:
     """Return the matrix of the given rank whose outputs are nearest to the targets, or else to those of the weight."""
     out_features, in_features = weight.shape
+    check_tensors(inputs=inputs)
+    if targets is not None:
+        check_tensors(targets=targets)
     if inputs.ndim == 0 or inputs.shape[-1] != in_features or inputs.numel() == 0:
         raise ValueError(f"inputs must have shape (..., {in_features}) and a row at least, got {tuple(inputs.shape)}.")
     if targets is not None and targets.shape != (*inputs.shape[:-1], out_features):
@@ -332,6 +350,7 @@ def _check_weight(weight: Tensor, ndim: int, shape: str) -> None:
 
 
 def _check_rank(rank: int, weight: Tensor) -> None:
+    check_whole_numbers(rank=rank)
     if not 1 <= rank <= min(weight.shape):
         raise ValueError(
             f"rank must lie between 1 and {min(weight.shape)}, the highest that a matrix of shape "

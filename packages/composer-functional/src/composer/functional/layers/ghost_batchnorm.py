@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from composer.functional.checks import check_flags, check_numbers, check_sizes
+
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
 
@@ -26,6 +28,11 @@ class _GhostBatchNorm(_BatchNorm):
         track_running_stats: bool = True,
         **factory: Any,
     ) -> None:
+        check_sizes(num_features=num_features)
+        check_numbers(eps=eps, momentum=0.1 if momentum is None else momentum)
+        if not eps >= 0 or not 0 <= (momentum or 0) <= 1:
+            raise ValueError(f"eps must be at least 0, and momentum lie in [0, 1], got {eps} and {momentum}.")
+        check_flags(affine=affine, track_running_stats=track_running_stats)
         check_ghost_batch_size(ghost_batch_size)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, **factory)
         self.ghost_batch_size = ghost_batch_size
@@ -194,7 +201,7 @@ class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:
     """Refuse what is not a whole number of at least 1."""
-    if not isinstance(ghost_batch_size, int) or ghost_batch_size < 1:
+    if not isinstance(ghost_batch_size, int) or isinstance(ghost_batch_size, bool) or ghost_batch_size < 1:
         raise ValueError(
             f"ghost_batch_size must be a whole number of at least 1, got {ghost_batch_size!r}. "
             "It is how many samples are normalised together."

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_numbers, check_whole_numbers
+
 __all__ = ["GyroDropout"]
 
 
@@ -105,6 +107,8 @@ class GyroDropout(nn.Module):
 
 
 def _check_settings(iters_per_epoch: int, max_epoch: int, p: float, sigma: int, tau: int) -> None:
+    check_whole_numbers(iters_per_epoch=iters_per_epoch, max_epoch=max_epoch, sigma=sigma, tau=tau)
+    check_numbers(p=p)
     for name, number, meaning in (
         ("iters_per_epoch", iters_per_epoch, "forward passes of training in an epoch"),
         ("max_epoch", max_epoch, "epochs of training"),

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from composer.functional.checks import check_whole_numbers
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 
@@ -37,6 +38,7 @@ class SqueezeExcite2d(nn.Module):
 
     def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
         super().__init__()
+        check_whole_numbers(num_features=num_features)
         if num_features < 1:
             raise ValueError(f"num_features must be at least 1, got {num_features}. It is the number of channels.")
         latent = resolve_latent_size(latent_channels, num_features, "latent_channels")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_numbers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -100,6 +102,7 @@ class StochasticDepthBlock(nn.Module):
         Raises:
             ValueError: ``drop_rate`` lies outside ``[0, 1]``, or there is no such method.
         """
+        check_numbers(drop_rate=drop_rate)
         if not 0 <= drop_rate <= 1:
             raise ValueError(f"drop_rate must be between 0 and 1, got {drop_rate}. It is a probability.")
         if stochastic_method not in _METHODS:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from composer.functional.checks import check_numbers
+
 __all__ = ["WeightStandardizer", "standardize_weight"]
 
 
@@ -36,12 +38,17 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
         raise TypeError(f"weight must be a floating point tensor, got {kind}.")
     if weight.ndim < 2 or weight.numel() == 0:
         raise ValueError(f"weight must have shape (out, in, ...) and an element at least, got {tuple(weight.shape)}.")
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}. It keeps filters of equal weights from becoming NaN.")
+    _check_eps(eps)
     if weight.is_contiguous():
         return layer_norm(weight, weight.shape[1:], eps=eps)
     channels_last = weight.movedim(1, -1)
     return layer_norm(channels_last, channels_last.shape[1:], eps=eps).movedim(-1, 1)
+
+
+def _check_eps(eps: float) -> None:
+    check_numbers(eps=eps)
+    if not eps > 0:
+        raise ValueError(f"eps must be above 0, got {eps}. It keeps filters of equal weights from becoming NaN.")
 
 
 class WeightStandardizer(nn.Module):
@@ -51,7 +58,8 @@ class WeightStandardizer(nn.Module):
         eps: What keeps the division safe.
 
     Raises:
-        ValueError: When called, as :func:`standardize_weight`.
+        TypeError: ``eps`` is not a number.
+        ValueError: ``eps`` is not above 0; when called, as :func:`standardize_weight`.
 
     Example:
         >>> conv = nn.Conv2d(4, 8, 3)
@@ -62,6 +70,7 @@ class WeightStandardizer(nn.Module):
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
+        _check_eps(eps)
         self.eps = eps
 
     def forward(self, weight: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from composer.functional.checks import check_flags, check_whole_numbers
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
@@ -60,6 +61,8 @@ def apply_blurpool(
         >>> bool(apply_blurpool(model))
         False
     """
+    check_whole_numbers(min_channels=min_channels)
+    check_flags(replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first)
     if min_channels < 1:
         raise ValueError(
             f"min_channels must be at least 1, got {min_channels}. "

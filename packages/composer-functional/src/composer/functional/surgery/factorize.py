@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
+from composer.functional.checks import check_flags, check_whole_numbers
 from composer.functional.layers.factorized import FactorizedConv2d, FactorizedLinear, resolve_latent_size
 from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
 
@@ -75,6 +76,7 @@ def apply_factorization(
         raise TypeError(f"The model must be a torch.nn.Module, got {type(model).__name__}.")
     resolve_latent_size(latent_channels, 1, "latent_channels")
     resolve_latent_size(latent_features, 1, "latent_features")
+    check_flags(factorize_convs=factorize_convs, factorize_linears=factorize_linears)
     _check_minimum("min_channels", min_channels)
     _check_minimum("min_features", min_features)
     if isinstance(model, FactorizedConv2d | FactorizedLinear):
@@ -132,6 +134,7 @@ def _find_tied(model: nn.Module) -> Callable[[nn.Module], bool]:
 
 
 def _check_minimum(name: str, minimum: int) -> None:
+    check_whole_numbers(**{name: minimum})
     if not minimum >= 1:
         raise ValueError(
             f"{name} must be at least 1, got {minimum}. It is the smallest width that a layer must have to be replaced."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_flags
 from composer.functional.layers.gated_linear_units import GatedLinearUnit, check_activation
 from composer.functional.surgery.architectures import find_loaded_class
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
@@ -67,6 +68,7 @@ def apply_gated_linear_units(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    check_flags(gated_layer_bias=gated_layer_bias, non_gated_layer_bias=non_gated_layer_bias)
     if act_fn is not None:
         check_activation(act_fn)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from composer.functional.checks import described
 
 __all__ = ["update_params_in_optimizer"]
 
@@ -41,7 +43,7 @@ def update_params_in_optimizer(
         >>> optimizer.param_groups[0]["params"][0] is new.weight
         True
     """
-    old, new = _with_names(old_params), _with_names(new_params)
+    old, new = _with_names("old_params", old_params), _with_names("new_params", new_params)
     holders = _find_holders(optimizers)
     held = [(name, parameter) for name, parameter in old if id(parameter) in holders]
     if any("param_names" in group for _, parameter in held for _, group in holders[id(parameter)]):
@@ -77,7 +79,8 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Modu
         TypeError: They are something else.
         ValueError: None of them holds a parameter of ``model``, which has some.
     """
-    listed = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    is_one = isinstance(optimizers, Optimizer | Tensor) or not isinstance(optimizers, Iterable)
+    listed: list[Any] = [optimizers] if is_one else list(optimizers)  # type: ignore[arg-type]
     wrong = [type(each).__name__ for each in listed if not isinstance(each, Optimizer)]
     if wrong:
         raise TypeError(f"optimizers must be one or several torch.optim.Optimizer, got {wrong[0]} among them.")
@@ -97,7 +100,9 @@ _Named = list[tuple[str | None, nn.Parameter]]
 _Group = dict[str, Any]
 
 
-def _with_names(params: NamedParameters) -> _Named:
+def _with_names(name: str, params: NamedParameters) -> _Named:
+    if isinstance(params, str | Tensor) or not isinstance(params, Iterable):
+        raise TypeError(f"{name} must be parameters, or pairs (name, parameter), got {described(params)}.")
     return [each if isinstance(each, tuple) else (None, each) for each in params]
 
 

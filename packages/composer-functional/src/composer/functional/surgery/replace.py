@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from composer.functional.checks import check_flags, described
 from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
 
 if TYPE_CHECKING:
@@ -152,6 +153,10 @@ def replace_module_classes(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    check_flags(recurse_on_replacements=recurse_on_replacements)
+    for name, given in (("policies", policies), ("indices", {} if indices is None else indices)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{name} must be a dictionary whose keys are classes of modules, got {described(given)}.")
     listed = None if optimizers is None else check_optimizers(optimizers, module)
     seen = {} if indices is None else indices
     walk = _Walk(policies, recurse_on_replacements, seen, next(_tensors(module), None))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from composer.functional.checks import check_whole_numbers
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d, plain_convolution
@@ -60,6 +61,7 @@ def apply_squeeze_excite(
         False
     """
     resolve_latent_size(latent_channels, 1, "latent_channels")
+    check_whole_numbers(min_channels=min_channels)
     if not min_channels >= 1:
         raise ValueError(
             f"min_channels must be at least 1, got {min_channels}. "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from composer.functional.checks import check_numbers
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
@@ -139,6 +140,7 @@ def _distribute(blocks: Sequence[StochasticDepthBlock], drop_rate: float, distri
 
 
 def _check_rates(drop_rate: float, distribution: str) -> None:
+    check_numbers(drop_rate=drop_rate)
     if not 0 <= drop_rate <= 1:
         raise ValueError(f"drop_rate must be between 0 and 1, got {drop_rate}. It is a probability.")
     if distribution not in {"linear", "uniform"}:

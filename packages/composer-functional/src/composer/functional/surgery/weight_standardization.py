@@ -8,6 +8,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
+from composer.functional.checks import is_whole
 from composer.functional.layers.weight_standardization import WeightStandardizer
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 
@@ -56,7 +57,7 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
-    if not isinstance(n_last_layers_ignore, int) or n_last_layers_ignore < 0:
+    if not is_whole(n_last_layers_ignore) or n_last_layers_ignore < 0:
         raise ValueError(
             f"n_last_layers_ignore must be a whole number of at least 0, got {n_last_layers_ignore!r}. "
             "It is how many convolutions at the end are left alone."

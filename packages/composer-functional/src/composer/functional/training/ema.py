@@ -7,6 +7,8 @@ import operator
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_numbers, described
+
 __all__ = ["compute_ema", "update_averages"]
 
 _Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -67,8 +69,12 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         >>> average
         tensor([0.2500, 1.0000])
     """
+    check_numbers(smoothing=smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the weight of the old average.")
+    for name, given in (("averaged", averaged), ("current", current)):
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} must be a list of tensors, got {described(given)}.")
     if len(averaged) != len(current):
         raise ValueError(f"averaged and current must be as long, got {len(averaged)} and {len(current)} tensors.")
     if averaged and all(map(operator.is_, averaged, current)):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_numbers
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -209,8 +211,7 @@ def _norm_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _check_threshold(threshold: float) -> None:
-    if not isinstance(threshold, int | float):
-        raise TypeError(f"clipping_threshold must be a number, got {type(threshold).__name__}. Convert it: float(...).")
+    check_numbers(clipping_threshold=threshold)
     if not threshold > 0:
         raise ValueError(f"clipping_threshold must be above 0, got {threshold}. It is what gradients are limited to.")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from composer.functional.losses import infer_target_type
+from composer.functional.checks import check_numbers
+from composer.functional.losses import infer_target_type, scatter_ids
 
 __all__ = ["smooth_labels"]
 
@@ -27,14 +28,15 @@ def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
 
     Raises:
         TypeError: ``logits`` or ``target`` is not a tensor.
-        ValueError: ``smoothing`` lies outside ``[0, 1]``, or ``target`` is neither class ids nor probabilities.
-        RuntimeError: A class id is not below ``C`` (raised by torch; on a GPU, when it gets there).
+        ValueError: ``smoothing`` lies outside ``[0, 1]``, ``target`` is neither class ids nor probabilities, or a class
+            id is not below ``C`` (on a GPU that is a RuntimeError of CUDA, later).
 
     Example:
         >>> smooth_labels(torch.rand(2, 4), torch.tensor([0, 3]), smoothing=0.2)
         tensor([[0.8500, 0.0500, 0.0500, 0.0500],
                 [0.0500, 0.0500, 0.0500, 0.8500]])
     """
+    check_numbers(smoothing=smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the part of the mass that is moved.")
     if not isinstance(logits, Tensor):
@@ -50,4 +52,4 @@ def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
     mass = (ids >= 0).to(dtype)
     # Everything of size N x C is written once, and the label once more: no one-hot, no product.
     smoothed = torch.empty_like(logits, dtype=dtype, requires_grad=False).copy_(mass * share)
-    return smoothed.scatter_(1, ids.clamp(min=0), mass * (1 - smoothing + share))
+    return scatter_ids(smoothed, ids, mass * (1 - smoothing + share), "target")

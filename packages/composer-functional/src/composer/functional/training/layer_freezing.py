@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
+from composer.functional.checks import check_numbers, check_whole_numbers
+
 __all__ = ["count_layers_to_freeze", "freeze_layers", "unfreeze_layers"]
 
 _FROZEN = "_frozen_by_freeze_layers"
@@ -38,6 +40,7 @@ def count_layers_to_freeze(
         >>> [count_layers_to_freeze(11, duration) for duration in (0.4, 0.5, 0.75, 1.0)]
         [0, 0, 5, 10]
     """
+    check_whole_numbers(num_layers=num_layers)
     if num_layers < 0:
         raise ValueError(f"num_layers must be at least 0, got {num_layers}.")
     _check_fraction("current_duration", current_duration, "the part of the training that is over")
@@ -170,5 +173,6 @@ def _check_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> Non
 
 
 def _check_fraction(name: str, value: float, meaning: str) -> None:
+    check_numbers(**{name: value})
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must lie in [0, 1], got {value}. It is {meaning}.")

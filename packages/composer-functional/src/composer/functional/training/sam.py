@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composer.functional.checks import check_numbers, check_whole_numbers
 from composer.functional.training.gradient_clipping import list_gradients, local_parts, measure_norm, scale
 
 if TYPE_CHECKING:
@@ -253,11 +254,11 @@ def _check_base_optimizer(optimizer: Optimizer) -> None:
 
 
 def _check_settings(rho: float, epsilon: float, interval: int) -> None:
+    check_numbers(rho=rho, epsilon=epsilon)
+    check_whole_numbers(interval=interval)
     if not 0 <= rho < math.inf:
         raise ValueError(f"rho must be at least 0, got {rho}. It is how far away the worst weights are looked for.")
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be above 0, got {epsilon}. It keeps the division by the norm from failing.")
-    if not isinstance(interval, int):
-        raise TypeError(f"interval must be an int, got {interval!r}. It is a number of steps.")
     if interval < 1:
         raise ValueError(f"interval must be at least 1, got {interval}. It is a number of steps.")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from composer.functional.checks import check_callables, check_numbers, check_tensors, check_whole_numbers
+
 __all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
 
 _INTERPOLATIONS = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -38,6 +40,8 @@ def should_selective_backprop(
         >>> should_selective_backprop(0.4, batch_idx=0)
         False
     """
+    check_numbers(current_duration=current_duration, start=start, end=end)
+    check_whole_numbers(batch_idx=batch_idx, interrupt=interrupt)
     for name, value in (("current_duration", current_duration), ("start", start), ("end", end)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must lie in [0, 1], got {value}. It is a part of the training.")
@@ -96,6 +100,9 @@ def select_using_loss(
     """
     _check_part("keep", keep, "the part of the samples that is kept")
     _check_part("scale_factor", scale_factor, "what the input's size is multiplied by")
+    check_callables(model=model, loss_fun=loss_fun)
+    if isinstance(model, type):
+        raise TypeError(f"model must be an object, got the class {model.__name__}. Write {model.__name__}().")
     num_samples = _count_samples("input", input)
     if _count_samples("target", target) != num_samples:
         raise ValueError(
@@ -134,6 +141,10 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
         >>> take_samples(batch, torch.tensor([0, 2]), num_samples=3)
         {'x': tensor([0, 2]), 'name': ['a', 'c'], 'step': tensor(7)}
     """
+    check_tensors(chosen=chosen)
+    check_whole_numbers(num_samples=num_samples)
+    if chosen.dtype != torch.int64 or chosen.ndim != 1:
+        raise TypeError(f"chosen must be an int64 tensor (K,), got {chosen.dtype} of shape {tuple(chosen.shape)}.")
     places = chosen.tolist  # waits for the device, and only lists need it
     if isinstance(batch, (list, tuple)) and num_samples in _lengths_in(batch):
         return _rebuilt(batch, [take_part(part, chosen, places, num_samples) for part in batch])
@@ -250,5 +261,6 @@ def _average(losses: Tensor, num_samples: int) -> Tensor:
 
 
 def _check_part(name: str, value: float, meaning: str) -> None:
+    check_numbers(**{name: value})
     if not 0 < value <= 1:
         raise ValueError(f"{name} must be above 0 and at most 1, got {value}. It is {meaning}.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer.functional.checks import check_flags, check_whole_numbers
 from composer.functional.training.selective_backprop import take_part
 
 __all__ = ["set_batch_sequence_length"]
@@ -62,6 +63,7 @@ def set_batch_sequence_length(
                 [2, 0]]), tensor([0, 0, 1, 1]))
     """
     _check_length(curr_seq_len)
+    check_flags(truncate=truncate, preserve_end_of_sequence=preserve_end_of_sequence)
     ids = _get_ids(batch)
     size, length = ids.shape[:2]
     if preserve_end_of_sequence:
@@ -136,8 +138,7 @@ def _get_ids(batch: Mapping[str, Any]) -> Tensor:
 
 
 def _check_length(curr_seq_len: int) -> None:
-    if not isinstance(curr_seq_len, int) or isinstance(curr_seq_len, bool):
-        raise TypeError(f"curr_seq_len must be an integer, got {type(curr_seq_len).__name__}.")
+    check_whole_numbers(curr_seq_len=curr_seq_len)
     if curr_seq_len < 1:
         raise ValueError(f"curr_seq_len must be at least 1, got {curr_seq_len}. It is a number of tokens.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from composer.functional.checks import check_flags, check_whole_numbers
 from composer.functional.training.ema import update_averages
 
 __all__ = ["compute_swa"]
@@ -46,8 +47,8 @@ def compute_swa(model: nn.Module, swa_model: nn.Module, num_averaged: int, use_b
     for name, given in (("model", model), ("swa_model", swa_model)):
         if not isinstance(given, nn.Module):
             raise TypeError(f"{name} must be a torch.nn.Module, got {type(given).__name__}.")
-    if not isinstance(num_averaged, int):
-        raise TypeError(f"num_averaged must be an int, got {num_averaged!r}. Count it, or use what this returns.")
+    check_whole_numbers(num_averaged=num_averaged)
+    check_flags(use_buffers=use_buffers)
     if num_averaged < 0:
         raise ValueError(f"num_averaged must be at least 0, got {num_averaged}. It is how many models are averaged.")
     averages, values = _named_tensors(swa_model), _named_tensors(model)
