@@ -1,11 +1,29 @@
 """Small Transformers models with random weights, and the standard library's sources as text for them."""
 
+import hashlib
 import inspect
 import json
 import textwrap
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session")
+def sign():
+    """Return a function that writes the manifest of a checkpoint folder, as composer-trainer does."""
+
+    def write(folder):
+        contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+        data = {
+            "format": "composer-checkpoint",
+            "files": {name: {"sha256": hashlib.sha256(content).hexdigest()} for name, content in contents.items()},
+        }
+        text = json.dumps(data, sort_keys=True, indent=1) + "\n"
+        data["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(data, sort_keys=True, indent=1) + "\n")
+
+    return write
 
 
 @pytest.fixture(scope="session")

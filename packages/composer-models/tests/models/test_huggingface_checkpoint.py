@@ -16,7 +16,7 @@ TIED = "model.transformer.wte.weight", "model.lm_head.weight"
 
 
 @pytest.fixture
-def save(tmp_path):
+def save(tmp_path, sign):
     """Return a function that writes a model as a checkpoint folder, without some of its weights."""
 
     def write(model, *, without=(), **changes):
@@ -26,6 +26,7 @@ def save(tmp_path):
         save_file(weights, folder / "model.safetensors")
         state = {"clock": {"batch": 10}, "integrations": model.get_metadata()}
         (folder / "state.json").write_text(json.dumps(state | changes))
+        sign(folder)
         return folder
 
     return write
@@ -62,6 +63,38 @@ class TestFromCheckpoint:
         assert again.decode(after["input_ids"][0], skip_special_tokens=True) == tokenizer.decode(
             before["input_ids"][0], skip_special_tokens=True
         )
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "extra.safetensors", "manifest.json"])
+    def test_changed_files(self, make_model, save, sign, name):
+        """What is not as it was written is refused with its name."""
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+        (folder / "extra.safetensors").write_bytes(b"averages")
+        sign(folder)
+        content = bytearray((folder / name).read_bytes())
+        content[-5] ^= 1  # of the manifest, a digit of its own checksum
+        (folder / name).write_bytes(content)
+
+        with pytest.raises(ValueError, match=rf"{name} has been changed since it was written, and nothing was loaded"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    def test_a_file_that_is_not_in_the_manifest(self, make_model, save):
+        """Averages that somebody has put beside the weights are not read."""
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+        (folder / "extra.safetensors").write_bytes(b"more")
+
+        with pytest.raises(ValueError, match=r"manifest\.json is not the manifest of a checkpoint with weights"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        "content", ["[]", "{}", '{"files": 3, "sha256": ""}', '{"files": {}, "sha256": ""}', "[" * 100_000]
+    )
+    def test_no_manifest_at_all(self, make_model, save, content):
+        """JSON that is no manifest is refused in a sentence."""
+        folder = save(HuggingFaceModel(make_model("gpt2")))
+        (folder / "manifest.json").write_text(content)
+
+        with pytest.raises(ValueError, match=r"manifest\.json is not the manifest of a checkpoint with weights"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_without_a_tokenizer(self, make_model, save):
         """A model that had none comes back without."""
@@ -173,7 +206,9 @@ class TestRefusals:
         """A folder without its files is named, with what it lacks."""
         (tmp_path / "state.json").write_text("{}")
 
-        with pytest.raises(FileNotFoundError, match=r"must be a checkpoint: .* It has no model.safetensors\."):
+        with pytest.raises(
+            FileNotFoundError, match=r"must be a checkpoint: .* It has no manifest.json and no model.safetensors\."
+        ):
             HuggingFaceModel.hf_from_composer_checkpoint(tmp_path)
 
     def test_of_another_model(self, make_model, save):

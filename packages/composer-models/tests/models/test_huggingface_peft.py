@@ -42,7 +42,7 @@ def wrap(make_model, tokenizer):
 
 
 @pytest.fixture
-def save(tmp_path):
+def save(tmp_path, sign):
     """Return a function that writes a model as a checkpoint folder."""
 
     def write(model):
@@ -50,6 +50,7 @@ def save(tmp_path):
         folder.mkdir(exist_ok=True)
         save_file({name: value.clone() for name, value in model.state_dict().items()}, folder / "model.safetensors")
         (folder / "state.json").write_text(json.dumps({"integrations": model.get_metadata()}))
+        sign(folder)
         return folder
 
     return write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_checkpoint"]
 
-_WEIGHTS, _STATE, _EXTRA = "model.safetensors", "state.json", "extra.safetensors"
+_WEIGHTS, _STATE, _EXTRA, _MANIFEST = "model.safetensors", "state.json", "extra.safetensors", "manifest.json"
 _PREFIX = "model."
 
 
@@ -24,7 +25,8 @@ def read_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what was saved of a Transformers model; nothing in the folder is executed.
 
-    The weights are those that the run is evaluated with: the averages of EMA or SWA, if the checkpoint holds some.
+    The files' SHA-256 is compared with the checkpoint's manifest. The weights are those that the run is evaluated with:
+    the averages of EMA or SWA, if the checkpoint holds some.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
@@ -35,18 +37,20 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such folder, or it is no checkpoint.
-        ValueError: The checkpoint is not of a :class:`~composer.models.HuggingFaceModel`, or holds the training weights
-            of a schedule-free optimizer, from which only that computes the weights to evaluate with.
+        ValueError: The checkpoint was changed since it was written, is not of a
+            :class:`~composer.models.HuggingFaceModel`, or holds the training weights of a schedule-free optimizer,
+            from which only that computes the weights to evaluate with.
     """
     from safetensors.torch import load_file  # noqa: PLC0415 (comes with Transformers)
 
     with _local(checkpoint_path, save_location) as folder:
-        missing = [name for name in (_STATE, _WEIGHTS) if not (folder / name).is_file()]
+        missing = [name for name in (_MANIFEST, _STATE, _WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(
-                f"{checkpoint_path} must be a checkpoint: a folder with {_STATE} and {_WEIGHTS}. "
+                f"{checkpoint_path} must be a checkpoint: a folder with {_MANIFEST}, {_STATE} and {_WEIGHTS}. "
                 f"It has no {' and no '.join(missing)}."
             )
+        _check(folder, checkpoint_path)
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         weights = load_file(folder / _WEIGHTS)
         averages = _named_averages(state)
@@ -66,6 +70,32 @@ def read_checkpoint(
             "HuggingFaceModel."
         )
     return described, {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+
+
+def _check(folder: Path, shown: str | Path) -> None:
+    """Compare the files that are read with the manifest, and that with its own checksum.
+
+    Raises:
+        ValueError: One is not as it was written.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        expected, records = {_MANIFEST: manifest.pop("sha256")}, manifest["files"]
+        there = [name for name in (_STATE, _WEIGHTS, _EXTRA) if name in records or (folder / name).exists()]
+        expected |= {name: records[name]["sha256"] for name in there}
+        text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{shown}/{_MANIFEST} is not the manifest of a checkpoint with weights.") from None
+    found = {_MANIFEST: hashlib.sha256(text.encode()).hexdigest()}
+    for name in there:
+        with (folder / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    for name, digest in expected.items():
+        if found[name] != digest:
+            raise ValueError(
+                f"{shown}/{name} has been changed since it was written, and nothing was loaded. Save or copy the "
+                "checkpoint again."
+            )
 
 
 def _named_averages(state: dict[str, Any]) -> dict[str, str]:
@@ -92,7 +122,7 @@ def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary if save_location is None else save_location)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (_STATE, _WEIGHTS, _EXTRA):
+        for name in (_MANIFEST, _STATE, _WEIGHTS, _EXTRA):
             source = f"{remote.rstrip('/')}/{name}"
             if files.exists(source):
                 files.get_file(source, str(folder / name))
