@@ -143,3 +143,22 @@ class TestMetricValues:
         state.eval_metric_values = {"eval": {"Accuracy": 0.5}}
 
         assert state.eval_metric_values["Accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"label": ""}, ValueError, "label must be a text"),
+        ({"label": 5}, TypeError, "label must be a text of one letter or more, got 5"),
+        ({"metric_names": 5}, TypeError, "metric_names must be the names of metrics, got 5"),
+        ({"metric_names": [5]}, TypeError, "metric_names must be the names of metrics"),
+        ({"subset_num_batches": "2"}, TypeError, "subset_num_batches must be a number of batches.*got '2'"),
+        ({"subset_num_batches": 1.5}, TypeError, "subset_num_batches must be a number of batches.*got 1.5"),
+        ({"device_eval_microbatch_size": "2"}, TypeError, "device_eval_microbatch_size must be .*got '2'"),
+        ({"device_eval_microbatch_size": 0}, ValueError, "device_eval_microbatch_size must be .*got 0"),
+    ],
+)
+def test_bad_arguments(options, kind, message):
+    """What is of the wrong kind or out of range is refused by its name."""
+    with pytest.raises(kind, match=message):
+        Evaluator(**{"label": "eval", "dataloader": [], **options})

@@ -36,7 +36,7 @@ def test_fp8_leaves_the_rest_to_bfloat16():
 
 def test_unknown_precision_is_refused():
     """A precision that does not exist is a ValueError."""
-    with pytest.raises(ValueError, match="'fp64' is not a valid Precision"):
+    with pytest.raises(ValueError, match=r"precision must be one of fp32, .*, got 'fp64'"):
         get_precision_context("fp64")
 
 
@@ -44,3 +44,12 @@ def test_unknown_precision_is_refused():
 def test_memory_formats_are_those_of_torch(memory_format):
     """Each member gives torch's format of its name."""
     assert memory_format.to_torch() is getattr(torch, memory_format.value)
+
+
+@pytest.mark.parametrize(("name", "hint"), [("bf16", "; did you mean 'amp_bf16'?"), ("banana", "."), (None, ".")])
+def test_an_unknown_precision(name, hint):
+    """The error lists the precisions, and names the one that is meant where that can be seen."""
+    with pytest.raises(ValueError, match="precision must be one of") as raised:
+        Precision(name)
+
+    assert str(raised.value) == f"precision must be one of fp32, amp_fp16, amp_bf16, amp_fp8, got {name!r}{hint}"

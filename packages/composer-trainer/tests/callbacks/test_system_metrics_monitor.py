@@ -159,7 +159,7 @@ class TestSystemMetricsMonitor:
     @pytest.mark.parametrize("options", [{"sample_seconds": 0}, {"every": "-1ba"}])
     def test_bad_arguments(self, options):
         """What is out of range is refused at once."""
-        with pytest.raises(ValueError, match=r"sample_seconds|[Ii]nterval|negative"):
+        with pytest.raises(ValueError, match=r"sample_seconds|every must be 0"):
             SystemMetricsMonitor(**options)
 
     @pytest.mark.gpu

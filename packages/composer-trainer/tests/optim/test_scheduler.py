@@ -379,6 +379,7 @@ class TestArguments:
         ("make", "message"),
         [
             (lambda: schedules.LinearScheduler(t_max="soon"), "t_max must be .*'soon'"),
+            (lambda: schedules.MultiStepScheduler(["30ep", "9ep"]), "in the order of time, but 9ep comes after 30ep"),
             (lambda: schedules.LinearScheduler(t_max="0ba"), "t_max must be longer than 0, got 0ba"),
             (lambda: schedules.CosineAnnealingWithWarmupScheduler("-1ba"), "t_warmup must not be negative, got -1ba"),
             (lambda: schedules.CosineAnnealingScheduler(alpha_f=-0.1), "alpha_f"),

@@ -1,12 +1,15 @@
 """Wrong data, models, losses and schedules: the error says in a sentence what is wrong, and where."""
 
+import inspect
+import itertools
 import math
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+import composer.trainer.batches
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -314,3 +317,140 @@ class TestBatches:
             make_trainer(train_dataloader=spec, device_train_microbatch_size=2, max_duration="1ep").fit()
         with pytest.raises((TypeError, ValueError), match="split_batch must return"):
             make_trainer(eval_dataloader=evaluator).eval()
+
+
+def flags(function):
+    """Return the names of a function's arguments that are true or false."""
+    return [name for name, one in inspect.signature(function).parameters.items() if "bool" in str(one.annotation)]
+
+
+class TestFlags:
+    @pytest.mark.parametrize("name", flags(Trainer))
+    @pytest.mark.parametrize("value", ["yes", "False", 1])
+    def test_of_the_constructor(self, make_trainer, name, value):
+        """A text is not true or false: every flag of the trainer refuses it by its name."""
+        with pytest.raises(TypeError, match=f"{name} must be True or False.*, got {value!r}"):
+            make_trainer(**{name: value})
+
+    @pytest.mark.parametrize("name", flags(Trainer.fit))
+    def test_of_fit(self, make_trainer, name):
+        """fit() refuses it, too."""
+        with pytest.raises(TypeError, match=f"{name} must be True or False.*, got 'no'"):
+            make_trainer(max_duration="1ep").fit(**{name: "no"})
+
+    def test_of_prediction_and_saving(self, make_trainer, tmp_path):
+        """So do predict() and save_checkpoint(), which writes nothing."""
+        trainer = make_trainer()
+
+        with pytest.raises(TypeError, match="return_outputs must be True or False, got 'no'"):
+            trainer.predict(make_trainer.loader(), return_outputs="no")
+        with pytest.raises(TypeError, match="weights_only must be True or False, got 'no'"):
+            trainer.save_checkpoint(str(tmp_path / "saved"), weights_only="no")
+
+        assert not list(tmp_path.iterdir())
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("options", "kind", "message"),
+        [
+            ({"save_folder": 5}, TypeError, "save_folder must be a path or an address, got 5"),
+            ({"run_name": ""}, ValueError, "run_name must not be empty"),
+            ({"run_name": 5}, TypeError, "run_name must be a text, got 5"),
+            ({"train_dataloader_label": ""}, ValueError, "train_dataloader_label must not be empty"),
+            ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a text, got 5"),
+        ],
+    )
+    def test_texts_and_paths(self, make_trainer, options, kind, message):
+        """What must be a text is refused if it is a number, and if it is empty."""
+        with pytest.raises(kind, match=message):
+            make_trainer(**options)
+
+    @pytest.mark.parametrize("second", [torch.optim.Adam, torch.optim.SGD])
+    def test_one_parameter_in_two_optimizers(self, make_trainer, second):
+        """Two optimizers that share parameters would change them twice in a step."""
+        model = make_trainer.model()
+        both = [torch.optim.SGD(model.parameters(), lr=0.1), second(list(model.parameters())[1:2], lr=0.1)]
+
+        with pytest.raises(ValueError, match=f"{second.__name__} holds 1 parameters that SGD holds, too"):
+            make_trainer(model=model, optimizers=both)
+
+    def test_the_same_optimizer_twice(self, make_trainer):
+        """One optimizer given twice would step twice."""
+        model = make_trainer.model()
+
+        with pytest.raises(ValueError, match="SGD holds 4 parameters that SGD holds, too"):
+            make_trainer(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)] * 2)
+
+    @pytest.mark.parametrize("label", ["train", "mine"])
+    def test_an_evaluator_with_the_label_of_the_training_data(self, make_trainer, label):
+        """Its metrics would have the names of the training metrics, wherever it is given."""
+        evaluator = Evaluator(label=label, dataloader=make_trainer.loader())
+        options = {"train_dataloader_label": label, "max_duration": "1ep"}
+
+        with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
+            make_trainer(eval_dataloader=evaluator, **options)
+        with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
+            make_trainer(**options).fit(eval_dataloader=evaluator)
+        with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
+            make_trainer(**options).eval(evaluator)
+
+    def test_the_label_train_without_training_data(self, make_trainer):
+        """Who only evaluates may call the data "train"."""
+        evaluator = Evaluator(label="train", dataloader=make_trainer.loader())
+
+        assert make_trainer(train_dataloader=None, eval_dataloader=evaluator).eval()["train"]
+
+
+BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+
+
+class TestEndlessLoaders:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: itertools.cycle([BATCH]),
+            lambda: itertools.repeat(BATCH),
+            lambda: DataLoader(TensorDataset(*BATCH), sampler=itertools.cycle([0, 1]), batch_size=2),
+            lambda: DataSpec(itertools.cycle([BATCH])),
+        ],
+    )
+    @pytest.mark.parametrize("duration", ["2ep", "1iter"])
+    def test_epochs_of_an_endless_loader(self, make_trainer, make, duration):
+        """An epoch that cannot end is refused when the trainer is made, or by fit()."""
+        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
+            make_trainer(train_dataloader=make(), max_duration=duration)
+        with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
+            make_trainer(train_dataloader=None, max_duration=duration).fit(train_dataloader=make())
+
+    @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
+    def test_batches_of_an_endless_loader(self, make_trainer, options):
+        """A length in batches, of the training or of an epoch, ends it."""
+        trainer = make_trainer(train_dataloader=itertools.cycle([BATCH]), **options)
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 3
+
+    def test_repeated_a_number_of_times(self, make_trainer):
+        """An iterator that ends is not endless."""
+        trainer = make_trainer(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
+
+        trainer.fit()
+
+        assert trainer.state.timestamp.batch == 3
+
+    def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
+        """An epoch of unknown length that does not end is reported, once."""
+        monkeypatch.setattr(composer.trainer.batches, "_MANY", 3)
+
+        class Stream:
+            def __iter__(self):
+                return iter([BATCH] * 5)
+
+        make_trainer(train_dataloader=Stream(), max_duration="1ep").fit()
+        make_trainer(train_dataloader=[BATCH] * 5, max_duration="1ep").fit()
+
+        (message,) = caplog.messages
+        assert "has no length and has given 3 batches in one epoch" in message
+        assert "train_subset_num_batches" in message

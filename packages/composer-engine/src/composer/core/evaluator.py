@@ -59,7 +59,10 @@ class _Periodically:
 def _to_names(given: str | Iterable[str] | None) -> list[str] | None:
     if given is None:
         return None
-    return [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"metric_names must be the names of metrics, got {given!r}.")
+    return names
 
 
 def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInterval | None:
@@ -80,26 +83,43 @@ class Evaluator:
         device_eval_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
 
     Raises:
-        ValueError: A number is out of range.
+        TypeError: An argument is of the wrong kind.
+        ValueError: A number is out of range, or ``label`` is empty.
 
     Example:
         >>> Evaluator(label="eval", dataloader=[], eval_interval="2ep").eval_interval
         evaluate_periodically('2ep')
     """
 
-    label: str = attrs.field(validator=attrs.validators.min_len(1))
+    label: str = attrs.field()
     dataloader: DataSpec = attrs.field(converter=ensure_data_spec)
     metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
     subset_num_batches: int | None = attrs.field(default=None)
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
-    device_eval_microbatch_size: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
-    )
+    device_eval_microbatch_size: int | None = attrs.field(default=None)
+
+    @label.validator
+    def _check_label(self, _: object, label: object) -> None:
+        if not isinstance(label, str) or not label:
+            raise (ValueError if label == "" else TypeError)(
+                f"label must be a text of one letter or more, got {label!r}."
+            )
+
+    @device_eval_microbatch_size.validator
+    def _check_size(self, _: object, size: object) -> None:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise (ValueError if type(size) is int else TypeError)(
+                f"device_eval_microbatch_size must be None or a number of samples, at least 1, got {size!r}."
+            )
 
     @subset_num_batches.validator
     def _check_subset(self, _: object, subset: int | None) -> None:
-        if subset is not None and subset != -1 and subset < 1:
-            raise ValueError(f"subset_num_batches must be a number of batches, or -1 for all, got {subset}.")
+        if subset is not None and (
+            isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or not subset
+        ):
+            raise (ValueError if type(subset) is int else TypeError)(
+                f"subset_num_batches must be a number of batches, or -1 for all, got {subset!r}."
+            )
 
 
 class MetricValues(dict[str, Any]):

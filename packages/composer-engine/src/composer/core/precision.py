@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
@@ -28,6 +29,14 @@ class Precision(StrEnum):
     AMP_FP8 = "amp_fp8"
     """Matrix products in 8 bits, in layers that were made to; autocast to bfloat16 for the rest."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Precision | None:
+        word = str(value).strip().lower().removeprefix("torch.").replace("-", "_")
+        close = difflib.get_close_matches(word, list(cls), n=1)
+        meant = _ELSEWHERE.get(word, close[0] if close else None)
+        hint = "" if meant is None else f"; did you mean {str(meant)!r}?"
+        raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}{hint or '.'}")
+
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """What autocast computes in; None where there is no autocast."""
@@ -36,6 +45,15 @@ class Precision(StrEnum):
             Precision.AMP_BF16: torch.bfloat16,
             Precision.AMP_FP8: torch.bfloat16,
         }.get(self)
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("32", "32_true", "float32", "float", "no", "fp32_true", "full"), Precision.FP32),
+    **dict.fromkeys(("bf16", "bf16_mixed", "bf16_true", "bfloat16", "amp_bfloat16"), Precision.AMP_BF16),
+    **dict.fromkeys(("16", "16_mixed", "16_true", "fp16", "float16", "half", "amp", "mixed"), Precision.AMP_FP16),
+    **dict.fromkeys(("fp8", "float8", "transformer_engine"), Precision.AMP_FP8),
+}
+"""What other libraries call the precisions."""
 
 
 def get_precision_context(precision: Precision | str, device_type: str = "cpu") -> AbstractContextManager[object]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from composer.checkpoint.background import Background, ThreadError
 from composer.checkpoint.errors import CheckpointSaveError
@@ -17,9 +18,6 @@ from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = ["CheckpointSaver"]
 
@@ -83,6 +81,7 @@ class CheckpointSaver(Callback):
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
     ) -> None:
+        check_folder(folder)
         _check_keeping(num_checkpoints_to_keep, keep_best)
         self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
         self._check_names(State(model=None))
@@ -234,6 +233,12 @@ class CheckpointSaver(Callback):
             _check_no_later_ones(folder, state)
         self._opened = folder
         return folder
+
+
+def check_folder(folder: object, name: str = "folder") -> None:
+    """Raise a TypeError if ``folder`` is neither a path nor an address; the error calls it by ``name``."""
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path or an address, got {folder!r}.")
 
 
 def check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:

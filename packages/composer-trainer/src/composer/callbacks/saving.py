@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.callbacks.checkpoint_saver import CheckpointSaver, SaveInterval, check_keep_last
+from composer.callbacks.checkpoint_saver import CheckpointSaver, SaveInterval, check_folder, check_keep_last
 from composer.core import Interval
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def savers(
         Interval.named("save_interval", save_interval)
     if folder is None:
         return []
+    check_folder(folder, "save_folder")
     saver = CheckpointSaver(
         folder,
         filename,

@@ -7,8 +7,10 @@ from 0, is trained with exactly ``f(k)``. In the formulas ``t`` is what is done,
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -150,9 +152,13 @@ def _to_step_size(given: Time | str) -> Time:
 
 
 def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]:
-    times = tuple(_length("milestones", one) for one in ([given] if isinstance(given, (str, Time)) else given))
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    times = tuple(_length("milestones", one) for one in several)
     if not times:
         raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
+    for earlier, later in itertools.pairwise(times):
+        if earlier.unit is later.unit and later < earlier:
+            raise ValueError(f"milestones must be in the order of time, but {later} comes after {earlier}.")
     return times
 
 

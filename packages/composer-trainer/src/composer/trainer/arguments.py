@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import numbers
@@ -10,9 +11,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["ArgumentsError", "Problems", "as_list", "check_ratio", "check_subset", "set_log_level"]
+__all__ = [
+    "ArgumentsError",
+    "Problems",
+    "as_list",
+    "check_flags",
+    "check_ratio",
+    "check_subset",
+    "check_text",
+    "set_log_level",
+]
 
 T = TypeVar("T")
 
@@ -76,6 +86,32 @@ def as_list(given: T | Iterable[T] | None) -> list[T]:
     if given is None:
         return []
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def check_flags(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+    """Raise a TypeError if an argument that a function's signature says is a ``bool`` is something else.
+
+    Example:
+        >>> def fit(*, reset_time: bool = False): ...
+        >>> check_flags(fit, {"reset_time": "yes"})
+        Traceback (most recent call last):
+        TypeError: reset_time must be True or False, got 'yes'.
+    """
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, value = str(parameter.annotation), arguments.get(name)
+        allowed = {"bool": (True, False), "bool | None": (True, False, None), "<class 'bool'>": (True, False)}.get(kind)
+        if allowed is not None and not any(value is one for one in allowed):
+            raise TypeError(f"{name} must be {' or '.join(map(str, allowed))}, got {value!r}.")
+
+
+def check_text(name: str, given: object, *, or_none: bool = False) -> None:
+    """Raise a TypeError or ValueError if an argument is not a text, or an empty one."""
+    if given is None and or_none:
+        return
+    if not isinstance(given, str):
+        raise TypeError(f"{name} must be a text, got {given!r}.")
+    if not given:
+        raise ValueError(f"{name} must not be empty, got ''. Leave it out for the default.")
 
 
 def check_subset(name: str, subset: int) -> int:

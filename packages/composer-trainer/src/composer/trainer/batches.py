@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
 __all__ = ["END", "Batches", "none_given"]
+
+_log = logging.getLogger(__name__)
+
+_MANY = 100_000
+"""Batches after which an epoch without a known length is reported: it may never end."""
 
 END: Any = object()
 """What :meth:`Batches.next` returns when the epoch has no batch left."""
@@ -152,7 +158,8 @@ class Batches:
 
     def _begin(self, skip: int = 0) -> Iterator[Batch]:
         self.own_state.begin_epoch()
-        self._iterator = self._order.begin(self._epoch, skip)
+        batches = self._order.begin(self._epoch, skip)
+        self._iterator = batches if self.length is not None else _watched(batches)
         return self._iterator
 
     def rewind(self, epoch: int | None = None) -> None:
@@ -319,3 +326,15 @@ def _warn_if_equal(batch: Batch) -> None:
 
 def _ranks(ranks: list[int]) -> str:
     return f"process {ranks[0]}" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))}"
+
+
+def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a loader without a length, and report it if there are very many."""
+    for number, batch in enumerate(batches, start=1):
+        if number == _MANY:
+            _log.warning(
+                "train_dataloader has no length and has given %d batches in one epoch. If it is endless, the "
+                "epoch never ends, nor do its evaluations and checkpoints come: give train_subset_num_batches.",
+                number,
+            )
+        yield batch

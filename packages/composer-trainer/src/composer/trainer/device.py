@@ -50,7 +50,4 @@ def choose_precision(precision: Precision | str | None, device: torch.device) ->
     """
     if precision is None:
         return Precision.AMP_FP16 if device.type == "cuda" else Precision.FP32
-    try:
-        return Precision(precision)
-    except ValueError:
-        raise ValueError(f"precision must be one of {', '.join(Precision)}, got {precision!r}.") from None
+    return Precision(precision)

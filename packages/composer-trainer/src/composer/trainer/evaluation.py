@@ -167,11 +167,17 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Give every evaluator its own copy of the model's metrics that it asks for, on the state's device.
 
     Raises:
-        ValueError: Two evaluators have one label, or one asks for a metric that the model does not have.
+        ValueError: Two evaluators have one label, one has that of the training data, or one asks for a metric that the
+            model does not have.
     """
     labels = [evaluator.label for evaluator in evaluators]
     if len(set(labels)) != len(labels):
         raise ValueError(f"Every Evaluator must have a label of its own, got {labels}.")
+    if state.train_data_spec is not None and state.dataloader_label in labels:
+        raise ValueError(
+            f"An Evaluator must not have the label of the training data, got {state.dataloader_label!r}: the metrics "
+            "of both would have the same names. Choose another label, or another train_dataloader_label."
+        )
     offered = state.model.get_metrics(is_train=False)
     for evaluator in evaluators:
         names = _chosen(evaluator, list(offered))

@@ -211,6 +211,6 @@ def default_optimizer(model: nn.Module) -> Optimizer:
         "optimizers was not given: training with torch.optim.SGD(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,  # past the constructor, and what looks at the names of its arguments
     )
     return torch.optim.SGD(model.parameters(), lr=0.1)

@@ -38,7 +38,15 @@ from composer.distributed import (
 )
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.loggers.terminal import terminal_destinations
-from composer.trainer.arguments import Problems, as_list, check_ratio, check_subset, set_log_level
+from composer.trainer.arguments import (
+    Problems,
+    as_list,
+    check_flags,
+    check_ratio,
+    check_subset,
+    check_text,
+    set_log_level,
+)
 from composer.trainer.batches import none_given
 from composer.trainer.checkpoints import Loading, save_by_one
 from composer.trainer.computing import Computing, check_microbatch_size
@@ -57,6 +65,7 @@ from composer.trainer.evaluation import (
 from composer.trainer.export import Transform, export_for_inference
 from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.loop import train
+from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.prediction import predict
 from composer.trainer.progress import Progress, SavesProgress
@@ -179,6 +188,7 @@ class Trainer:
         Time(3, 'ba')
     """
 
+    @suggests_names
     def __init__(  # noqa: PLR0915  (each argument goes to its part, which checks it)
         self,
         *,
@@ -238,6 +248,10 @@ class Trainer:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         problems = Problems()
         with problems.noted():
+            check_flags(Trainer.__init__, arguments)
+        with problems.noted():
+            check_text("run_name", run_name, or_none=True)
+        with problems.noted():
             check_model(model)
             if train_dataloader is not None:
                 check_trainable(model)
@@ -288,6 +302,9 @@ class Trainer:
             check_timeout(dist_timeout)
         with problems.noted():
             self._course = Course.make(max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        if not problems.found:
+            with problems.noted():
+                self._data.check_end(self._course.max_duration)
         is_first = get_global_rank() == 0
         with problems.noted():
             shown = terminal_destinations(
@@ -369,6 +386,7 @@ class Trainer:
                 )
             )
 
+    @suggests_names
     def fit(
         self,
         *,
@@ -413,6 +431,7 @@ class Trainer:
         Raises:
             ValueError: There is no data, it is not said how long to train, or a value is out of range.
         """
+        check_flags(Trainer.fit, locals())
         state = self.state
         check_schedulers(schedulers)
         check_trainable(state.model)
@@ -437,6 +456,7 @@ class Trainer:
             self._progress.forget()
         self._course.take_duration(state, duration, scale_schedule_ratio)
         assert state.max_duration is not None
+        self._data.check_end(state.max_duration)
         if state.reached(state.max_duration):
             return
         run = Run(
@@ -454,6 +474,7 @@ class Trainer:
             self._progress.resume()
             train(run)
 
+    @suggests_names
     def eval(
         self, eval_dataloader: EvalData | None = None, subset_num_batches: int | None = None
     ) -> dict[str, dict[str, Any]]:
@@ -486,6 +507,7 @@ class Trainer:
         self.state.eval_metrics |= metrics  # other data under a label that is in use has not changed what it measures
         return results
 
+    @suggests_names
     def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Run the model over data, without a loss; callbacks find each batch's outputs in ``state.outputs``.
 
@@ -501,6 +523,7 @@ class Trainer:
             TypeError: ``dataloader`` cannot be iterated over.
             ValueError: ``subset_num_batches`` is out of range.
         """
+        check_flags(Trainer.predict, locals())
         spec, subset = ensure_data_spec(dataloader), check_subset("subset_num_batches", subset_num_batches)
         with self._closing_on_error():
             return predict(self.engine, spec, subset, return_outputs=return_outputs)
@@ -510,6 +533,7 @@ class Trainer:
         """Where the checkpoints are that this trainer has saved and that are still kept, the oldest first."""
         return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
 
+    @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
         """Save a checkpoint now, and wait until it is there; of several processes all have to call it, and one saves.
 
@@ -524,6 +548,7 @@ class Trainer:
             NotImplementedError: The model is sharded.
             CheckpointSaveError: It could not be written.
         """
+        check_flags(Trainer.save_checkpoint, locals())
         return save_by_one(
             self.state, name, extra=self._progress.to_data(reports=not weights_only), weights_only=weights_only
         )

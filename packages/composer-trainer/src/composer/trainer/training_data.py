@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch import nn
+from torch.utils.data import DataLoader
 
-from composer.core import DataSpec, SupportsTraining, ensure_data_spec
+from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
 from composer.distributed import check_lengths, check_sampler
-from composer.trainer.arguments import check_subset
+from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.batches import Batches
 from composer.trainer.evaluation import SupportsMetrics
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from composer.core import State
 
 __all__ = ["TrainingData", "check_model", "check_trainable"]
+
+_ENDLESS = (itertools.cycle, itertools.count)
 
 
 def _to_spec(given: DataSpec | Iterable[Any] | None) -> DataSpec | None:
@@ -41,7 +46,7 @@ class TrainingData:
     """
 
     spec: DataSpec | None = attrs.field(default=None, converter=_to_spec)
-    label: str = "train"
+    label: str = attrs.field(default="train")
     subset_num_batches: int = attrs.field(default=-1)
     spin: bool = True
     batches: Batches | None = attrs.field(default=None, init=False)
@@ -49,6 +54,23 @@ class TrainingData:
     @subset_num_batches.validator
     def _check_subset(self, _: object, subset: int) -> None:
         check_subset("train_subset_num_batches", subset)
+
+    @label.validator
+    def _check_label(self, _: object, label: object) -> None:
+        check_text("train_dataloader_label", label)
+
+    def check_end(self, duration: Time | None) -> None:
+        """Refuse a training in epochs on data of which an epoch cannot end.
+
+        Raises:
+            ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``.
+        """
+        in_epochs = duration is not None and duration.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
+        if in_epochs and self.spec is not None and self.subset_num_batches == -1 and _is_endless(self.spec.dataloader):
+            raise ValueError(
+                f"train_dataloader is endless, so an epoch of max_duration='{duration}' would never end. Give the "
+                "length in batches (max_duration='1000ba'), or that of an epoch (train_subset_num_batches=100)."
+            )
 
     def install(self, state: State) -> None:
         """Let a state train on this data, from the epoch on that its clock shows."""
@@ -108,6 +130,13 @@ class TrainingData:
         elif spec is not None and self.batches is not None:
             self.batches.spec = state.train_dataloader = spec
         self.select(state)
+
+
+def _is_endless(loader: object) -> bool:
+    if isinstance(loader, DataLoader):
+        return any(map(_is_endless, (loader.sampler, loader.batch_sampler)))
+    is_repeated = isinstance(loader, itertools.repeat) and operator.length_hint(loader, -1) == -1
+    return is_repeated or isinstance(loader, _ENDLESS)
 
 
 def check_model(model: object) -> None:

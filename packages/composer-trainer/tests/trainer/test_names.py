@@ -1,0 +1,104 @@
+"""Names of other trainers, and misspelt ones, are answered with ours."""
+
+import inspect
+
+import pytest
+
+from composer.trainer import Trainer
+from composer.trainer.names import _OURS
+
+
+class TestConstructor:
+    @pytest.mark.parametrize(
+        ("name", "answer"),
+        [
+            ("max_epochs", "use max_duration='10ep'"),  # Lightning
+            ("accumulate_grad_batches", "use device_train_microbatch_size"),
+            ("gradient_clip_val", "use algorithms=GradientClipping"),
+            ("num_train_epochs", "use max_duration='10ep'"),  # Transformers
+            ("max_steps", "use max_duration='1000ba'"),
+            ("output_dir", "use save_folder"),
+            ("mixed_precision", "use precision, which is 'amp_bf16'"),  # Accelerate
+            ("grad_accum", "use device_train_microbatch_size"),  # MosaicML Composer, before
+            ("fsdp_config", "use parallelism_config="),
+            ("deepspeed_config", "use parallelism_config="),
+            ("optimizer", "use optimizers."),
+            ("train_dataloder", "did you mean 'train_dataloader'?"),
+            ("Max_Duration", "did you mean 'max_duration'?"),
+            ("eval_subset_num_batch", "did you mean 'eval_subset_num_batches'?"),
+            ("xyz", "see help(Trainer)."),
+        ],
+    )
+    def test_a_name_that_does_not_exist(self, make_trainer, name, answer):
+        """The error names the argument and what to use instead."""
+        with pytest.raises(TypeError) as raised:
+            make_trainer(**{name: 3})
+
+        assert str(raised.value).startswith(f"Trainer has no argument '{name}': {answer}")
+
+    def test_several_at_once(self, make_trainer):
+        """All unknown names are answered together."""
+        with pytest.raises(TypeError, match=r"(?s)'max_epochs'.*'grad_accum'"):
+            make_trainer(max_epochs=3, grad_accum=2)
+
+    def test_arguments_without_names(self, make_trainer):
+        """Trainer(model) is told how to write it."""
+        with pytest.raises(TypeError, match=r"Trainer takes its arguments by name, such as model=\.\.\., got 1"):
+            Trainer(make_trainer.model())
+
+    def test_the_signature_stays(self):
+        """What inspect shows is what the constructor takes, without **kwargs."""
+        parameters = inspect.signature(Trainer).parameters
+
+        assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+        assert {"model", "max_duration", "compile_config"} <= parameters.keys()
+
+    def test_no_name_of_ours_is_called_another_librarys(self):
+        """The table holds no argument of the trainer."""
+        assert not _OURS.keys() & inspect.signature(Trainer).parameters.keys()
+
+
+class TestMethods:
+    @pytest.mark.parametrize(
+        ("method", "name", "answer"),
+        [
+            ("fit", "epochs", "use max_duration='10ep' of the Trainer, or fit(duration='10ep')."),
+            ("fit", "max_duration", "give it to the Trainer, or did you mean 'duration'?"),
+            ("fit", "save_folder", "give it to the Trainer."),
+            ("fit", "durations", "did you mean 'duration'?"),
+            ("fit", "xyz", "see help(Trainer.fit)."),
+            ("eval", "dataloader", "did you mean 'eval_dataloader'?"),
+            ("eval", "eval_interval", "give it to the Trainer."),
+            ("predict", "subset", "see help(Trainer.predict)."),
+            ("save_checkpoint", "weight_only", "did you mean 'weights_only'?"),
+        ],
+    )
+    def test_a_name_that_does_not_exist(self, make_trainer, method, name, answer):
+        """A method answers with its own arguments and with those of the constructor."""
+        with pytest.raises(TypeError) as raised:
+            getattr(make_trainer(), method)(**{name: 3})
+
+        assert str(raised.value) == f"{method}() has no argument '{name}': {answer}"
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(
+        ("precision", "ours"),
+        [
+            ("bf16-mixed", "amp_bf16"),
+            ("bf16", "amp_bf16"),
+            ("16-mixed", "amp_fp16"),
+            ("fp16", "amp_fp16"),
+            (16, "amp_fp16"),
+            ("32-true", "fp32"),
+            (32, "fp32"),
+            ("no", "fp32"),
+            ("fp8", "amp_fp8"),
+            ("amp_bf61", "amp_bf16"),
+        ],
+    )
+    def test_of_another_library(self, make_trainer, precision, ours):
+        """The constructor and fit() answer another library's name with ours."""
+        for use in (lambda: make_trainer(precision=precision), lambda: make_trainer().fit(precision=precision)):
+            with pytest.raises(ValueError, match=rf"precision must be one of .*; did you mean '{ours}'\?"):
+                use()
