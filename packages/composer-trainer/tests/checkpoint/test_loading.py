@@ -220,7 +220,7 @@ class TestMemory:
         average = state.optimizers[0].state[state.model[0].weight]["exp_avg"]
         path = save_checkpoint(state, tmp_path / "one", extra={"mine": average})
 
-        load_checkpoint(path, runs.make(seed=1), check_extra=lambda extra: seen.append(extra["mine"].clone()) or [])
+        load_checkpoint(path, runs.make(seed=1), check_extra=lambda extra, _: seen.append(extra["mine"].clone()) or [])
 
         assert torch.equal(seen[0], average)
 
@@ -307,7 +307,7 @@ class TestWhileItIsRead:
         """Whoever stops the program stops it, whatever is wrong with the files."""
         damage(saved / "optimizers.safetensors")
 
-        def stop(_):
+        def stop(*_):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -345,9 +345,9 @@ class TestWhileItIsRead:
         """How often threads take turns is as it was, also after a load that failed."""
         usual, seen = sys.getswitchinterval(), []
 
-        load_checkpoint(saved, later, check_extra=lambda _: seen.append(sys.getswitchinterval()) or [])
+        load_checkpoint(saved, later, check_extra=lambda *_: seen.append(sys.getswitchinterval()) or [])
         with pytest.raises(CheckpointMismatchError):
-            load_checkpoint(saved, later, check_extra=lambda _: ["no"])
+            load_checkpoint(saved, later, check_extra=lambda *_: ["no"])
 
         assert seen[0] < usual
         assert sys.getswitchinterval() == usual
@@ -452,7 +452,7 @@ class TestMisfits:
         """What the trainer finds wrong in its own part keeps everything from being loaded."""
         with pytest.raises(CheckpointMismatchError, match="position 7 is beyond the data"):
             load_checkpoint(
-                saved, later, check_extra=lambda extra: [f"position {extra['data']['position']} is beyond the data."]
+                saved, later, check_extra=lambda extra, _: [f"position {extra['data']['position']} is beyond the data."]
             )
 
         assert int(later.timestamp.batch) == 0

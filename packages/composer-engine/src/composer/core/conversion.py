@@ -180,8 +180,8 @@ def _same_number(one: Any, other: Any) -> bool:
 
 
 def _parts(whole: Any) -> list[Any]:
-    if isinstance(whole, dict):
-        return [part for item in whole.items() for part in item]
+    if isinstance(whole, dict):  # in any order
+        return [part for item in sorted(whole.items(), key=lambda item: repr(item[0])) for part in item]
     return (
         list(whole) if isinstance(whole, (list, tuple)) else [getattr(whole, f.name) for f in attrs.fields(type(whole))]
     )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint"]
 
-CheckExtra = Callable[[dict[str, Any]], Iterable[str]]
+CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
 
 @attrs.frozen
@@ -104,8 +104,8 @@ def load_checkpoint(
         exclude_algorithms: Algorithms that are not to be made again, though the saved weights need them.
         algorithm_passes: Passes that order those that are.
         logger: What they log to.
-        check_extra: ``f(extra)`` returns a sentence for each thing that does not fit in what was saved beside the
-            state; also of that nothing is loaded then.
+        check_extra: ``f(extra, ignored)`` returns a sentence for each thing that does not fit in what was saved beside
+            the state; also of that nothing is loaded then. ``ignored`` is what ``ignore_keys`` leaves out, by path.
 
     Returns:
         What was loaded, and with it what was saved beside the state.
@@ -158,7 +158,7 @@ class _Load:
             saved.pop("integrations", None)
             elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
             _match_neutral(self.state, saved)
-            checked = self._check(opened.path, saved, extra, modules)
+            checked = self._check(opened.path, saved, extra, modules, ignored)
             _copy_for_new_modules(checked, saved)
         if elsewhere:
             warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
@@ -220,7 +220,12 @@ class _Load:
         return ignored
 
     def _check(
-        self, path: str, saved: dict[str, Any], extra: dict[str, Any], modules: dict[str, Any]
+        self,
+        path: str,
+        saved: dict[str, Any],
+        extra: dict[str, Any],
+        modules: dict[str, Any],
+        ignored: tuple[str, ...],
     ) -> loading.CheckedState:
         problems: list[str] = []
         checked: loading.CheckedState | None = None
@@ -233,7 +238,7 @@ class _Load:
             what = f"{type(error).__name__}: {error}"
             raise CheckpointError(Path(path) / STATE, f"cannot be read as the state of a run: {what}") from error
         if self.check_extra is not None:
-            problems += self.check_extra(extra)
+            problems += self.check_extra(extra, ignored)
         if any(problem.startswith("model.") for problem in problems):
             problems += _changed_modules(self.state.model, modules)
         if problems or checked is None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+from attrs.validators import ge
+
+from composer.core.conversion import from_data
 from composer.core.data_spec import move_batch
 from composer.distributed import all_agree, all_gather_object, get_world_size, smallest
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
@@ -16,13 +19,35 @@ from composer.trainer.data_state import DataState, is_data_state
 from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
 
     from composer.core import Batch, DataSpec
 
-__all__ = ["END", "Batches", "none_given"]
+__all__ = ["END", "Batches", "check_place", "none_given"]
+
+
+def _check_own_state(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if not is_data_state(value):
+        raise ValueError(f"{field.name} must be as a Trainer saves it.")
+
+
+@attrs.frozen
+class _Place:
+    """A place in the data, as :meth:`Batches.state_dict` describes it."""
+
+    epoch: int = attrs.field(validator=ge(0))
+    batches: int = attrs.field(validator=ge(0))
+    samples: int = attrs.field(validator=ge(0))
+    length: int | None
+    sizes: dict[str, int]
+    order: str | None
+    order_epoch: int = attrs.field(validator=ge(0))
+    order_batches: int = attrs.field(validator=ge(0))
+    loader: Any
+    own_state: dict[str, Any] = attrs.field(validator=_check_own_state)
+
 
 _log = logging.getLogger(__name__)
 
@@ -189,17 +214,7 @@ class Batches:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Return why a run cannot go on at the saved place of this data; nothing if it can."""
-        numbers = [state.get("epoch"), state.get("batches"), state.get("samples", 0)]
-        if any(type(number) is not int or number < 0 for number in numbers):
-            return [f"data: epoch, batches and samples must be whole numbers, 0 or more, got {numbers}."]
-        if not isinstance(state.get("sizes", {}), Mapping):
-            return [f"data: sizes must be numbers by name, got {type(state['sizes']).__name__}."]
-        if not is_data_state(state.get("own_state", {})):
-            return ["data: own_state is not as a Trainer saves it."]
-        placed = [state.get(name, 0) for name in ("order_epoch", "order_batches")]
-        if any(type(number) is not int or number < 0 for number in placed):
-            return [f"data: order_epoch and order_batches must be whole numbers, 0 or more, got {placed}."]
+        """Return why a run cannot go on at the saved place of this data, which :func:`check_place` has checked."""
         given = state["batches"]
         if self.length is not None and given > self.length:
             return [
@@ -219,7 +234,13 @@ class Batches:
         in_epoch, first = bool(given) and not self.epoch_is_over, None
         is_replayed = self.own_state.load_at_begin(own_state, self._device)
         if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
-            self.spec.dataloader.load_state_dict(own)
+            try:
+                self.spec.dataloader.load_state_dict(own)
+            except Exception as error:
+                raise ValueError(
+                    "train_dataloader.load_state_dict refused what was saved of it: is it the same loader, of the same "
+                    f"data? {type(error).__name__}: {error}"
+                ) from error
         elif in_epoch and not self._order.skips:
             first = self._replay(given)
         elif isinstance(self.spec.dataloader, (list, tuple)):
@@ -289,6 +310,16 @@ class Batches:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def check_place(place: Mapping[str, Any], path: str) -> None:
+    """Raise if a saved place in the data is not what :meth:`Batches.state_dict` returns.
+
+    Raises:
+        ValueError: Something else was saved; the message begins with ``path``.
+    """
+    added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
+    from_data({**added, **place}, _Place, path)
 
 
 def none_given(what: str, place: int) -> ValueError:

@@ -3,70 +3,50 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import attrs
 import torch
+from attrs.validators import ge, optional
 from torch import Tensor
 
 from composer.core import Timestamp
+from composer.core.conversion import from_data
 from composer.core.model_state import numbered
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
+from composer.trainer.batches import check_place
 from composer.trainer.data_state import data_components
-from composer.trainer.metric_state import load_metrics, save_metrics
+from composer.trainer.metric_state import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits, without
-from composer.trainer.randomness import load_rng_state, rng_state
+from composer.trainer.randomness import check_rng_state, load_rng_state, rng_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
     from composer.core import Logger, State
     from composer.trainer.training_data import TrainingData
 
 __all__ = ["Progress", "SavesProgress"]
 
 
-def _is_clock(value: Any) -> bool:
-    try:
-        Timestamp.from_state_dict(value)
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return True
+def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
+    if value.numel() != 1:
+        raise ValueError(f"{field.name} must be one number, got a tensor of shape {tuple(value.shape)}.")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
+@attrs.frozen
+class _Saved:
+    """What :meth:`Progress.to_data` returns, as a checkpoint may hold it."""
 
-
-def _are_draws(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, Mapping) and isinstance(one.get("torch"), Tensor) and isinstance(one.get("python"), Mapping)
-        for one in value
-    )
-
-
-def _are_metrics(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, Mapping) and all(map(_is_metric, one.values())) for one in value
-    )
-
-
-def _is_metric(parts: Any) -> bool:
-    return isinstance(parts, Mapping) and all(
-        isinstance(part, Mapping) and type(part.get("updates")) is int and isinstance(part.get("state"), Mapping)
-        for part in parts.values()
-    )
-
-
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "clock_before": _is_clock,
-    "data": lambda value: isinstance(value, list) and all(one is None or isinstance(one, Mapping) for one in value),
-    "loggers": lambda value: isinstance(value, list) and all(isinstance(one, Mapping) for one in value),
-    "metrics": _are_metrics,
-    "microbatch_size": lambda value: value is None or _is_count(value),
-    "own_state": lambda value: isinstance(value, list) and all(map(is_own_state, value)),
-    "rng": _are_draws,
-    "skipped_steps": lambda value: isinstance(value, Tensor) and value.numel() == 1,
-    "world_size": _is_count,
-}
+    clock_before: Timestamp
+    data: list[dict[str, Any] | None]
+    loggers: list[dict[str, dict[str, Any]]]
+    metrics: list[dict[str, dict[str, SavedMetric]]]
+    microbatch_size: int | None = attrs.field(validator=optional(ge(1)))
+    own_state: list[dict[str, Any]]
+    rng: list[dict[str, Any]]
+    skipped_steps: Tensor = attrs.field(validator=_check_one_number)
+    world_size: int = attrs.field(validator=ge(1))
 
 
 _OF_EACH = ("data", "loggers", "metrics", "own_state", "rng")
@@ -138,19 +118,56 @@ class Progress:
         # What was loaded and is still to be gone on from is the run's place, and not that of data not yet begun.
         return now if self._loaded is None else {**now, **self._loaded, "loggers": now["loggers"]}
 
-    def check(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return why a run cannot go on from what was saved; nothing if it can."""
-        missing = [name for name in _CHECKS if name not in saved and name not in _ADDED]
+    def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
+        """Return why a run cannot continue from what was saved; nothing if it can.
+
+        Args:
+            saved: What :meth:`to_data` returned.
+            ignored: What is not loaded, by path; with ``"timestamp"`` nothing of the place in the run is.
+        """
+        names = [field.name for field in attrs.fields(_Saved)]
+        missing = [name for name in names if name not in saved and name not in _ADDED]
         if missing:
             return [f"extra: {', '.join(missing)} missing; this checkpoint was not saved by a Trainer."]
-        wrong = [name for name, is_right in _CHECKS.items() if name in saved and not is_right(saved[name])]
-        if wrong:
-            return [f"extra: {', '.join(wrong)}: not as a Trainer saves it."]
+        try:
+            from_data({name: saved.get(name, []) for name in names}, _Saved, "extra")
+        except ValueError as error:
+            return [str(error)]
         batches, size = self._data.batches, saved["world_size"]
         if any(len(saved[name]) != size for name in _OF_EACH if name in saved):
             return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
+        # Each process checks the entries of all, so that all of them refuse a checkpoint, or none does.
+        problems = [problem for rank in range(size) for problem in self._check_rank(saved, rank)]
+        if problems or "timestamp" in ignored:
+            return problems
+        if size == get_world_size():
+            problems += [
+                f"extra.metrics[{rank}].{problem}"
+                for rank in range(size)
+                for problem in check_metrics(self._state.train_metrics, saved["metrics"][rank])
+            ]
         place = saved["data"][_rank_in(size)]
-        return [] if batches is None or place is None else batches.check_state_dict(place)
+        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+
+    def _check_rank(self, saved: Mapping[str, Any], rank: int) -> list[str]:
+        problems = []
+        try:
+            self._logger.check_state_dict(saved["loggers"][rank])
+        except ValueError as error:
+            problems.append(f"extra.loggers[{rank}]: {error}")
+        try:
+            check_rng_state(saved["rng"][rank], self._state.device, f"extra.rng[{rank}]")
+        except ValueError as error:
+            problems.append(str(error))
+        place = saved["data"][rank]
+        try:
+            if place is not None:
+                check_place(place, f"extra.data[{rank}]")
+        except ValueError as error:
+            problems.append(str(error))
+        if "own_state" in saved and not is_own_state(saved["own_state"][rank]):
+            problems.append(f"extra.own_state[{rank}]: must be as a Trainer saves it.")
+        return problems
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Keep what was saved until training goes on: data and loaders may only then be there.

@@ -9,12 +9,50 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
+from attrs.validators import ge, le
+from torch import Tensor
+
+from composer.core.conversion import from_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["kept", "key_of", "layer_generators", "load_rng_state", "rng_state", "seed_globals"]
+__all__ = [
+    "check_rng_state",
+    "kept",
+    "key_of",
+    "layer_generators",
+    "load_rng_state",
+    "rng_state",
+    "seed_globals",
+]
+
+
+@attrs.frozen
+class _PythonState:
+    version: int
+    words: Tensor
+    gauss: float | None
+
+
+@attrs.frozen
+class _NumPyState:
+    generator: str
+    words: Tensor
+    # NumPy does not check it, and would read memory beyond its words.
+    position: int = attrs.field(validator=[ge(0), le(624)])
+    has_gauss: int = attrs.field(validator=[ge(0), le(1)])
+    gauss: float
+
+
+@attrs.frozen
+class _RandomState:
+    python: _PythonState
+    torch: Tensor
+    numpy: _NumPyState | None
+    cuda: Tensor | None
 
 
 def key_of(*words: object) -> int:
@@ -98,17 +136,41 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     return states
 
 
+def check_rng_state(states: dict[str, Any], device: torch.device, path: str) -> None:
+    """Raise what :func:`load_rng_state` would raise, and change no generator.
+
+    Raises:
+        ValueError: ``states`` is not what :func:`rng_state` returns; the message begins with ``path``.
+    """
+    from_data({"numpy": None, "cuda": None, **states}, _RandomState, path)
+    try:
+        _load(states, device, is_trial=True)
+    except Exception as error:  # noqa: BLE001  (each library has its own errors)
+        raise ValueError(
+            f"{path}: must be the states of torch's, NumPy's and Python's generators, got something else: {error}"
+        ) from None
+
+
 def load_rng_state(states: dict[str, Any], device: torch.device) -> None:
     """Give the global generators the states that :func:`rng_state` returned; those that are not there stay."""
-    python = states["python"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    torch.set_rng_state(states["torch"].cpu())
-    drawn = states.get("numpy")
+    _load(states, device, is_trial=False)
+
+
+def _load(states: dict[str, Any], device: torch.device, *, is_trial: bool) -> None:
+    """Set the global generators or, as a trial, new ones."""
+    python, drawn, cuda = states["python"], states.get("numpy"), states.get("cuda")
+    of_python: Any = random.Random() if is_trial else random  # noqa: S311  (no secret)
+    of_python.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    (torch.Generator() if is_trial else torch.default_generator).set_state(states["torch"].cpu())
     if drawn is not None:
         import numpy as np  # noqa: PLC0415  (who saved had it)
 
         position, has_gauss, gauss = drawn["position"], drawn["has_gauss"], drawn["gauss"]
         words = np.array(drawn["words"].tolist(), dtype=np.uint32)
-        np.random.set_state((drawn["generator"], words, position, has_gauss, gauss))  # noqa: NPY002  (the global one)
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+        of_numpy: Any = np.random.RandomState() if is_trial else np.random
+        of_numpy.set_state((drawn["generator"], words, position, has_gauss, gauss))
+    if device.type == "cuda" and cuda is not None:
+        if is_trial:
+            torch.Generator(device).set_state(cuda.cpu())
+        else:
+            torch.cuda.set_rng_state(cuda.cpu(), device)
