@@ -315,6 +315,10 @@ CASES = {
         on_images,
         refused=(("swa_start", "-1ba"), ("update_interval", "0ba"), ("anneal_strategy", "x")),
     ),
+    "SWA that does not end": Case(
+        new("SWA", swa_start="1ba", swa_end="100ba", update_interval="1ba", schedule_swa_lr=True, swa_lr=0.01),
+        on_images,
+    ),
     "SWA with learning rates": Case(
         new("SWA", swa_start="0.2dur", schedule_swa_lr=True, swa_lr=0.01, anneal_steps=2), on_images
     ),

@@ -30,6 +30,7 @@ from composer.core.testing import (
     check_refusals,
     check_repr,
     check_resume,
+    check_reuse,
     check_settings,
     effects_of,
     observe,
@@ -65,13 +66,15 @@ class Jitter(Algorithm):
     _fades: float = attrs.field(default=1.0, init=False, repr=False)
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT, Event.BATCH_END: Stage.WEIGHTS}
-    reads: ClassVar = {"batch.input"}
+    reads: ClassVar = {"batch.input", "timestamp"}
     writes: ClassVar = {"batch.input"}
 
     def apply(self, event, state, logger):
         if event is Event.BATCH_END:
             self._fades *= 0.9
             return
+        if state.timestamp.batch == 0:
+            self._fades = 1.0
         input = state.batch_get_item(0)
         noise = torch.randn(input.shape, generator=state.generator(self))
         state.batch_set_item(0, input + self.size * self._fades * noise)
@@ -281,7 +284,7 @@ class TestEffects:
 
     def test_all_effects(self):
         """What was seen at all events together, for tests that want to know."""
-        assert effects_of(GOOD) == Effects({"batch.input"}, {"batch.input"})
+        assert effects_of(GOOD) == Effects({"batch.input", "timestamp"}, {"batch.input"})
 
 
 @pytest.fixture
@@ -647,6 +650,46 @@ class TestRandomness:
         case = changed(runs_at={Event.INIT: Stage.MIX}, apply=lambda *_: torch.rand(1) and None)
 
         assert check_randomness(case) is None
+
+
+class TestReuse:
+    def test_what_is_kept_from_an_earlier_training(self):
+        """An algorithm that goes on where an earlier training has left it is found out."""
+
+        def apply(self, event, state, logger):
+            fades = self._fades
+            Jitter.apply(self, event, state, logger)
+            self._fades = fades * 0.9
+
+        with pytest.raises(AssertionError, match="Jitter was used before, and a training that begins again with it"):
+            check_reuse(changed(apply=apply))
+
+    def test_what_is_reset_for_the_same_model_alone(self):
+        """A training of another model must begin like the first, too."""
+        models = {}
+
+        def apply(self, event, state, logger):
+            Jitter.apply(self, event, state, logger)
+            if models.setdefault(self, state.model) is not state.model and state.timestamp.batch == 0:
+                self._fades = 0.5
+
+        with pytest.raises(AssertionError, match="Jitter was used before, and a second training with it ends"):
+            check_reuse(changed(apply=apply))
+
+    @pytest.mark.parametrize("text", ["Jitter has been used. Make a new one.", "Make a new one."])
+    def test_refusing(self, text):
+        """To refuse is as good, by name."""
+
+        def apply(self, event, state, logger):
+            if state.timestamp.batch == 0 and self._fades < 0.9:
+                raise RuntimeError(text)
+            Jitter.apply(self, event, state, logger)
+
+        if text.startswith("Jitter"):
+            assert check_reuse(changed(apply=apply)) is None
+        else:
+            with pytest.raises(AssertionError, match=r"Jitter refuses .* and does not name itself: Make a new one"):
+                check_reuse(changed(apply=apply))
 
 
 class TestResume:

@@ -11,14 +11,14 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Event, NoEffectWarning, Owned
+from composer.core import Event, NoEffectWarning, Owned, TimeUnit
 from composer.core.conversion import from_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from composer.core import Algorithm, Time
+    from composer.core import Algorithm, State, Time
 
 __all__ = ["EVALUATION_WEIGHTS", "SWAPS", "AveragedWeights"]
 
@@ -119,6 +119,18 @@ class AveragedWeights:
         """Put the training weights back."""
         self._used_by.clear()
         self._exchange(into_model=False)
+
+    def begin_fit(self, state: State) -> bool:
+        """Put the training weights back, and return whether a training has begun again, whose averages are forgotten.
+
+        Those that were loaded are kept, whatever the clock says.
+        """
+        begins_again = self._model is not None and not state.timestamp.count(TimeUnit.BATCH)
+        self.check(state.model, training=False)
+        self.restore()
+        if begins_again:
+            self._outside, self._places = {}, []
+        return begins_again
 
     def keep_in_model(self) -> None:
         """Let the model go on from the averages, and forget what it had."""

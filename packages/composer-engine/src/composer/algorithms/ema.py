@@ -102,10 +102,12 @@ class EMA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
-        self._averages.check(state.model, training=event not in SWAPS and event is not Event.FIT_START)
         if event is Event.FIT_START:
-            self._averages.restore()
-        elif event in SWAPS:
+            if self._averages.begin_fit(state):
+                self._updated_at = Timestamp()
+            return
+        self._averages.check(state.model, training=event not in SWAPS)
+        if event in SWAPS:
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.ema_start)

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State, saved
+from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State, TimeUnit, saved
 
 __all__ = ["LayerFreezing"]
 
@@ -69,6 +69,8 @@ class LayerFreezing(Algorithm):
             return
         if event is Event.EPOCH_END:
             self._frozen_at = elapsed_duration(self, state)
+        elif not state.timestamp.count(TimeUnit.BATCH):
+            self._frozen_at = None  # a training from the start, perhaps a second one
         # At the start of a fit, what was frozen by another state of this run is set free again.
         depth, fraction = cf.freeze_layers(
             state.model, state.optimizers, self._frozen_at or 0.0, self.freeze_start, self.freeze_level

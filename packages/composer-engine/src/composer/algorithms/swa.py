@@ -102,14 +102,15 @@ class SWA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
-        if self._is_over and event is Event.FIT_START and not state.reached(self.swa_start):
-            self._is_over, self._num_averaged, self._first_lrs = False, 0, None  # a training from the start again
+        if event is Event.FIT_START:
+            begins_again = self._averages.begin_fit(state)
+            if begins_again or (self._is_over and not state.reached(self.swa_start)):
+                self._is_over, self._num_averaged, self._first_lrs = False, 0, None
+            return
         if self._is_over:
             return
-        self._averages.check(state.model, training=event not in SWAPS and event is not Event.FIT_START)
-        if event is Event.FIT_START:
-            self._averages.restore()
-        elif event in SWAPS:
+        self._averages.check(state.model, training=event not in SWAPS)
+        if event in SWAPS:
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.swa_start)

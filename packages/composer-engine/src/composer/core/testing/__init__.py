@@ -36,6 +36,7 @@ from composer.core.testing.contract import (
     check_refusals,
     check_repr,
     check_resume,
+    check_reuse,
     check_settings,
     effects_of,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "check_refusals",
     "check_repr",
     "check_resume",
+    "check_reuse",
     "check_settings",
     "effects_of",
     "observe",

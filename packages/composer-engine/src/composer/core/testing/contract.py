@@ -17,8 +17,9 @@ from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.plan import build_plan, overrides_match
 from composer.core.stage import Stage
 from composer.core.testing.effects import FREE, WORDS, Effects
-from composer.core.testing.loop import Training, seeded
+from composer.core.testing.loop import Training, seeded, through_json
 from composer.core.testing.watching import Watch
+from composer.core.time import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ __all__ = [
     "check_refusals",
     "check_repr",
     "check_resume",
+    "check_reuse",
     "check_settings",
     "effects_of",
 ]
@@ -312,6 +314,41 @@ def check_resume(case: Case) -> None:
         )
 
 
+def check_reuse(case: Case) -> None:
+    """In a second training, or in one that begins again at the start, it does what a new one does, or refuses."""
+    used, new = case.make(), case.make()
+    first = case.train(used)
+    first.run(case.batches)
+    trained = first.save()
+    first.engine.run_event(Event.FIT_END)
+
+    at_the_start = {"timestamp": Timestamp().state_dict(), "algorithms": [through_json(new.state_dict())]}
+    expected = case.train(new, loaded=trained | at_the_start)
+    _check_as_new(case, "a training that begins again", first.begin_again, expected)
+    first.engine.close()
+    _check_as_new(case, "a second training", lambda: case.train(used), case.train(case.make()))
+
+
+def _check_as_new(case: Case, what: str, begin: Callable[[], Training], expected: Training) -> None:
+    name = type(expected.algorithms[0]).__name__
+    expected.run(case.batches)
+    try:
+        second = begin()
+        second.run(case.batches)
+    except (RuntimeError, ValueError) as error:
+        refusal = str(error)
+    else:
+        end = expected.save()
+        differs = [kind for kind, one in second.save().items() if not _is_equal(one, end[kind])]
+        differs += [] if _is_equal(second.losses, expected.losses) else ["losses"]
+        assert not differs, (
+            f"{name} was used before, and {what} with it ends with other {' and '.join(differs)} than with a new one. "
+            "At FIT_START with the clock at 0, reset what it keeps from batch to batch, or raise a RuntimeError."
+        )
+        return
+    assert name in refusal, f"{name} refuses {what} and does not name itself: {refusal}"
+
+
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
@@ -333,5 +370,6 @@ CHECKS = (
     check_refusals,
     check_randomness,
     check_resume,
+    check_reuse,
 )
 """All checks, each a function of a :class:`Case`."""

@@ -121,6 +121,14 @@ class Training:
                 return
             self._end_epoch(batches[0])
 
+    def begin_again(self) -> Training:
+        """Set the clock to the start of another fit of the same model, and return the training."""
+        self.state.timestamp = self.state.previous_timestamp = Timestamp()
+        self.losses.clear()
+        with seeded("preparation"):
+            self.engine.run_event(Event.FIT_START)
+        return self
+
     def finish(self) -> None:
         """Predict and end."""
         with seeded("prediction"):
