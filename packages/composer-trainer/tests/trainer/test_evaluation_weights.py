@@ -121,6 +121,7 @@ class TestWeightsThatAreWritten:
             exported = torch.export.load(tmp_path / name).module()
             torch.testing.assert_close(exported(inputs), expected)
 
+    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what Look remembers, by names
     def test_by_a_full_save(self, trained, tmp_path):
         """A checkpoint to go on from holds the training weights."""
         trainer, _ = trained

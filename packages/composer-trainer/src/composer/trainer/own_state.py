@@ -48,7 +48,6 @@ _MAX_ITEMS = 100
 _MAX_NAMED = 10
 _PARTS = ("attributes", "generators", "states", "trained")
 _OF_MODULES = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
-_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))) | {"_opt_called", "step"}
 _NONE = mark_of(None)
 _REMEDY = (
     "Keep such state in numbers and tensors that __init__ sets, or give the object state_dict() and load_state_dict(); "
@@ -434,7 +433,7 @@ def _attributes(one: Any) -> dict[str, Any]:
         return {"func": one.func, "args": one.args, "keywords": one.keywords}
     if isinstance(one, (types.MethodType, types.BuiltinMethodType)):
         return {"__self__": one.__self__}
-    hidden = _OF_MODULES if isinstance(one, nn.Module) else _OF_OPTIMIZERS if isinstance(one, Optimizer) else ()
+    hidden = _OF_MODULES if isinstance(one, nn.Module) else _of_optimizers() if isinstance(one, Optimizer) else ()
     held = {name: value for name, value in getattr(one, "__dict__", {}).items() if name not in hidden}
     for kind in type(one).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -442,6 +441,12 @@ def _attributes(one: Any) -> dict[str, Any]:
             if name not in ("__dict__", "__weakref__") and hasattr(one, name):
                 held[name] = getattr(one, name)
     return held
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """Return the attributes that torch's optimizers have; schedulers set the last two."""
+    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))) | {"_opt_called", "step"}
 
 
 def _cells(function: types.FunctionType) -> dict[str, Any]:
