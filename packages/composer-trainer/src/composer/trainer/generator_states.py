@@ -13,6 +13,9 @@ from composer.core.serialization import is_number, plain_number
 
 __all__ = ["generator_state", "is_generator", "set_generator_state"]
 
+_PLACES = {"pos": range(625), "buffer_pos": range(5)}
+"""The places that NumPy's MT19937 and Philox have in their memory. NumPy does not check them, and reads beyond it."""
+
 
 def _numpys(*names: str) -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")  # where nobody has imported NumPy, nobody has a generator of its
@@ -117,7 +120,10 @@ def _alike(current: Any, data: Any) -> bool:
         return isinstance(data, Tensor) and (data.shape, data.dtype) == (current.shape, current.dtype)
     if isinstance(current, dict):
         return (
-            isinstance(data, dict) and data.keys() == current.keys() and all(_alike(current[k], data[k]) for k in data)
+            isinstance(data, dict)
+            and data.keys() == current.keys()
+            and all(_alike(current[k], data[k]) for k in data)
+            and all(data[name] in places for name, places in _PLACES.items() if name in data)
         )
     if isinstance(current, list):
         return isinstance(data, list) and len(data) == len(current) and all(map(_alike, current, data))

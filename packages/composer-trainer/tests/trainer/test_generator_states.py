@@ -1,0 +1,35 @@
+"""States of generators: what is not one is refused before a generator is changed."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from composer.trainer.generator_states import generator_state, set_generator_state
+
+
+@pytest.mark.parametrize("place", [-1, 625, 10**6])
+@pytest.mark.parametrize(
+    "make", [lambda: np.random.RandomState(3), lambda: np.random.Generator(np.random.MT19937(3))], ids=["old", "new"]
+)
+def test_a_place_beyond_numpys_memory(make, place):
+    """NumPy takes any place and reads the memory there; it is refused here."""
+    generator = make()
+    state = copy.deepcopy(generator_state(generator))
+    state["state"]["pos"] = place
+
+    with pytest.raises(ValueError, match="something else was saved"):
+        set_generator_state(generator, state)
+
+    assert generator.random() == make().random()
+
+
+@pytest.mark.parametrize("place", [-1, 5])
+def test_a_place_beyond_philoxs_buffer(place):
+    """The same holds for the buffer of Philox."""
+    generator = np.random.Generator(np.random.Philox(3))
+    state = copy.deepcopy(generator_state(generator))
+    state["buffer_pos"] = place
+
+    with pytest.raises(ValueError, match="something else was saved"):
+        set_generator_state(generator, state)
