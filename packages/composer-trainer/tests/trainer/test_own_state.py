@@ -4,6 +4,7 @@ import collections
 import functools
 import itertools
 import random
+import time
 
 import attrs
 import numpy as np
@@ -665,3 +666,169 @@ def test_a_module_held_twice(tmp_path):
     _, trainer = train(tmp_path, {"network": lambda: network, "callbacks": [Noting(network, lambda: network)]})
 
     assert list(trainer._progress._own.to_data()["attributes"]) == ["callbacks.Noting"]
+
+
+def watched(**values):
+    """Return a helper with attributes, and what watches it beside a model that owns some of them."""
+    model, one, own = values.pop("model", nn.Linear(1, 1)), Helper(), OwnState()
+    vars(one).update(values)
+    own.watch({"model": model, "one": one})
+    return one, own
+
+
+class TestReferences:
+    """Tensors of modules are saved with these; others only refer to them."""
+
+    @pytest.mark.parametrize("size", [2, 600])
+    @pytest.mark.parametrize("collect", [list, lambda parameters: dict.fromkeys(parameters, 0.0)])
+    def test_weights_in_containers(self, size, collect):
+        """A container of the model's weights is no state, and does not keep other attributes from being saved."""
+        model = nn.Linear(size, size)
+        one, own = watched(model=model, weights=collect(model.parameters()), weight=model.weight, times=0)
+        with torch.no_grad():
+            model.weight += 1
+        one.times = 3
+
+        saved = own.to_data()
+
+        assert saved == {"attributes": {"one": {"times": {"value": 3, "on_device": False}}}}
+
+    def test_weights_in_a_changed_list(self):
+        """A list that weights are added to is named: restored, it would hold copies that nobody trains."""
+        model = nn.Linear(2, 2)
+        one, own = watched(model=model, weights=[])
+        one.weights.append(model.weight)
+
+        assert own.to_data() == {}
+        with pytest.warns(UserWarning, match=r"one\.weights holds a tensor of a module"):
+            own.report()
+
+    def test_tensors_as_keys(self):
+        """A dictionary with tensors as keys is named: equal tensors are different keys."""
+        one, own = watched(slow={torch.zeros(2): 0.0})
+        one.slow[next(iter(one.slow))] = 1.0
+
+        assert own.to_data() == {}
+        with pytest.warns(UserWarning, match=r"one\.slow has tensors as keys"):
+            own.report()
+
+
+class Failing:
+    """An object whose own methods raise an error."""
+
+    def __init__(self, fails_to_save=False):
+        self.fails_to_save, self.times = fails_to_save, 0
+
+    def state_dict(self):
+        if self.fails_to_save:
+            raise RuntimeError("not consolidated")
+        return {"times": self.times}
+
+    def load_state_dict(self, state):
+        raise KeyError("other")
+
+
+class TestObjectsThatFail:
+    """Methods that nobody has called before do not end a run by their errors."""
+
+    def test_state_dict(self):
+        """An object whose state_dict() fails is named."""
+        _, own = watched(held=Failing(fails_to_save=True))
+
+        assert own.to_data() == {}
+        with pytest.warns(UserWarning, match=r"one\.held has a state_dict\(\) that fails: RuntimeError: not consol"):
+            own.report()
+
+    def test_load_state_dict(self):
+        """An object that refuses its state is named."""
+        one, own = watched(held=Failing())
+        one.held.times = 3
+
+        (problem,) = own.load(own.to_data())
+
+        assert problem == "one.held refuses what was saved: KeyError: 'other'"
+
+
+def holding_itself(kind):
+    """Return a container that holds itself."""
+    one = {} if kind is dict else []
+    one.update(itself=one) if kind is dict else one.append(one)
+    return one
+
+
+class TestNested:
+    @pytest.mark.parametrize("kind", [list, dict])
+    def test_holding_itself(self, kind):
+        """A container that holds itself is watched, and named once it has changed."""
+        one, own = watched(held=holding_itself(kind))
+        before = own.to_data()
+        one.held.update({5: 1}) if kind is dict else one.held.append(1)
+
+        assert (before, own.to_data()) == ({}, {})
+        with pytest.warns(UserWarning, match=r"one\.held is nested more than 32 deep, or holds itself"):
+            own.report()
+
+    def test_too_deep_for_a_checkpoint(self):
+        """A value that is nested too deep to be written to a file is named."""
+        one, own = watched(held=[])
+        for _ in range(60):
+            one.held = [one.held]
+
+        assert own.to_data() == {}
+
+    def test_large(self):
+        """A large nested list that has grown is saved, though its items are not compared."""
+        one, own = watched(held=[[place] for place in range(20_000)])
+        one.held.append([1])
+
+        assert len(own.to_data()["attributes"]["one"]["held"]["value"]) == 20_001
+
+    def test_time(self):
+        """Looking for generators in millions of nested numbers ends after the first of them."""
+        held = [[[[0] * 50] * 100] * 100] * 100
+        began = time.perf_counter()
+
+        watched(held=held)
+
+        assert time.perf_counter() - began < 1
+
+
+def test_tensors_that_cannot_be_written_to():
+    """A tensor of which several elements are one in memory is replaced by what was saved."""
+    one, own = watched(held=torch.zeros(1).expand(3))
+    one.held = torch.ones(1).expand(3)
+    saved = own.to_data()
+    one.held = torch.zeros(1).expand(3)
+
+    assert own.load(saved) == []
+    assert one.held.tolist() == [1.0, 1.0, 1.0]
+
+
+class Defaults:
+    """A class with values for attributes that objects do not have yet."""
+
+    count, names, runs = 0, [1], {"a": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), [("names", [5]), ("runs", {"a": 5})])
+def test_containers_of_classes_stay(name, value):
+    """A checkpoint does not change a container that all objects of a class share."""
+    own = OwnState()
+    own.watch({"one": Defaults()})
+    before = repr(getattr(Defaults, name))
+
+    problems = own.load({"attributes": {"one": {name: {"value": value, "on_device": False}}}})
+
+    assert problems == [f"one.{name} is not there"]
+    assert repr(getattr(Defaults, name)) == before
+
+
+def test_numbers_of_library_classes_stay():
+    """A checkpoint does not set attributes that a class of a library declares, such as a module's."""
+    network, own = CountingNetwork(), OwnState()
+    own.watch({"model": network})
+
+    problems = own.load({"attributes": {"model": {"_compiled_call_impl": {"value": 3, "on_device": False}}}})
+
+    assert problems == ["model._compiled_call_impl is not there"]
+    assert network._compiled_call_impl is None

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from composer.core import NotSerializableError, Time, Timestamp
-from composer.core.serialization import is_number, plain, plain_number
+from composer.core.serialization import MAX_DEPTH, is_number, plain, plain_number
 from composer.trainer.generator_states import generator_state, is_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 __all__ = [
     "Mark",
@@ -32,10 +32,14 @@ __all__ = [
 MAX_BYTES = 1 << 20
 """The largest attribute that is saved."""
 
+_MAX_DEPTH = MAX_DEPTH // 2
+"""How deep a value may be nested, to be saved within the rest of a checkpoint."""
+
 _MAX_ITEMS = 10_000
 _MAX_FLAT = 1_000_000
 _SCALARS = {bool, int, float, str, type(None)}
 _COMPARED_BY_VALUE = 1024
+_BYTES_OF_ITEM = 8
 _SEQUENCES: dict[Any, str] = {
     list: "list",
     tuple: "tuple",
@@ -91,15 +95,20 @@ def is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
-def mark_of(value: Any) -> Mark:
-    """Return what a value is compared by; equal marks mean that it has not changed."""
+def mark_of(value: Any, of_modules: Container[int] = ()) -> Mark:
+    """Return what a value is compared by; equal marks mean that it has not changed.
+
+    Args:
+        value: The value.
+        of_modules: Ids of tensors that modules hold: here they are references, and saved with the modules.
+    """
     if is_generator(value):
         state = generator_state(value)
         return ("generator", type(value).__name__, None if state is None else _listed(state))
     try:
-        return _mark(value, [_MAX_ITEMS])
+        return _mark(value, [_MAX_ITEMS], of_modules)
     except _TooManyError:
-        return ("large", kind_of(value), len(value))
+        return (kind_of(value), "large", len(value))
 
 
 class _Identity:
@@ -132,35 +141,36 @@ class _TooManyError(Exception):
     pass
 
 
-def _mark(value: Any, budget: list[int]) -> Mark:  # noqa: PLR0911  (one for each kind)
+def _mark(value: Any, budget: list[int], of_modules: Container[int], depth: int = 0) -> Mark:  # noqa: PLR0911  (one for each kind)
     kind = kind_of(value)
     if kind in _CONTAINERS:
         if len(value) <= _MAX_FLAT and _is_flat(value):
-            return (kind, "flat", frozenset(value) if "set" in kind else tuple(_items(value)))
+            return (kind, "flat", *_flat_contents(value))
         budget[0] -= len(value)
     budget[0] -= 1
-    if budget[0] < 0:
+    if budget[0] < 0 or depth > _MAX_DEPTH:
         raise _TooManyError
     if kind in ("number", "text", "time", "timestamp"):
         return (kind, value)
     if kind == "tensor":
-        return _tensor_mark(value)
+        return ("object", _Identity(value)) if id(value) in of_modules else _tensor_mark(value)
     if kind == "array":
         contents = value.tobytes() if value.nbytes <= MAX_BYTES else value.__array_interface__["data"]
         return (kind, value.shape, str(value.dtype), contents)
     if kind == "generator":  # in a container it is an object as others: what it draws does not change the container
         return ("object", _Identity(value))
+    marks = [_mark(item, budget, of_modules, depth + 1) for item in value] if kind in _CONTAINERS else []
     if kind in ("set", "frozenset"):
-        return (kind, frozenset(_mark(item, budget) for item in value))
+        return (kind, frozenset(marks))
     if kind == "mapping":
-        return (kind, tuple((_mark(key, budget), _mark(item, budget)) for key, item in value.items()))
-    if kind is not None:
-        return (kind, tuple(_mark(item, budget) for item in value))
-    return ("object", _Identity(value))
+        return (kind, *marks, *(_mark(item, budget, of_modules, depth + 1) for item in value.values()))
+    return ("object", _Identity(value)) if kind is None else (kind, *marks)
 
 
-def _items(value: Any) -> Any:
-    return value.items() if isinstance(value, dict) else value
+def _flat_contents(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, dict):
+        return tuple(value), tuple(value.values())
+    return (frozenset(value) if isinstance(value, (set, frozenset)) else tuple(value),)
 
 
 def _is_flat(value: Any) -> bool:
@@ -181,26 +191,29 @@ def _tensor_mark(tensor: Tensor) -> Mark:
 TextKeys = dict[str, Any]
 """The text among a mapping's keys, each with that in the mapping behind it."""
 
+_NO_TEXT: TextKeys = {}
 
-def text_keys(value: Any) -> TextKeys:
+
+def text_keys(value: Any, depth: int = 0) -> TextKeys:
     """Return the text among a mapping's keys; nothing of other values.
 
     Example:
         >>> text_keys({"loss": {"sum": 3.0}, 5: 1})
         {'loss': {'sum': {}}}
     """
-    if kind_of(value) != "mapping":
-        return {}
-    return {key: text_keys(item) for key, item in value.items() if type(key) is str}
+    if kind_of(value) != "mapping" or depth > _MAX_DEPTH or len(value) > MAX_BYTES // _BYTES_OF_ITEM:
+        return _NO_TEXT
+    return {key: text_keys(item, depth + 1) for key, item in value.items() if type(key) is str}
 
 
-def encoded(value: Any, known: TextKeys | None = None) -> Any:
+def encoded(value: Any, known: TextKeys | None = None, of_modules: Container[int] = ()) -> Any:
     """Return a value as plain data and tensors that nobody else holds.
 
     Args:
         value: The value.
         known: The text that may be among its keys. Other text is never saved: what is read from a checkpoint must not
             decide what a program reads, writes or runs.
+        of_modules: As for :func:`mark_of`.
 
     Raises:
         UnsavedError: It is something else, or too large.
@@ -228,17 +241,21 @@ def encoded(value: Any, known: TextKeys | None = None) -> Any:
         value = list(value)
     if kind == "mapping":
         value = dict(value)
-    return _encoded(value, [MAX_BYTES], known or {})
+    return _encoded(value, [MAX_BYTES], known or {}, of_modules)
 
 
-def _encoded(value: Any, budget: list[int], known: TextKeys) -> Any:
+def _encoded(value: Any, budget: list[int], known: TextKeys, of_modules: Container[int], depth: int = 0) -> Any:
     kind = kind_of(value)
-    budget[0] -= value.nbytes if kind == "tensor" else 8
+    budget[0] -= value.nbytes if kind == "tensor" else _BYTES_OF_ITEM
     if budget[0] < 0:
         raise UnsavedError("is larger than 1 MiB")
+    if depth > _MAX_DEPTH:
+        raise UnsavedError(f"is nested more than {_MAX_DEPTH} deep, or holds itself")
     if kind == "number":
-        return None if value is None else value if isinstance(value, bool) else plain_number(value)
+        return None if value is None else value if isinstance(value, bool) else _plain_number(value)
     if kind == "tensor":
+        if id(value) in of_modules:
+            raise UnsavedError("holds a tensor of a module")
         if value.grad_fn is not None:
             raise TransientError("is part of a graph")
         try:
@@ -248,15 +265,28 @@ def _encoded(value: Any, budget: list[int], known: TextKeys) -> Any:
     if kind == "text":
         raise UnsavedError("holds text")
     if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)([_encoded(item, budget, {}) for item in value])
+        return (list if type(value) is list else tuple)(
+            [_encoded(item, budget, _NO_TEXT, of_modules, depth + 1) for item in value]
+        )
     if type(value) is dict:
         if any(type(key) is str and key not in known for key in value):
             raise UnsavedError("has text as new keys")
+        if any(isinstance(key, Tensor) for key in value):  # they are found by identity
+            raise UnsavedError("has tensors as keys")
         return {
-            key if type(key) is str else _encoded(key, budget, {}): _encoded(item, budget, _below(known, key))
+            key if type(key) is str else _encoded(key, budget, _NO_TEXT, of_modules, depth + 1): _encoded(
+                item, budget, _below(known, key), of_modules, depth + 1
+            )
             for key, item in value.items()
         }
     raise UnsavedError(f"holds an object of class {type(value).__name__}")
+
+
+def _plain_number(value: Any) -> int | float:
+    try:
+        return plain_number(value)
+    except NotSerializableError as error:
+        raise UnsavedError(f"holds a number that cannot be saved: {error.reason}") from None
 
 
 def _below(known: TextKeys, key: Any) -> TextKeys:
@@ -332,6 +362,8 @@ def _into_tensor(current: Tensor, data: Tensor) -> Tensor:
         if current.requires_grad:
             raise UnsavedError(f"has shape {tuple(current.shape)} here, and {tuple(data.shape)} was saved")
         return data.to(current.device)
+    if current.is_inference() or 0 in current.stride():  # it cannot be written to; of several elements, or at all
+        return data.to(current.device, copy=True)
     with torch.no_grad():
         current.copy_(data)
     return current
@@ -352,9 +384,13 @@ def _into_sequence(current: Any, items: list[Any]) -> Any:
         return frozenset(items)
     if isinstance(current, list):
         current[:] = items
+    elif isinstance(current, set):
+        new = set(items)
+        current.clear()
+        current |= new
     else:
         current.clear()
-        (current.update if isinstance(current, set) else current.extend)(items)
+        current.extend(items)
     return current
 
 

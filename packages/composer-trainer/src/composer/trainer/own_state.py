@@ -27,7 +27,9 @@ from torch.optim import Optimizer
 from composer.core import NotSerializableError, Serializable
 from composer.core.serializable import saved_fields
 from composer.core.serialization import at, plain
+from composer.distributed import get_world_size
 from composer.trainer.attribute_values import (
+    MAX_BYTES,
     Mark,
     TextKeys,
     TransientError,
@@ -38,6 +40,7 @@ from composer.trainer.attribute_values import (
     restored,
     text_keys,
 )
+from composer.trainer.exported_call import tensors_in
 from composer.trainer.generator_states import generator_state, is_generator, set_generator_state
 
 __all__ = ["OwnState", "is_own_state", "warn_of_misfits", "without"]
@@ -95,6 +98,7 @@ class OwnState:
         self._holders = {}
         for path, found in walk.holders.items():
             holder = known.get(id(found.object)) or found
+            holder.of_modules = walk.of_modules
             if holder is found:
                 found.remember()
             if holder.marks or holder.is_recorded:
@@ -131,9 +135,9 @@ class OwnState:
             self._reasons |= {holder.place(name): reason for name, reason in changes.reasons.items()}
         for path, (one, before) in self._keepers.items():
             try:
-                state = plain(one.state_dict(), path)
-            except NotSerializableError as error:
-                self._reasons[path] = f"has a state_dict() that cannot be saved: {error}"
+                state = _state_of(one, path)
+            except UnsavedError as error:
+                self._reasons[path] = str(error)
                 continue
             if mark_of(state) != before:
                 data["states"][path] = state
@@ -156,11 +160,13 @@ class OwnState:
         for path, state in data.get("states", {}).items():
             problems += _tried(path, lambda: self._load_state(path, state))  # noqa: B023
         for name, is_trained in data.get("trained", {}).items():
-            if name in self._trained:
-                self._trained[name][0].requires_grad_(is_trained)
-            else:
-                problems.append(f"model.{name} is not there")
+            problems += _tried(at("model", name), lambda: self._load_trained(name, is_trained))  # noqa: B023
         return problems
+
+    def _load_trained(self, name: str, is_trained: bool) -> None:
+        if name not in self._trained:
+            raise UnsavedError("is not there")
+        self._trained[name][0].requires_grad_(is_trained)
 
     def _load_attribute(self, path: str, name: str, saved: Mapping[str, Any], device: torch.device | None) -> None:
         holder = self._holders.get(path)
@@ -256,6 +262,8 @@ def _tried(path: str, call: Any) -> list[str]:
         call()
     except UnsavedError as error:
         return [f"{path} {error}"]
+    except Exception as error:  # noqa: BLE001  (of the user's own methods, which a run must not end by half-way)
+        return [f"{path} refuses what was saved: {type(error).__name__}: {error}"]
     return []
 
 
@@ -271,9 +279,28 @@ def _load_generator(found: tuple[_Holder, str] | None, state: Any) -> None:
 
 def _mark_of_state(one: Any) -> Mark | None:
     try:
-        return mark_of(plain(one.state_dict()))
-    except NotSerializableError:
+        return mark_of(_state_of(one))
+    except UnsavedError:
         return None
+
+
+def _state_of(one: Any, path: str = "") -> Any:
+    """Return the state of an object that has its own way to be saved, which may never have been called before.
+
+    Raises:
+        UnsavedError: It cannot be saved, or is too large for each process to send to the others.
+    """
+    try:
+        state = plain(one.state_dict(), path)
+    except NotSerializableError as error:
+        raise UnsavedError(f"has a state_dict() that cannot be saved: {error}") from None
+    except Exception as error:  # noqa: BLE001  (of the user's own method)
+        raise UnsavedError(f"has a state_dict() that fails: {type(error).__name__}: {error}") from None
+    if get_world_size() > 1 and sum(tensor.nbytes for tensor in tensors_in(state)) > MAX_BYTES:
+        raise UnsavedError(
+            "has a state_dict() of more than 1 MiB, the most that is saved for each of several processes"
+        )
+    return state
 
 
 @attrs.frozen
@@ -302,6 +329,8 @@ class _Holder:
     has_weights: bool = False
     marks: dict[str, Mark] = attrs.field(factory=dict, init=False)
     known: dict[str, TextKeys] = attrs.field(factory=dict, init=False)
+    of_modules: Mapping[int, torch.Tensor] = attrs.field(factory=dict, init=False)
+    """Tensors that modules hold, by id: where an attribute refers to one, it is no state of the object's own."""
 
     def place(self, name: str) -> str:
         """Return the path of an attribute or item."""
@@ -320,12 +349,15 @@ class _Holder:
         buffers, unsaved = one._buffers, one._non_persistent_buffers_set  # noqa: SLF001
         return {name: buffers[name] for name in unsaved if buffers.get(name) is not None}
 
+    def _mark(self, name: str, value: Any, tensors: Mapping[str, Any]) -> Mark:
+        return mark_of(value, () if name in tensors else self.of_modules)
+
     def remember(self) -> None:
         """Take the present values as those that attributes have before training."""
         tensors = self._tensors()
         for name, value in self.attributes().items():
             if self.is_recorded or name in tensors or is_generator(value):
-                self.marks[name] = mark_of(value)
+                self.marks[name] = self._mark(name, value, tensors)
                 self.known[name] = text_keys(value)
 
     def changes(self, *, replayed: bool) -> _Changes:
@@ -337,7 +369,8 @@ class _Holder:
             if is_generator(value):
                 self._compare_generator(name, value, before, changes)
             elif self.is_recorded or name in tensors:
-                self._compare(name, value, before, changes, made, replayed=replayed)
+                now = self._mark(name, value, tensors)
+                self._compare(name, value, before, now, changes, made, replayed=replayed)
         # Attributes of one object may rely on each other, such as a number on the file it is the place in.
         if changes.reasons or made:
             cause = self.place(next(iter(changes.reasons), None) or made[0])
@@ -356,15 +389,22 @@ class _Holder:
             changes.generators[name] = generator_state(value)
 
     def _compare(
-        self, name: str, value: Any, before: Mark | None, changes: _Changes, made: list[str], *, replayed: bool
+        self,
+        name: str,
+        value: Any,
+        before: Mark | None,
+        now: Mark,
+        changes: _Changes,
+        made: list[str],
+        *,
+        replayed: bool,
     ) -> None:
-        default = getattr(type(self.object), name, _MISSING)
-        if before is None and kind_of(default) is not None:
+        default = _class_default(self.object, name)
+        if before is None and default is not _MISSING:
             before = mark_of(default)
         if before is None and name in ("epoch", "_epoch") and callable(getattr(self.object, "set_epoch", None)):
             return  # it is given the epoch again before it runs
         is_new, is_users = before is None or before == _NONE, _is_users(type(value))
-        now = mark_of(value)
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_users:
             if not (replayed and is_new):
                 changes.reasons[name] = "is an iterator, whose place cannot be saved"
@@ -382,7 +422,7 @@ class _Holder:
     def _encode(self, name: str, value: Any, before: Mark | None, changes: _Changes) -> None:
         kind = kind_of(value)
         try:
-            data = encoded(value, self.known.get(name))
+            data = encoded(value, self.known.get(name), () if name in self._tensors() else self.of_modules)
         except TransientError:
             return
         except UnsavedError as error:
@@ -403,7 +443,7 @@ class _Holder:
         """
         current = self.attributes().get(name, _MISSING)
         if current is _MISSING and isinstance(name, str):
-            current = getattr(type(self.object), name, _MISSING)
+            current = _class_default(self.object, name)
         if current is _MISSING or (name not in self.marks and not self.is_recorded):
             raise UnsavedError("is not there")
         value = restored(current, data, device)
@@ -412,6 +452,14 @@ class _Holder:
 
 
 _MISSING = object()
+
+
+def _class_default(one: Any, name: str) -> Any:
+    """Return the number, or None, that one of the user's classes has for an attribute that is not set yet."""
+    for kind in type(one).__mro__:
+        if name in vars(kind):
+            return vars(kind)[name] if _is_users(kind) and kind_of(vars(kind)[name]) == "number" else _MISSING
+    return _MISSING
 
 
 def _is_on_device(value: Any) -> bool:
@@ -426,7 +474,9 @@ def _attributes(one: Any) -> dict[str, Any]:
     if type(one) in (list, tuple):
         return {f"[{place}]": item for place, item in enumerate(one)}
     if type(one) is dict:
-        return {f"[{key!r}]": item for key, item in one.items()}
+        # Other keys may print as pages of text, or as numbers that have to be fetched from a device.
+        names = [repr(key) if type(key) in (str, int) else f"item {place}" for place, key in enumerate(one)]
+        return {f"[{name}]": item for name, item in zip(names, one.values(), strict=True)}
     if isinstance(one, types.FunctionType):
         return {**_cells(one), **vars(one), **_globals(one)}
     if isinstance(one, functools.partial):
@@ -514,6 +564,7 @@ class _Walk:
         self._queue: collections.deque[tuple[str, Any, int, bool]] = collections.deque()
         self.holders: dict[str, _Holder] = {}
         self.keepers: dict[str, Any] = {}
+        self.of_modules: dict[int, torch.Tensor] = {}
 
     def run(self, roots: Mapping[str, Any]) -> None:
         """Walk through all that the roots reach, root after root."""
@@ -528,6 +579,7 @@ class _Walk:
         if id(one) in self._seen or not _may_hold(one) or (depth and id(one) in self._roots):
             return
         self._seen.add(id(one))
+        self.of_modules |= {id(tensor): tensor for tensor in _tensors_of(one)}
         kind = one if isinstance(one, types.FunctionType) else type(one)
         is_module = isinstance(one, nn.Module)
         is_component = not depth and isinstance(one, (Optimizer, Serializable))
@@ -555,6 +607,12 @@ class _Walk:
                     self._queue.append((inner, value, depth + 1, has_weights))
 
 
+def _tensors_of(one: Any) -> list[torch.Tensor]:
+    """Return the tensors that an object holds itself if it is a module."""
+    held = (one._parameters | one._buffers).values() if isinstance(one, nn.Module) else ()  # noqa: SLF001
+    return [tensor for tensor in held if tensor is not None]
+
+
 def _has_state_dict(one: Any) -> bool:
     kind = type(one)
     has_both = callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
@@ -564,15 +622,17 @@ def _has_state_dict(one: Any) -> bool:
 _LEAVES = (str, bytes, bytearray, int, float, complex, torch.Tensor, type, types.ModuleType, enum.Enum, io.IOBase)
 
 
-def _may_hold(value: Any, depth: int = 0) -> bool:
-    """Return whether state may be found in a value."""
+def _may_hold(value: Any, depth: int = 0, budget: list[int] | None = None) -> bool:
+    """Return whether state may be found in a value; of large nested containers, in the first items."""
     if value is None or isinstance(value, _LEAVES):
         return False
     if type(value) in (list, tuple, dict):
         held = value.values() if isinstance(value, dict) else value
-        if len(value) > _MAX_ITEMS or depth > _MAX_DEPTH:
+        budget = [_MAX_OBJECTS] if budget is None else budget
+        budget[0] -= len(value)
+        if len(value) > _MAX_ITEMS or depth > _MAX_DEPTH or budget[0] < 0:
             return False
-        return any(is_generator(item) or _may_hold(item, depth + 1) for item in held)
+        return any(is_generator(item) or _may_hold(item, depth + 1, budget) for item in held)
     if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
         return True
     if isinstance(value, types.BuiltinMethodType):
