@@ -160,6 +160,14 @@ class TestSameWhateverTheWorkers:
         assert torch.equal(epochs[1][2:], batches(second, 1, skip=1))
         assert len({*epochs[0][:, 1].tolist(), *epochs[1][:, 1].tolist()}) == 12
 
+    def test_persistent_workers_of_a_stream_begin_again(self):
+        """An epoch that is begun a second time draws the same in workers that have outlived it."""
+        order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=1, persistent_workers=True), seed=17)
+
+        first, _, again = (batches(order, epoch) for epoch in (0, 1, 0))
+
+        assert torch.equal(first, again)
+
     def test_workers_of_streams_draw_apart(self):
         """Two workers that go through copies of a stream do not draw the same."""
         order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=2, persistent_workers=True), seed=17)

@@ -250,12 +250,15 @@ class StreamOrder(_CopiedOrder):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
-        self._set = loader.dataset
+        self._set, self._next_epoch = loader.dataset, 0
         self._stream = self.loader.__dict__["dataset"] = _SeededStream(loader.dataset, self.seed, loader.batch_size)
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return the epoch's batches; those to skip are loaded and thrown away."""
         _tell_epoch(self._set, epoch)
+        if epoch != self._next_epoch:  # workers that outlive an epoch count on
+            self.loader.__dict__["_iterator"] = None
+        self._next_epoch = epoch + 1
         self._stream.begin(epoch)
         return itertools.islice(self._iterate(epoch), skip, None)
 
