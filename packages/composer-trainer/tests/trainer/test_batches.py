@@ -59,3 +59,11 @@ class TestRepeats:
             counts.append(batches.counts)
 
         assert counts == expected
+
+
+def test_sparse_batches_are_not_compared(monkeypatch):
+    """Whether all processes have the same first batch is not asked of tensors that have no dense numbers."""
+    batches = Batches(DataSpec([torch.eye(3).to_sparse()]), -1, torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    assert batches.next().is_sparse

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 from attrs.validators import ge
 
 from composer.core.conversion import from_data
@@ -20,8 +21,6 @@ from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    import torch
 
     from composer.core import Batch, DataSpec
 
@@ -344,7 +343,8 @@ def _warn_of_repeats(loader: object) -> None:
 
 def _warn_if_equal(batch: Batch) -> None:
     """Warn if all processes have the same first batch; of large tensors, the first numbers are compared."""
-    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in tensors_in(batch)]
+    dense = [one for one in tensors_in(batch) if one.layout is torch.strided and not one.is_nested]
+    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
     if all_agree(beginnings) and beginnings:
         warnings.warn(
             f"train_dataloader gave all {get_world_size()} processes the same first batch, so that each of them trains "
