@@ -1,0 +1,75 @@
+"""Print how many modules and functions of ours one save and one load of a checkpoint enter, and which modules.
+
+    python tests/count_modules.py
+"""
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from composer import Trainer
+from composer.algorithms import EMA, BlurPool
+from composer.checkpoint import load_checkpoint, save_checkpoint
+from composer.models import ComposerClassifier
+
+
+def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
+    """Return module and qualified name of every function of ours that a call enters, in any thread."""
+    found = set()
+
+    def note(frame, event, _):
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("composer."):
+            found.add((name, frame.f_code.co_qualname))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+def make_trainer(**options: object) -> Trainer:
+    """Return a Trainer of a small network with two algorithms."""
+    layers = [torch.nn.Conv2d(1, 4, 3, stride=2), torch.nn.Flatten(), torch.nn.Linear(36, 2)]
+    model = ComposerClassifier(torch.nn.Sequential(*layers), num_classes=2)
+    data = TensorDataset(torch.rand(8, 1, 8, 8), torch.randint(2, (8,)))
+    return Trainer(
+        model=model,
+        train_dataloader=DataLoader(data, batch_size=4),
+        optimizers=torch.optim.Adam(model.parameters()),
+        algorithms=[BlurPool(min_channels=1), EMA("1ba")],
+        max_duration="1ep",
+        progress_bar=False,
+        device="cpu",
+        **options,
+    )
+
+
+def main() -> None:
+    """Count for ``trainer.save_checkpoint``, ``load_checkpoint`` and a Trainer with ``load_path``."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer()
+        trainer.fit()
+        path = f"{folder}/saved"
+        fresh = make_trainer()
+        calls = {
+            "trainer.save_checkpoint": lambda: trainer.save_checkpoint(path),
+            "save_checkpoint": lambda: save_checkpoint(trainer.state, f"{folder}/alone"),
+            "load_checkpoint": lambda: load_checkpoint(path, fresh.state),
+        }
+        for name, call in calls.items():
+            functions = entered(call)
+            modules = sorted({module for module, _ in functions})
+            print(f"{name}: {len(modules)} modules, {len(functions)} functions\n  {', '.join(modules)}")
+
+
+if __name__ == "__main__":
+    main()
