@@ -1,6 +1,6 @@
 """Print how many modules and functions of ours one save and one load of a checkpoint enter, and which modules.
 
-    python tests/count_modules.py
+python tests/count_modules.py
 """
 
 import sys

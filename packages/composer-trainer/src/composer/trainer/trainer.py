@@ -318,9 +318,8 @@ class Trainer:
             seed = get_random_seed() if seed is None else check_seed(seed)
         with problems.noted():
             set_log_level(python_log_level)
-        if run_name is not None:
-            with problems.noted():
-                check_run_name(run_name)
+        with problems.noted():
+            check_run_name(_made_up_name() if run_name is None else run_name)
         if not problems.found:
             with problems.noted():
                 if optimizers is not None:
