@@ -47,6 +47,9 @@ class Look(Callback):
 
     seen = None
 
+    def state_dict(self):
+        return {}
+
     def eval_batch_start(self, state, logger):
         self.seen = {name: value.clone() for name, value in state.model.state_dict().items()}
 
