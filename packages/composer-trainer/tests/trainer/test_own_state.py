@@ -739,6 +739,19 @@ class TestObjectsThatFail:
         with pytest.warns(UserWarning, match=r"one\.held has a state_dict\(\) that fails: RuntimeError: not consol"):
             own.report()
 
+    def test_a_large_state_in_several_processes(self, monkeypatch):
+        """A large state is named where every process would send its own to all others."""
+        one, own = watched(held=torch.optim.SGD([nn.Parameter(torch.zeros(300_000))], lr=0.1, momentum=0.9))
+        one.held.param_groups[0]["params"][0].grad = torch.ones(300_000)
+        one.held.step()
+
+        alone = own.to_data()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+
+        assert (list(alone["states"]), own.to_data()) == (["one.held"], {})
+        with pytest.warns(UserWarning, match=r"one\.held has a state_dict\(\) of more than 1 MiB"):
+            own.report()
+
     def test_load_state_dict(self):
         """An object that refuses its state is named."""
         one, own = watched(held=Failing())
