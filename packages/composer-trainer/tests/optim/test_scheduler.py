@@ -576,3 +576,30 @@ def test_real_training_follows_the_formula(step_schedulers_every_batch):
     formula = [k / 3 if k < 3 else cosine((k - 3) / 17, 0.1) for k in range(20)]
     assert used[0] == pytest.approx(formula)
     assert used[1] == pytest.approx([0.1 * factor for factor in formula])
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("make", "name"),
+        [
+            (lambda given: schedules.ConstantScheduler(alpha=given), "alpha"),
+            (lambda given: schedules.LinearScheduler(alpha_i=given), "alpha_i"),
+            (lambda given: schedules.LinearScheduler(alpha_f=given), "alpha_f"),
+            (lambda given: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=given), "t_mult"),
+            (lambda given: schedules.ExponentialScheduler(gamma=given), "gamma"),
+            (lambda given: schedules.PolynomialScheduler(power=given), "power"),
+        ],
+        ids=["alpha", "alpha_i", "alpha_f", "t_mult", "gamma", "power"],
+    )
+    @pytest.mark.parametrize(
+        ("value", "error"), [("0.5", TypeError), (None, TypeError), (float("inf"), ValueError), (-1, ValueError)]
+    )
+    def test_numbers_are_refused_by_name(self, make, name, value, error):
+        """What is not a finite number in range is refused by the parameter's name."""
+        with pytest.raises(error, match=rf"^{name} must be .*, got '?{value}'?\."):
+            make(value)
+
+    def test_flags_accept_no_text(self):
+        """A text for a flag is an error, as every text counts as true."""
+        with pytest.raises(TypeError, match="scale_warmup must be True or False, got 'no'"):
+            schedules.LinearWithWarmupScheduler("2ba", scale_warmup="no")

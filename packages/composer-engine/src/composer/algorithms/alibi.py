@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core.checks import number_between, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

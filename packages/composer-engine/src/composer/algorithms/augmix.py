@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, one_of, warn_if_idle, whole_number_from
+from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import add_transform
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,7 @@ class AugMix(Algorithm):
         default=1.0, validator=number_between(0, above=True, meaning="It is what the chains' weights are drawn by.")
     )
     augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
-    batch: bool = False
+    batch: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import whole_number_from
 from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core.checks import true_or_false, whole_number_from
 
 __all__ = ["BlurPool"]
 
@@ -35,9 +35,9 @@ class BlurPool(Algorithm):
         BlurPool(replace_convs=True, replace_maxpools=True, blur_first=True, min_channels=32)
     """
 
-    replace_convs: bool = True
-    replace_maxpools: bool = True
-    blur_first: bool = True
+    replace_convs: bool = attrs.field(default=True, validator=true_or_false)
+    replace_maxpools: bool = attrs.field(default=True, validator=true_or_false)
+    blur_first: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
         default=16, validator=whole_number_from(1, meaning="Convolutions with fewer input channels are left alone.")
     )

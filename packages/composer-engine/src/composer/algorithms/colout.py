@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, warn_if_idle
+from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import add_transform
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ class ColOut(Algorithm):
 
     p_row: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
     p_col: float = attrs.field(default=0.15, validator=number_between(0, 1, below=True, meaning=_PART))
-    batch: bool = True
+    batch: bool = attrs.field(default=True, validator=true_or_false)
     resize_target: bool | str = attrs.field(default="auto", validator=_bool_or_auto)
     input_key: BatchKey = 0
     target_key: BatchKey = 1

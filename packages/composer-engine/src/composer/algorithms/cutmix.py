@@ -8,9 +8,9 @@ import attrs
 from torch import Tensor  # noqa: TC002  (attrs fields are looked up at run time)
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between
 from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets, generator_of
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,8 +46,8 @@ class CutMix(Algorithm):
         default=1.0,
         validator=number_between(0, above=True, meaning="It is both parameters of the Beta distribution."),
     )
-    interpolate_loss: bool = False
-    uniform_sampling: bool = False
+    interpolate_loss: bool = attrs.field(default=False, validator=true_or_false)
+    uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     _share: float = attrs.field(default=0.0, init=False, repr=False)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, whole_number_from
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, true_or_false, whole_number_from
 
 __all__ = ["CutOut"]
 
@@ -39,7 +39,7 @@ class CutOut(Algorithm):
     length: float = attrs.field(
         default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the image's side.")
     )
-    uniform_sampling: bool = False
+    uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}

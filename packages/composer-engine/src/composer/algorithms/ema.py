@@ -8,8 +8,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
-from composer.algorithms._checks import number_between, to_time, warn_if_idle
+from composer.algorithms._checks import to_time, warn_if_idle
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, Timestamp, TimeUnit
+from composer.core.checks import number_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, whole_number_from
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core.checks import number_between, true_or_false, whole_number_from
 
 __all__ = ["Factorize"]
 
@@ -37,8 +37,8 @@ class Factorize(Algorithm):
         64
     """
 
-    factorize_convs: bool = True
-    factorize_linears: bool = True
+    factorize_convs: bool = attrs.field(default=True, validator=true_or_false)
+    factorize_linears: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
         default=256, validator=whole_number_from(1, meaning="Convolutions with fewer channels are left alone.")
     )

@@ -11,6 +11,7 @@ from torch import Tensor  # noqa: TC002
 from composer import functional as cf
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core.checks import true_or_false
 
 __all__ = ["GatedLinearUnits"]
 
@@ -35,8 +36,8 @@ class GatedLinearUnits(Algorithm):
     """
 
     act_fn: Callable[[Tensor], Tensor] | None = None
-    gated_layer_bias: bool = False
-    non_gated_layer_bias: bool = False
+    gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
+    non_gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"model", "optimizers"}

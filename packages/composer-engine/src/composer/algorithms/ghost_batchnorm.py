@@ -7,9 +7,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import whole_number_from
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core.checks import whole_number_from
 
 __all__ = ["GhostBatchNorm"]
 

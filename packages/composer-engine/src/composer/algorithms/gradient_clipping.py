@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, one_of
 from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.core.checks import number_between, one_of
 
 __all__ = ["GradientClipping"]
 

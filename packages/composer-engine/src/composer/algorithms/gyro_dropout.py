@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, warn_if_idle, whole_number_from
+from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State, TimeUnit
+from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["GyroDropout"]
 

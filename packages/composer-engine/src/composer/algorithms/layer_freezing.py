@@ -8,8 +8,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle
+from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State, TimeUnit, saved
+from composer.core.checks import number_between
 
 __all__ = ["LayerFreezing"]
 

@@ -8,9 +8,10 @@ import attrs
 from torch import Tensor  # noqa: TC002  (attrs fields are looked up at run time)
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, warn_if_idle
+from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets, generator_of
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ class MixUp(Algorithm):
     alpha: float = attrs.field(
         default=0.2, validator=number_between(0, meaning="It is both parameters of the Beta distribution.")
     )
-    interpolate_loss: bool = False
+    interpolate_loss: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
     _mixing: float = attrs.field(default=0.0, init=False, repr=False)

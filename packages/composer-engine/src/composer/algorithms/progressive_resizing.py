@@ -7,8 +7,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, one_of, warn_if_idle, whole_number_from
+from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.core import Algorithm, BatchKey, Event, Logger, Owned, Stage, State
+from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 __all__ = ["ProgressiveResizing"]
 
@@ -50,7 +51,7 @@ class ProgressiveResizing(Algorithm):
         default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training.")
     )
     size_increment: int = attrs.field(default=4, validator=whole_number_from(1, meaning="It is a number of pixels."))
-    resize_targets: bool = False
+    resize_targets: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, one_of, warn_if_idle, whole_number_from
+from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import add_transform
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ class RandAugment(Algorithm):
     severity: float = attrs.field(default=9, validator=number_between(0, 10, meaning="It is how strong to augment."))
     depth: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is how many operations to apply."))
     augmentation_set: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
-    batch: bool = False
+    batch: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import number_between, warn_if_idle, whole_number_from
+from composer.algorithms._checks import warn_if_idle
 from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["SAM"]
 

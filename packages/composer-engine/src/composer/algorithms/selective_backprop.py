@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, warn_if_idle, whole_number_from
+from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.core import (
     Algorithm,
     Batch,
@@ -26,6 +26,7 @@ from composer.core import (
     batch_set,
     get_precision_context,
 )
+from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["SelectiveBackprop"]
 

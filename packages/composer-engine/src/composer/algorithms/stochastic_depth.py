@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._checks import elapsed_duration, number_between, one_of, warn_if_idle
+from composer.algorithms._checks import elapsed_duration, warn_if_idle
 from composer.algorithms._surgery import tell
 from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,9 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
-from composer.algorithms._checks import number_between, one_of, to_time, warn_if_idle, whole_number_from
+from composer.algorithms._checks import to_time, warn_if_idle
 from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
+from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,7 @@ class SWA(Algorithm):
     swa_start: Time = attrs.field(default=Time(0.7, "dur"), converter=_to_swa_start)
     swa_end: Time = attrs.field(default=Time(0.97, "dur"), converter=_to_swa_end)
     update_interval: Time = attrs.field(default=Time(1, "ep"), converter=_to_update_interval)
-    schedule_swa_lr: bool = False
+    schedule_swa_lr: bool = attrs.field(default=False, validator=true_or_false)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = attrs.field(default=10, validator=whole_number_from(0, meaning="It is a number of updates."))
     swa_lr: float | None = attrs.field(

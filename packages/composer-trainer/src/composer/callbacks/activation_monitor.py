@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
+from composer.core.checks import true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ class ActivationMonitor(Callback):
 
     interval: Time = attrs.field(default=Time(25, TimeUnit.BATCH), converter=_to_time)
     ignore_module_types: tuple[str, ...] = attrs.field(default=None, converter=_to_kinds)
-    only_log_wandb: bool = True
+    only_log_wandb: bool = attrs.field(default=True, validator=true_or_false)
 
     _handles: list[RemovableHandle] = attrs.field(factory=list, init=False, repr=False)
     _metrics: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import ge
 
 from composer.callbacks._monitored import Comparison, MetricStopper, Patience, check_comparison, comparison
 from composer.core import State, Time, Timestamp, TimeUnit, saved
+from composer.core.checks import number_between
 
 __all__ = ["EarlyStopper"]
 
@@ -47,7 +47,9 @@ class EarlyStopper(MetricStopper):
     monitor: str
     dataloader_label: str
     comp: Comparison = attrs.field(default=None, validator=check_comparison)
-    min_delta: float = attrs.field(default=0.0, validator=ge(0))
+    min_delta: float = attrs.field(
+        default=0.0, validator=number_between(0, meaning="It is the smallest change that counts as an improvement.")
+    )
     patience: Time = attrs.field(default=Time(1, TimeUnit.EPOCH), converter=_to_patience)
 
     best: float | None = saved(default=None)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs.validators import in_
 
 from composer.core import Callback, Logger, State, evaluation_weights
+from composer.core.checks import one_of
 from composer.core.data_spec import move_batch
 from composer.core.naming import fill_in
 
@@ -44,7 +44,7 @@ class ExportForInferenceCallback(Callback):
         'runs/{run_name}/model.pt2'
     """
 
-    save_format: str = attrs.field(validator=in_(("torchexport", "onnx")))
+    save_format: str = attrs.field(validator=one_of("torchexport", "onnx"))
     save_path: str = attrs.field(converter=str)
     sample_input: Any = attrs.field(default=None, repr=False)
     transforms: Callable[[nn.Module], nn.Module | None] | Sequence[Callable[[nn.Module], nn.Module | None]] | None = (

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
-from attrs.validators import ge, in_
 from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.checks import one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,9 +50,11 @@ class ImageVisualizer(Callback):
     """
 
     interval: Time = attrs.field(default=Time(100, TimeUnit.BATCH), converter=_to_time)
-    mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=in_(("input", "segmentation")))
-    num_images: int = attrs.field(default=8, validator=ge(1))
-    channels_last: bool = False
+    mode: Literal["input", "segmentation"] = attrs.field(default="input", validator=one_of("input", "segmentation"))
+    num_images: int = attrs.field(
+        default=8, validator=whole_number_from(1, meaning="It is the number of images to log.")
+    )
+    channels_last: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 

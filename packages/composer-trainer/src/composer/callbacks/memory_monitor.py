@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs.validators import ge, optional
+from attrs.validators import optional
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
+from composer.core.checks import whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,9 @@ class MemoryMonitor(Callback):
     """
 
     memory_keys: dict[str, str] = attrs.field(default=None, converter=_to_keys)
-    dist_aggregate_batch_interval: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    dist_aggregate_batch_interval: int | None = attrs.field(
+        default=None, validator=optional(whole_number_from(1, meaning="It counts batches."))
+    )
 
     _is_on: bool = attrs.field(default=False, init=False, repr=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import ge
 
 from composer.callbacks._memory_history import (
     check_names,
@@ -13,6 +12,7 @@ from composer.callbacks._memory_history import (
     write_snapshot,
 )
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
+from composer.core.checks import true_or_false, whole_number_from
 
 __all__ = ["MemorySnapshot"]
 
@@ -48,13 +48,15 @@ class MemorySnapshot(Callback):
         Time(2, 'ba')
     """
 
-    skip_batches: int = attrs.field(default=1, validator=ge(0))
+    skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
     interval: Time = attrs.field(default=Time(3, TimeUnit.BATCH), converter=_to_interval)
-    max_entries: int = attrs.field(default=100000, validator=ge(1))
+    max_entries: int = attrs.field(
+        default=100000, validator=whole_number_from(1, meaning="It is the number of allocations to keep.")
+    )
     folder: str = "{run_name}/torch_traces"
     filename: str = "rank{rank}.{batch}.memory_snapshot"
     remote_file_name: str | None = "{run_name}/torch_memory_traces"
-    overwrite: bool = False
+    overwrite: bool = attrs.field(default=False, validator=true_or_false)
 
     _is_wanted: bool = attrs.field(default=False, init=False, repr=False)
     _skip_until: int = attrs.field(default=0, init=False, repr=False)

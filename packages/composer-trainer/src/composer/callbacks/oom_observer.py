@@ -6,7 +6,6 @@ import sys
 
 import attrs
 import torch
-from attrs.validators import ge
 
 from composer.callbacks._memory_history import (
     check_names,
@@ -16,6 +15,7 @@ from composer.callbacks._memory_history import (
     write_snapshot,
 )
 from composer.core import Callback, Logger, State
+from composer.core.checks import true_or_false, whole_number_from
 
 __all__ = ["OOMObserver"]
 
@@ -44,11 +44,13 @@ class OOMObserver(Callback):
         'rank{rank}_oom'
     """
 
-    max_entries: int = attrs.field(default=100000, validator=ge(1))
+    max_entries: int = attrs.field(
+        default=100000, validator=whole_number_from(1, meaning="It is the number of allocations to keep.")
+    )
     folder: str = "{run_name}/torch_traces"
     filename: str = "rank{rank}_oom"
     remote_file_name: str | None = "{run_name}/oom_traces/rank{rank}_oom"
-    overwrite: bool = False
+    overwrite: bool = attrs.field(default=False, validator=true_or_false)
 
     _is_on: bool = attrs.field(default=False, init=False, repr=False)
 

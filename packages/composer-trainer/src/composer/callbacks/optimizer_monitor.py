@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 import torch
-from attrs.validators import ge
 
 from composer.callbacks._norms import local, sums_of, sums_of_products, sums_of_squares, sums_over_processes
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
+from composer.core.checks import true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,8 +97,8 @@ class OptimizerMonitor(Callback):
         OptimizerMonitor(log_optimizer_metrics=True, batch_log_interval=100)
     """
 
-    log_optimizer_metrics: bool = True
-    batch_log_interval: int = attrs.field(default=10, validator=ge(1))
+    log_optimizer_metrics: bool = attrs.field(default=True, validator=true_or_false)
+    batch_log_interval: int = attrs.field(default=10, validator=whole_number_from(1, meaning="It counts batches."))
 
     _before: dict[Tensor, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     _measured: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)

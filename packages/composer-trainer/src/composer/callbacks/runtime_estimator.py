@@ -7,9 +7,9 @@ import time
 from typing import Literal
 
 import attrs
-from attrs.validators import ge, in_
 
 from composer.core import Callback, Logger, State, TimeUnit, saved
+from composer.core.checks import one_of, whole_number_from
 
 __all__ = ["RuntimeEstimator"]
 
@@ -45,8 +45,10 @@ class RuntimeEstimator(Callback):
         RuntimeEstimator(skip_batches=5, time_unit='minutes')
     """
 
-    skip_batches: int = attrs.field(default=1, validator=ge(0))
-    time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(default="hours", validator=in_(_SECONDS))
+    skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
+    time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
+        default="hours", validator=one_of(*_SECONDS)
+    )
 
     _batches: int = saved(default=0)
     _seconds: float = saved(default=0.0)

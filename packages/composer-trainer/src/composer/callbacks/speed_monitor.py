@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import attrs
 import torch
-from attrs.validators import ge, gt, in_, optional
+from attrs.validators import ge, optional
 
 from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
+from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 from composer.core.conversion import from_data
 
 __all__ = ["SpeedMonitor"]
@@ -66,12 +67,18 @@ class SpeedMonitor(Callback):
         SpeedMonitor(window_size=50, gpu_flops_available=None, time_unit='minutes', count_flops=False)
     """
 
-    window_size: int = attrs.field(default=100, validator=ge(1))
-    gpu_flops_available: float | None = attrs.field(default=None, validator=optional(gt(0)))
-    time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(default="hours", validator=in_(_SECONDS))
-    count_flops: bool = attrs.field(default=False, kw_only=True)
+    window_size: int = attrs.field(
+        default=100, validator=whole_number_from(1, meaning="It is the number of batches to average over.")
+    )
+    gpu_flops_available: float | None = attrs.field(
+        default=None, validator=optional(number_between(0, above=True, meaning="It counts operations per second."))
+    )
+    time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
+        default="hours", validator=one_of(*_SECONDS)
+    )
+    count_flops: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
 
-    _readings: deque[_Reading] = attrs.field(init=False, repr=False)
+    _readings: deque[_Reading] = attrs.field(factory=deque, init=False, repr=False)
     _train_seconds: float = attrs.field(default=0.0, init=False, repr=False)
     _val_seconds: float = attrs.field(default=0.0, init=False, repr=False)
     _counted_until: float = attrs.field(default=0.0, init=False, repr=False)
@@ -83,9 +90,8 @@ class SpeedMonitor(Callback):
     _flops_per_sample: float | None = attrs.field(default=None, init=False, repr=False)
     _has_warned: bool = attrs.field(default=False, init=False, repr=False)
 
-    @_readings.default
-    def _no_readings(self) -> deque[_Reading]:
-        return deque(maxlen=self.window_size + 1)
+    def __attrs_post_init__(self) -> None:
+        self._readings = deque(maxlen=self.window_size + 1)  # a default would be computed before the check
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds spent so far."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from attrs.validators import gt
 
 from composer.checkpoint.background import Task
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.checks import number_between, true_or_false
 from composer.loggers.products import import_product, require_product
 
 if TYPE_CHECKING:
@@ -64,9 +64,13 @@ class SystemMetricsMonitor(Callback):
         SystemMetricsMonitor(log_all_data=False, every=Time(100, 'ba'), sample_seconds=10.0)
     """
 
-    log_all_data: bool = False
+    log_all_data: bool = attrs.field(default=False, validator=true_or_false)
     every: Time = attrs.field(default=Time(10, TimeUnit.BATCH), converter=_to_time, kw_only=True)
-    sample_seconds: float = attrs.field(default=10.0, validator=gt(0), kw_only=True)
+    sample_seconds: float = attrs.field(
+        default=10.0,
+        validator=number_between(0, above=True, meaning="It is the time between two samples."),
+        kw_only=True,
+    )
 
     _sampler: _Sampler | None = attrs.field(default=None, init=False, repr=False)
     _group: Any = attrs.field(default=None, init=False, repr=False)

@@ -9,6 +9,7 @@ import attrs
 
 from composer.callbacks._monitored import Comparison, MetricStopper, check_comparison, comparison
 from composer.core import Logger, State, saved
+from composer.core.checks import true_or_false
 
 __all__ = ["ThresholdStopper"]
 
@@ -42,7 +43,7 @@ class ThresholdStopper(MetricStopper):
     dataloader_label: str
     threshold: float = attrs.field()
     comp: Comparison = attrs.field(default=None, kw_only=True, validator=check_comparison)
-    stop_on_batch: bool = attrs.field(default=False, kw_only=True)
+    stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
 
     last: float | None = saved(default=None)
     """The value that was looked at last."""

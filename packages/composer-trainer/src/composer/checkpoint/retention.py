@@ -6,9 +6,9 @@ import warnings
 from typing import TYPE_CHECKING, Literal
 
 import attrs
-from attrs.validators import ge, in_, min_len
 
 from composer.checkpoint.finding import find_checkpoints
+from composer.core.checks import one_of, whole_number_from
 from composer.core.serialization import nearest
 
 if TYPE_CHECKING:
@@ -37,9 +37,18 @@ class KeepBest:
         KeepBest(metric='metrics/eval/CrossEntropy', count=3, mode='min')
     """
 
-    metric: str = attrs.field(validator=min_len(1))
-    count: int = attrs.field(default=1, validator=ge(1))
-    mode: Literal["max", "min"] = attrs.field(default="max", validator=in_(("max", "min")))
+    metric: str = attrs.field()
+    count: int = attrs.field(
+        default=1, validator=whole_number_from(1, meaning="It is the number of checkpoints to keep.")
+    )
+    mode: Literal["max", "min"] = attrs.field(default="max", validator=one_of("max", "min"))
+
+    @metric.validator
+    def _check_metric(self, _: object, metric: object) -> None:
+        if not isinstance(metric, str) or not metric:
+            raise (ValueError if metric == "" else TypeError)(
+                f"metric must be the name of a metric as it is logged, such as 'metrics/eval/Accuracy', got {metric!r}."
+            )
 
     def best(self, checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
         """Return the best of some checkpoints; those without a finite value are never among them."""

@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
-from attrs.validators import ge, gt
 
 from composer.core import State, Time, TimeUnit
+from composer.core.checks import number_between, true_or_false
 from composer.optim.clock import ClockLR, position
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ __all__ = [
 _ROUNDING = 1e-9
 _WHOLE_TRAINING = Time(1, TimeUnit.DURATION)
 _AN_EPOCH = Time(1, TimeUnit.EPOCH)
+_FACTOR = number_between(0, meaning="The learning rate is multiplied by it.")
+_GAMMA = number_between(0, above=True, meaning="The learning rate is multiplied by it at each step of the schedule.")
+_POWER = number_between(0, above=True, meaning="It is the exponent of the decay.")
 
 
 @runtime_checkable
@@ -253,7 +256,7 @@ class ConstantScheduler:
         0.5
     """
 
-    alpha: float = attrs.field(validator=ge(0), default=1.0)
+    alpha: float = attrs.field(validator=_FACTOR, default=1.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -281,9 +284,9 @@ class ConstantWithWarmupScheduler:
     """
 
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
-    alpha: float = attrs.field(validator=ge(0), default=1.0)
+    alpha: float = attrs.field(validator=_FACTOR, default=1.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    scale_warmup: bool = False
+    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -300,8 +303,8 @@ class LinearScheduler:
         1.0
     """
 
-    alpha_i: float = attrs.field(validator=ge(0), default=1.0)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    alpha_i: float = attrs.field(validator=_FACTOR, default=1.0)
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -330,10 +333,10 @@ class LinearWithWarmupScheduler:
     """
 
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
-    alpha_i: float = attrs.field(validator=ge(0), default=1.0)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    alpha_i: float = attrs.field(validator=_FACTOR, default=1.0)
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    scale_warmup: bool = False
+    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -353,7 +356,7 @@ class CosineAnnealingScheduler:
     """
 
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -383,8 +386,8 @@ class CosineAnnealingWithWarmupScheduler:
 
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
-    scale_warmup: bool = False
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
+    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -402,8 +405,10 @@ class CosineAnnealingWarmRestartsScheduler:
     """
 
     t_0: Time = attrs.field(converter=_to_t_0)
-    t_mult: float = attrs.field(default=1.0, validator=ge(1))
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    t_mult: float = attrs.field(
+        default=1.0, validator=number_between(1, meaning="Each cycle is this many times as long as the one before.")
+    )
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -426,7 +431,7 @@ class ExponentialScheduler:
         1.0
     """
 
-    gamma: float = attrs.field(validator=gt(0))
+    gamma: float = attrs.field(validator=_GAMMA)
     decay_period: Time = attrs.field(default=_AN_EPOCH, converter=_to_decay_period)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -445,7 +450,7 @@ class StepScheduler:
     """
 
     step_size: Time = attrs.field(converter=_to_step_size)
-    gamma: float = attrs.field(validator=gt(0), default=0.1)
+    gamma: float = attrs.field(validator=_GAMMA, default=0.1)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -463,7 +468,7 @@ class MultiStepScheduler:
     """
 
     milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
-    gamma: float = attrs.field(validator=gt(0), default=0.1)
+    gamma: float = attrs.field(validator=_GAMMA, default=0.1)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -491,8 +496,8 @@ class MultiStepWithWarmupScheduler:
 
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
     milestones: tuple[Time, ...] = attrs.field(converter=_to_milestones)
-    gamma: float = attrs.field(validator=gt(0), default=0.1)
-    scale_warmup: bool = False
+    gamma: float = attrs.field(validator=_GAMMA, default=0.1)
+    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -517,9 +522,9 @@ class PolynomialScheduler:
         1.0
     """
 
-    power: float = attrs.field(validator=gt(0))
+    power: float = attrs.field(validator=_POWER)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
@@ -547,10 +552,10 @@ class PolynomialWithWarmupScheduler:
     """
 
     t_warmup: Time = attrs.field(converter=_to_t_warmup)
-    power: float = attrs.field(validator=gt(0), default=2.0)
+    power: float = attrs.field(validator=_POWER, default=2.0)
     t_max: Time = attrs.field(default=_WHOLE_TRAINING, converter=_to_t_max)
-    alpha_f: float = attrs.field(validator=ge(0), default=0.0)
-    scale_warmup: bool = False
+    alpha_f: float = attrs.field(validator=_FACTOR, default=0.0)
+    scale_warmup: bool = attrs.field(default=False, validator=true_or_false)
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""

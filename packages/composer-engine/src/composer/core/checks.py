@@ -1,0 +1,113 @@
+"""Checks of arguments; every error names the parameter and the value. Some are validators for attrs fields."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from composer.core.serialization import shortened
+from composer.functional.checks import check_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import attrs
+
+__all__ = ["number_between", "one_of", "to_options", "to_path", "to_texts", "true_or_false", "whole_number_from"]
+
+
+def number_between(
+    low: float, high: float = math.inf, *, meaning: str, above: bool = False, below: bool = False
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Return an attrs validator: a finite number from ``low`` (or ``above`` it) to ``high`` (or ``below`` it)."""
+    unbounded = f"{'more than' if above else 'at least'} {low}"
+    bounded = f"in {'(' if above else '['}{low}, {high}{')' if below else ']'}"
+    wanted = unbounded if high == math.inf else bounded
+
+    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{field.name} must be a number, got {value!r}. {meaning}")
+        number = float(value)
+        within = low <= number <= high and math.isfinite(number)
+        if not within or (above and number == low) or (below and number == high):
+            raise ValueError(f"{field.name} must be {wanted}, got {value}. {meaning}")
+
+    return check
+
+
+def whole_number_from(low: int, *, meaning: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Return an attrs validator: a whole number, ``low`` or more."""
+
+    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{field.name} must be a whole number, got {value!r}. {meaning}")
+        if value < low:
+            raise ValueError(f"{field.name} must be at least {low}, got {value}. {meaning}")
+
+    return check
+
+
+def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Return an attrs validator: one of some words."""
+
+    def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if value not in choices:
+            raise ValueError(f"{field.name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+    return check
+
+
+def true_or_false(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
+    """Check a field, as an attrs validator: only True and False are accepted, as every text counts as true."""
+    check_flags(**{field.name: value})
+
+
+def to_texts(name: str, given: str | Iterable[str] | None) -> list[str]:
+    """Return texts as a list; a single one counts as a list of one, and None as an empty list.
+
+    Raises:
+        TypeError: ``given`` contains something else.
+
+    Example:
+        >>> to_texts("tags", "first"), to_texts("tags", ("a", "b"))
+        (['first'], ['a', 'b'])
+    """
+    texts = [] if given is None else [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} must be a text or a list of texts, got {shortened(given)}.")
+    return texts
+
+
+def to_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return options as a dictionary of its own, which is empty for None.
+
+    Raises:
+        TypeError: ``given`` is not a mapping from texts.
+
+    Example:
+        >>> to_options("init_kwargs", {"mode": "offline"})
+        {'mode': 'offline'}
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise TypeError(f"{name} must be None or a dictionary whose keys are texts, got {shortened(given)}.")
+    return dict(given)
+
+
+def to_path(name: str, given: str | os.PathLike[str]) -> str:
+    """Return a path or a template of one as a text.
+
+    Raises:
+        TypeError: ``given`` is neither a text nor a path.
+
+    Example:
+        >>> to_path("folder", "runs/{run_name}")
+        'runs/{run_name}'
+    """
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a text or a path, got {shortened(given)}.")
+    return str(given)

@@ -1,0 +1,106 @@
+import inspect
+from fractions import Fraction
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+import composer.algorithms
+from composer.core.checks import (
+    number_between,
+    one_of,
+    to_options,
+    to_path,
+    to_texts,
+    true_or_false,
+    whole_number_from,
+)
+
+
+@attrs.define
+class Settings:
+    share: float = attrs.field(default=0.5, validator=number_between(0, 1, below=True, meaning="It is a share."))
+    factor: float = attrs.field(default=1.0, validator=number_between(0, above=True, meaning="It is a factor."))
+    count: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It counts batches."))
+    mode: str = attrs.field(default="min", validator=one_of("min", "max"))
+    overwrite: bool = attrs.field(default=False, validator=true_or_false)
+
+
+class TestValidators:
+    @pytest.mark.parametrize(
+        "settings",
+        [{"share": 0}, {"share": np.float32(0.5)}, {"factor": Fraction(1, 2)}, {"count": np.int64(3)}, {"mode": "max"}],
+        ids=str,
+    )
+    def test_values_in_range_are_kept(self, settings):
+        """Each kind of number is accepted, as it is."""
+        ((name, value),) = settings.items()
+
+        assert getattr(Settings(**settings), name) is value
+
+    @pytest.mark.parametrize(
+        ("settings", "error", "message"),
+        [
+            ({"share": "0.5"}, TypeError, "share must be a number, got '0.5'. It is a share."),
+            ({"share": True}, TypeError, "share must be a number, got True. It is a share."),
+            ({"share": 1}, ValueError, "share must be in [0, 1), got 1. It is a share."),
+            ({"factor": 0}, ValueError, "factor must be more than 0, got 0. It is a factor."),
+            ({"factor": float("nan")}, ValueError, "factor must be more than 0, got nan. It is a factor."),
+            ({"count": "10"}, TypeError, "count must be a whole number, got '10'. It counts batches."),
+            ({"count": 1.0}, TypeError, "count must be a whole number, got 1.0. It counts batches."),
+            ({"count": 0}, ValueError, "count must be at least 1, got 0. It counts batches."),
+            ({"mode": "least"}, ValueError, "mode must be one of 'min', 'max', got 'least'."),
+            ({"overwrite": "yes"}, TypeError, "overwrite must be True or False, got 'yes'."),
+            ({"overwrite": 1}, TypeError, "overwrite must be True or False, got 1."),
+        ],
+        ids=str,
+    )
+    def test_other_values_are_refused(self, settings, error, message):
+        """The error names the field, what it must be and what came."""
+        with pytest.raises(error) as caught:
+            Settings(**settings)
+
+        assert str(caught.value) == message
+
+
+class TestConversions:
+    def test_given_values_are_returned(self):
+        """Nothing, one and several become a list or a dictionary; a path becomes a text."""
+        texts = [to_texts("tags", given) for given in (None, "a", ("a", "b"))]
+
+        assert texts == [[], ["a"], ["a", "b"]]
+        assert (to_options("options", None), to_options("options", {"a": 1})) == ({}, {"a": 1})
+        assert (to_path("folder", "runs"), to_path("folder", Path("runs"))) == ("runs", "runs")
+
+    @pytest.mark.parametrize(
+        ("convert", "given", "message"),
+        [
+            (to_texts, 5, "it must be a text or a list of texts, got 5."),
+            (to_texts, ["a", 5], "it must be a text or a list of texts, got ['a', 5]."),
+            (to_options, 5, "it must be None or a dictionary whose keys are texts, got 5."),
+            (to_options, "ab", "it must be None or a dictionary whose keys are texts, got 'ab'."),
+            (to_options, {5: "a"}, "it must be None or a dictionary whose keys are texts, got {5: 'a'}."),
+            (to_path, 5, "it must be a text or a path, got 5."),
+            (to_path, None, "it must be a text or a path, got None."),
+        ],
+        ids=str,
+    )
+    def test_other_kinds_are_refused(self, convert, given, message):
+        """The error names the parameter, what it must be and what came."""
+        with pytest.raises(TypeError) as caught:
+            convert("it", given)
+
+        assert str(caught.value) == message
+
+
+def _flags():
+    algorithms = [one for one in vars(composer.algorithms).values() if inspect.isclass(one) and attrs.has(one)]
+    return [(one, field) for one in algorithms for field in attrs.fields(one) if field.init and field.type == "bool"]
+
+
+@pytest.mark.parametrize(("algorithm", "field"), _flags(), ids=lambda one: getattr(one, "name", None) or one.__name__)
+def test_flags_of_algorithms_accept_no_text(algorithm, field):
+    """A text for a flag is an error, as every text counts as true."""
+    with pytest.raises(TypeError, match=f"{field.name} must be True or False, got 'no'"):
+        algorithm(**{field.name: "no"})
