@@ -211,6 +211,13 @@ class TestRefusals:
         ):
             HuggingFaceModel.hf_from_composer_checkpoint(tmp_path)
 
+    def test_a_link_to_itself(self, tmp_path):
+        """A loop of links is no checkpoint."""
+        (tmp_path / "one").symlink_to("one")
+
+        with pytest.raises(FileNotFoundError, match="one must be a checkpoint"):
+            HuggingFaceModel.hf_from_composer_checkpoint(tmp_path / "one")
+
     def test_of_another_model(self, make_model, save):
         """A checkpoint of a model that is not of Transformers says so."""
         folder = save(HuggingFaceModel(make_model("gpt2")), integrations={})

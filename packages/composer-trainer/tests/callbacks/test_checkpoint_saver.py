@@ -423,6 +423,37 @@ class TestFailures:
         assert int(trainer.state.timestamp.batch) == 0
 
 
+class TestInTheWay:
+    def leave(self, folder):
+        """Leave what a copy that was cut off leaves: a folder without a manifest, and the link as a folder."""
+        for name in ("ep1-ba5", "latest"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "model.safetensors").write_text("precious")
+
+    def test_moved_aside_on_autoresume(self, make_trainer, tmp_path, caplog):
+        """An unattended run moves what is half written out of the way of its checkpoints, and says where it is."""
+        self.leave(tmp_path)
+        options = {"save_folder": str(tmp_path), "autoresume": True, "max_duration": "2ep"}
+
+        with pytest.warns(UserWarning, match="Passed over a checkpoint that is not whole"):
+            make_trainer(None, **options).fit()
+
+        aside = [path for path in tmp_path.iterdir() if ".aside-" in path.name]
+        assert [one.name for one in find_checkpoints(tmp_path)] == ["ep1-ba5", "ep2-ba10"]
+        assert verify_checkpoint(tmp_path / "latest").timestamp.batch == 10
+        assert [(path / "model.safetensors").read_text() for path in aside] == ["precious"] * 2
+        assert all(f"it is now {path}." in caplog.text for path in aside)
+
+    def test_refused_otherwise(self, make_trainer, tmp_path):
+        """A run that somebody has started by hand stops, and leaves all as it is."""
+        self.leave(tmp_path)
+
+        with pytest.raises(CheckpointSaveError, match="ep1-ba5 was not saved: there is something of that name"):
+            make_trainer(CheckpointSaver(tmp_path), max_duration="2ep").fit()
+
+        assert names_in(tmp_path) == [".lock", "ep1-ba5", "latest"]
+
+
 class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "error", "named"),

@@ -127,6 +127,14 @@ class TestWholeCheckpoints:
         with pytest.raises(CheckpointError, match="latest cannot be read: Not a directory"):
             load_checkpoint(saved.parent / "inner" / "latest", later)
 
+    def test_a_link_to_itself(self, later, tmp_path):
+        """A loop of links is refused in a sentence."""
+        (tmp_path / "one").symlink_to("two")
+        (tmp_path / "two").symlink_to("one")
+
+        with pytest.raises(CheckpointError, match="one is a symbolic link that leads to itself"):
+            load_checkpoint(tmp_path / "one", later)
+
     def test_nothing_there(self, later, tmp_path):
         """A path where nothing is, and a folder without checkpoints, are told apart."""
         with pytest.raises(CheckpointError, match="nowhere does not exist"):

@@ -242,6 +242,46 @@ class TestMake:
             LocalFolder(tmp_path / "file").make()
 
 
+class TestSetAside:
+    @pytest.mark.parametrize("what", ["half written", "file", "with notes"])
+    def test_what_no_checkpoint_can_replace(self, runs, folder, what):
+        """What is half written, or not ours, is kept under a hidden name, and the place is free."""
+        place = folder.path / "ep2-ba9"
+        if what == "file":
+            place.write_text("precious")
+        else:
+            if what == "with notes":
+                save_checkpoint(runs.make(), place)
+            place.mkdir(exist_ok=True)
+            (place / "notes.txt").write_text("precious")
+
+        aside = Path(folder.set_aside("ep2-ba9"))
+        folder.write("ep2-ba9", take(runs.make(batch=9)))
+        folder.tidy()
+
+        assert (aside if what == "file" else aside / "notes.txt").read_text() == "precious"
+        assert aside.name.startswith(".ep2-ba9.aside-")
+        assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5", "ep2-ba9"]
+
+    def test_what_can_be_replaced(self, folder):
+        """A checkpoint, also a damaged one, is not moved, nor is a link to the latest one."""
+        folder.point("latest", "ep1-ba5")
+        (folder.path / "ep1-ba5" / "state.json").unlink()
+
+        moved = [folder.set_aside("ep1-ba5"), folder.set_aside("none"), folder.set_aside("latest", for_link=True)]
+
+        assert moved == [None, None, None]
+        assert names_in(folder.path) == ["ep1-ba5", "latest"]
+
+    def test_cannot_be_moved(self, folder, monkeypatch):
+        """Where the system does not let it be moved, a sentence says so."""
+        (folder.path / "ep2-ba9").mkdir()
+        monkeypatch.setattr(Path, "rename", failing(errno.EACCES))
+
+        with pytest.raises(CheckpointSaveError, match="ep2-ba9 was not saved: what has its name cannot be moved"):
+            folder.set_aside("ep2-ba9")
+
+
 class TestDelete:
     def test_deleted(self, folder):
         """A deleted checkpoint is gone; deleting it again does nothing."""
@@ -313,12 +353,18 @@ class TestReadManifest:
         with pytest.raises(CheckpointError, match=r"model\.safetensors has been changed"):
             verify_checkpoint(saved)
 
-    def test_foreign_files(self, saved):
-        """A file that does not belong there is named."""
-        (saved / "notes.txt").write_text("")
+    @pytest.mark.parametrize("name", [".DS_Store", ".nfs000000000a1b2c3d", "notes.txt", "extra.safetensors", "more/"])
+    def test_foreign_files(self, runs, saved, name):
+        """What the manifest does not list is ignored by all that reads, with a warning that names it."""
+        (saved / name).mkdir() if name.endswith("/") else (saved / name).write_text("")
+        later = runs.make(seed=1, batch=0)
 
-        with pytest.raises(CheckpointError, match=r"notes\.txt is not listed in the manifest"):
+        with pytest.warns(UserWarning, match=f"does not list, and that is ignored: '{name.rstrip('/')}'"):
             verify_checkpoint(saved)
+        with pytest.warns(UserWarning, match="that is ignored"):
+            load_checkpoint(saved, later)
+
+        assert runs.same(later, runs.make())
 
     def test_loading_compares_one_checksum_and_verifying_all(self, saved, runs):
         """A wrong SHA-256 is found by who verifies a checkpoint; loading looks at the quicker one."""

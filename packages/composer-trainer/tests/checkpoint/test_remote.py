@@ -120,11 +120,25 @@ class TestRemoteFolder:
 
         assert found.name == "ba3"
 
-    @pytest.mark.parametrize("damage", ["missing", "longer", "foreign"])
+    @pytest.mark.parametrize("name", [".DS_Store", "notes.txt"])
+    def test_foreign_files(self, runs, url, name):
+        """What the manifest does not list is ignored with a warning, and only what is somebody's is not deleted."""
+        path = save_checkpoint(runs.make(batch=3), f"{url}/ba3")
+        save_checkpoint(runs.make(batch=4), f"{url}/ba4")
+        put(f"{path}/{name}", b"other")
+
+        with pytest.warns(UserWarning, match=f"does not list, and that is ignored: '{name}'"):
+            verify_checkpoint(path)
+        with pytest.warns(UserWarning, match="that is ignored"):
+            deleted = delete_old(RemoteFolder(url), "blur", 1)
+
+        assert deleted == (["ba3"] if name == ".DS_Store" else [])
+
+    @pytest.mark.parametrize("damage", ["missing", "longer"])
     def test_files_that_do_not_fit(self, runs, url, damage):
-        """A file that is missing, of another size or foreign is named."""
+        """A file that is missing or of another size is named."""
         path = save_checkpoint(runs.make(), f"{url}/one")
-        file = "notes.txt" if damage == "foreign" else "state.json"
+        file = "state.json"
         if damage == "missing":
             files, root = fsspec.core.url_to_fs(path)
             files.rm_file(f"{root}/{file}")

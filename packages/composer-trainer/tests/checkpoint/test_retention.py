@@ -86,6 +86,18 @@ class TestDeleteOld:
         assert deleted == ["ba1", "ba3"]
         assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
 
+    @pytest.mark.filterwarnings("ignore:.*that is ignored")
+    def test_foreign_files(self, runs, tmp_path):
+        """What somebody has put into a checkpoint is not deleted with it; what only a system puts there is."""
+        for batch, name in ((1, "notes.txt"), (2, ".DS_Store"), (3, "state.json")):
+            save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
+            (tmp_path / f"ba{batch}" / name).touch()
+
+        deleted = delete_old(LocalFolder(tmp_path), "blur", 1)
+
+        assert deleted == ["ba2"]
+        assert sorted(names_in(tmp_path)) == ["ba1", "ba3"]
+
     def test_weights_do_not_stand_for_a_run(self, runs, tmp_path):
         """Checkpoints to go on from and those of weights alone are counted apart: neither kind costs the other."""
         for batch in (1, 2):

@@ -230,6 +230,15 @@ class TestSaveCheckpoint:
 
         assert (tmp_path / "one" / "model.safetensors").read_text() == "precious"
 
+    def test_foreign_files_are_not_replaced(self, runs, saved):
+        """A checkpoint in which somebody has put a file is not replaced, as that file would be gone."""
+        (saved / "notes.txt").write_text("precious")
+
+        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' is there and is no file of ours"):
+            save_checkpoint(runs.make(batch=6), saved, overwrite=True)
+
+        assert (saved / "notes.txt").read_text() == "precious"
+
 
 class Switching(torch.optim.SGD):
     """Has other weights for training than for evaluating, as schedule-free optimizers do, and rounds."""

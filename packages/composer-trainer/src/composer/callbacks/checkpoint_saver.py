@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +21,8 @@ from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, t
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 
 __all__ = ["CheckpointSaver"]
+
+_log = logging.getLogger(__name__)
 
 SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 
@@ -55,7 +58,8 @@ class CheckpointSaver(Callback):
 
     What a trainer adds to the run's state, such as the position in the data, comes from :attr:`extra`, if that is set:
     a function that returns plain data and tensors by name. A run that has begun with the newest whole checkpoint of the
-    folder sets :attr:`goes_on`: later ones, which are damaged, are then replaced.
+    folder sets :attr:`goes_on`: later ones, which are damaged, are then replaced, and what is no checkpoint at all and
+    has the name of the next one, such as a folder that is half written, is moved to a hidden name, which is logged.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -206,12 +210,14 @@ class CheckpointSaver(Callback):
 
     def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:
         try:
+            self._make_way(folder, name)
             write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
         finally:
             self._memory.give(snapshot.tensors.values())
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:
+            self._make_way(folder, latest, for_link=True)
             folder.point(latest, name)
         deleted = delete_old(
             folder,
@@ -222,6 +228,15 @@ class CheckpointSaver(Callback):
         )
         gone = {folder.at(one) for one in deleted}
         self._saved = [path for path in self._saved if path not in gone]
+
+    def _make_way(self, folder: Folder, name: str, *, for_link: bool = False) -> None:
+        aside = folder.set_aside(name, for_link=for_link) if self.goes_on else None
+        if aside is not None:
+            _log.warning(
+                "autoresume: %s was in the way of the next checkpoint, and is none that can be replaced: it is now %s.",
+                folder.at(name),
+                aside,
+            )
 
     def _open(self, state: State) -> Folder:
         folder = open_folder(filled_in(self.folder, state))

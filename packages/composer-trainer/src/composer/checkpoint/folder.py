@@ -41,6 +41,12 @@ class Folder(Protocol):
     def write(self, name: str, snapshot: Snapshot) -> Manifest:
         """Write a checkpoint."""
 
+    def foreign(self, name: str) -> list[str]:
+        """Return which files in a checkpoint are somebody else's."""
+
+    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+        """Move what no checkpoint can replace out of the way, and return where it is."""
+
     def delete(self, name: str) -> None:
         """Delete a checkpoint."""
 

@@ -17,7 +17,16 @@ import attrs
 
 from composer.checkpoint.background import in_threads
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.manifest import FORMAT, MANIFEST, MAX_MANIFEST_BYTES, FileRecord, Manifest, new_hash
+from composer.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    FileRecord,
+    Manifest,
+    foreign_files,
+    new_hash,
+    warn_of_unknown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +45,8 @@ _being_written: set[str] = set()
 def read_manifest(checkpoint: Path) -> Manifest:
     """Return a checkpoint's manifest, after a look at which files are there and how large they are.
 
+    Files that it does not list are ignored with a warning.
+
     Raises:
         CheckpointError: The folder is no whole checkpoint.
     """
@@ -52,12 +63,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     manifest = Manifest.from_bytes(content, path)
     for name in sorted(manifest.files.keys() - names):
         raise CheckpointError(checkpoint / name, "is missing, and the manifest lists it.")
-    for name in sorted(names - manifest.files.keys()):
-        raise CheckpointError(
-            checkpoint / name, "is not listed in the manifest, so it does not belong there. Move it elsewhere."
-        )
     for name, record in manifest.files.items():
         _check_size(checkpoint / name, record.size)
+    warn_of_unknown(checkpoint, names - manifest.files.keys())
     return manifest
 
 
@@ -234,6 +242,8 @@ class LocalFolder:
             raise CheckpointSaveError(
                 target, "there is something of that name that is no checkpoint; move it elsewhere."
             )
+        if foreign := self.foreign(name):
+            raise CheckpointSaveError(target, f"{foreign[0]!r} is there and is no file of ours; move it elsewhere.")
 
     def _put_in_place(self, temporary: Path, name: str) -> None:
         target, aside = self.path / name, self.path / f".{name}{_SET_ASIDE}"
@@ -254,6 +264,37 @@ class LocalFolder:
 
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+    def foreign(self, name: str) -> list[str]:
+        """Return which files in a checkpoint are somebody else's."""
+        try:
+            return foreign_files(one.name for one in (self.path / name).iterdir())
+        except OSError:
+            return []
+
+    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+        """Move what no checkpoint can replace to a hidden name, and return where it is; None if there is no such thing.
+
+        Args:
+            name: The name of the checkpoint that is to be written.
+            for_link: Whether it is a link that is to be written, whose place only a folder takes.
+
+        Raises:
+            CheckpointSaveError: It cannot be moved.
+        """
+        target = self.path / name
+        if for_link:
+            is_in_the_way = target.is_dir() and not target.is_symlink()
+        else:
+            is_in_the_way = os.path.lexists(target) and (not _is_ours(target) or bool(self.foreign(name)))
+        if not is_in_the_way:
+            return None
+        aside = self.path / f".{name}.aside-{secrets.token_hex(4)}"
+        try:
+            target.rename(aside)
+        except OSError as error:
+            raise CheckpointSaveError(target, f"what has its name cannot be moved: {_reason(error)}") from error
+        return str(aside)
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint; it is none from the first moment on.

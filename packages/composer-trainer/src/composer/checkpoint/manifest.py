@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,6 +13,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.plain_json import read_json, write_json
 from composer.core import Timestamp
+from composer.core.serialization import abridged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +26,9 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "FileRecord",
     "Manifest",
+    "foreign_files",
     "new_hash",
+    "warn_of_unknown",
 ]
 
 MANIFEST = "manifest.json"
@@ -76,6 +80,28 @@ class FileRecord:
 def new_hash(kind: str) -> Any:
     """Return an object like those of :mod:`hashlib` for a kind of checksum."""
     return xxhash.xxh3_128() if kind == "xxh3_128" else hashlib.sha256()
+
+
+def warn_of_unknown(checkpoint: object, names: Iterable[str]) -> None:
+    """Warn of files in a checkpoint that its manifest does not list, such as ``.DS_Store``: nothing reads them."""
+    unknown = sorted(names)
+    if unknown:
+        shown = abridged(", ".join(map(repr, unknown)))
+        warnings.warn(
+            f"{checkpoint} holds what its manifest does not list, and that is ignored: {shown}.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def foreign_files(names: Iterable[str]) -> list[str]:
+    """Return which files in a checkpoint somebody else may want to keep: those not ours, and not hidden.
+
+    Example:
+        >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
+        ['notes.txt']
+    """
+    return sorted(name for name in {*names} - {MANIFEST, *FILE_NAMES} if not name.startswith("."))
 
 
 @attrs.frozen(kw_only=True)

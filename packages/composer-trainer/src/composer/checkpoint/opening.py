@@ -70,7 +70,10 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         return _newest(folder)
     if not is_remote(text):
         here = Path(text.removeprefix("file://"))
-        text = str(here.resolve() if here.is_symlink() else here.absolute())
+        try:
+            text = str(here.resolve() if here.is_symlink() else here.absolute())
+        except (RuntimeError, OSError):  # before and since Python 3.13
+            raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
     parent, _, name = text.rpartition("/")
     opened = open_folder(parent or "/")
     named = opened.pointed(name)

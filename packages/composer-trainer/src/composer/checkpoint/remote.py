@@ -12,7 +12,14 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.local import check_digest, records_while
-from composer.checkpoint.manifest import FILE_NAMES, MANIFEST, MAX_MANIFEST_BYTES, Manifest, new_hash
+from composer.checkpoint.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    foreign_files,
+    new_hash,
+    warn_of_unknown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,14 +101,14 @@ class RemoteFolder:
         except FileNotFoundError:
             raise CheckpointError(path, "is missing, so this is no checkpoint, or one that was not finished.") from None
         manifest = Manifest.from_bytes(content, path)
-        for file in sorted(manifest.files.keys() ^ sizes.keys()):
-            wrong = "is missing, and the manifest lists it." if file not in sizes else "is not listed in the manifest."
-            raise CheckpointError(f"{self.at(name)}/{file}", wrong)
+        for file in sorted(manifest.files.keys() - sizes.keys()):
+            raise CheckpointError(f"{self.at(name)}/{file}", "is missing, and the manifest lists it.")
         for file, record in manifest.files.items():
             if sizes[file] != record.size:
                 raise CheckpointError(
                     f"{self.at(name)}/{file}", f"has {sizes[file]} bytes, and the manifest says {record.size}."
                 )
+        warn_of_unknown(self.at(name), sizes.keys() - manifest.files.keys())
         return manifest
 
     def _manifest_and_sizes(self, name: str) -> tuple[bytes, dict[str, int]]:
@@ -188,6 +195,22 @@ class RemoteFolder:
                 for begin in range(0, len(piece), _CHUNK):
                     file.write(bytes(piece[begin : begin + _CHUNK]))
 
+    def foreign(self, name: str) -> list[str]:
+        """Return which files in a checkpoint are somebody else's."""
+        return self._read(self.at(name), lambda: self._foreign(name))
+
+    def _foreign(self, name: str) -> list[str]:
+        files, root = self._files()
+        try:
+            return foreign_files(one["name"].rpartition("/")[2] for one in files.ls(f"{root}/{name}", detail=True))
+        except FileNotFoundError:
+            return []
+
+    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+        """Do nothing: there is no renaming, and what is half written is replaced."""
+        del name, for_link
+        return None
+
     def delete(self, name: str) -> None:
         """Delete a checkpoint, its manifest first.
 
@@ -202,7 +225,7 @@ class RemoteFolder:
             found = [one["name"] for one in files.ls(f"{root}/{name}", detail=True)]
         except FileNotFoundError:  # also when this is tried again, and the last file was deleted the first time
             return
-        foreign = sorted({path.rpartition("/")[2] for path in found} - {MANIFEST, *FILE_NAMES})
+        foreign = foreign_files(path.rpartition("/")[2] for path in found)
         if foreign:
             raise CheckpointSaveError(
                 self.at(name), f"{foreign[0]!r} is there and is no file of ours; move it elsewhere."

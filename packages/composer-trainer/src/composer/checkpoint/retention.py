@@ -100,8 +100,8 @@ def delete_old(
 ) -> list[str]:
     """Delete the checkpoints of a run that need not be kept, and return their names.
 
-    What is no whole checkpoint, or is another run's or of the other kind, is left alone: weights alone cannot stand for
-    a checkpoint to go on from.
+    What is no whole checkpoint, holds somebody else's files, or is another run's or of the other kind, is left alone:
+    weights alone cannot stand for a checkpoint to go on from.
 
     Args:
         folder: Where they are.
@@ -120,7 +120,7 @@ def delete_old(
         for one in find_checkpoints(folder)
         if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
     ]
-    names = [one.name for one in superfluous(own, keep_last, keep_best)]
+    names = [one.name for one in superfluous(own, keep_last, keep_best) if not folder.foreign(one.name)]
     if names and keep_best is not None:
         _warn_if_none_has_it(keep_best, own, folder)
     for name in names:
