@@ -63,6 +63,20 @@ from composer.checkpoint.background import Background
 
 Background().start(lambda: (time.sleep(0.2), print("saved", flush=True)))
 """
+FORK = """
+import os, sys, threading
+from composer.checkpoint.background import Background
+
+background, go = Background(), threading.Event()
+background.start(go.wait)
+child = os.fork()
+if not child:
+    background.check()
+    sys.exit(7)
+status = os.waitpid(child, 0)[1]
+go.set()
+print(os.waitstatus_to_exitcode(status))
+"""
 
 
 def fail():
@@ -73,10 +87,10 @@ def refuse(*_):
     raise RuntimeError("can't start new thread")
 
 
-def run(program, *arguments):
+def run(program, *arguments, timeout=120):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture
@@ -190,6 +204,13 @@ class TestBackground:
         done = run(AT_THE_END)
 
         assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+    def test_end_of_a_forked_process(self):
+        """A process that was forked during a job has not its thread, and does not wait for it when it ends."""
+        done = run(FORK, timeout=20)
+
+        assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
     def test_goes_on_meanwhile(self):
         """Starting a job does not wait for it; waiting does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import os
 import weakref
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -43,6 +44,7 @@ class Task(Generic[T]):
         self._outcome: Future[T] = Future()
         alive: set[None] = set()  # only the thread refers to it, from its start to its end
         self._alive = weakref.ref(alive)
+        self.process = os.getpid()
         try:
             _thread.start_new_thread(_run, (call, self._outcome, alive))
         except (RuntimeError, MemoryError) as error:
@@ -53,8 +55,8 @@ class Task(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread has ended, or is about to."""
-        return self._outcome.done() or self._alive() is None
+        """Whether the thread has ended, or is about to; a process that was forked meanwhile does not have it."""
+        return self._outcome.done() or self._alive() is None or self.process != os.getpid()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the thread has ended, if given for so many seconds at most, and return whether it has."""
@@ -176,4 +178,5 @@ class Background:
             job.wait()  # Ctrl-C while this waits leaves the job to the next who waits
             self._job = None
             atexit.unregister(self.wait)
-            job.result()
+            if job.process == os.getpid():  # a forked process has no part in what its parent saves
+                job.result()
