@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from unittest import mock
@@ -499,6 +500,29 @@ class TestResuming:
 
         assert (tmp_path / "a").read_text() == content
 
+    def test_place_of_an_earlier_release(self, make_loop, tmp_path):
+        """A checkpoint whose FileLogger saved the path alone is continued: lines are cut off by their batch."""
+        first = FileLogger(str(tmp_path / "a"), flush_interval=1)
+        make_loop(first, run_name="another name").fit().engine.close()
+        state = {"path": first.state_dict()["path"]}
+
+        resume(make_loop, FileLogger(str(tmp_path / "a")), state=state, batch=3).fit(epochs=1).engine.close()
+
+        assert losses(tmp_path / "a") == [*range(6)]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+    def test_restart_with_a_pipe(self, make_loop, tmp_path):
+        """A pipe is not read when a run is resumed, as that would wait for somebody who writes to it."""
+        os.mkfifo(tmp_path / "a")
+        pipe = os.open(tmp_path / "a", os.O_RDWR | os.O_NONBLOCK)
+        os.write(pipe, b'{"run_name": "a"}\n')
+
+        with pytest.raises(FileExistsError):
+            resume(make_loop, FileLogger(str(tmp_path / "a")))
+
+        assert os.read(pipe, 100) == b'{"run_name": "a"}\n'
+        os.close(pipe)
+
     def test_another_start_is_no_restart(self, make_loop, tmp_path):
         """A run that is not resumed does not touch the file of an earlier one of its name."""
         make_loop(FileLogger(str(tmp_path / "a")), run_name="a").fit().engine.close()
@@ -514,7 +538,7 @@ class TestResuming:
 
         assert losses(tmp_path / "a") == [*range(6)]
 
-    @pytest.mark.parametrize("state", [{}, {"path": 5, "size": 0}, {"path": "a"}, {"path": "a", "size": -1}, {"a": 1}])
+    @pytest.mark.parametrize("state", [{}, {"path": 5, "size": 0}, {"size": 0}, {"path": "a", "size": -1}, {"a": 1}])
     def test_nonsense(self, state):
         """What no FileLogger has saved is refused by a sentence."""
         with pytest.raises(ValueError, match="FileLogger"):

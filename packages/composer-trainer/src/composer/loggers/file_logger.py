@@ -30,7 +30,13 @@ class _Place:
     """Where a run's file ended when a checkpoint was saved."""
 
     path: str
-    size: int = attrs.field(validator=attrs.validators.ge(0))
+    size: int | None = attrs.field(validator=attrs.validators.optional(attrs.validators.ge(0)))
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> _Place:
+        """Return what was saved; checkpoints of earlier releases have no size."""
+        place: _Place = from_data({"size": None, **state}, cls, "FileLogger")
+        return place
 
 
 class FileLogger(GatheringLogger):
@@ -130,7 +136,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not what a FileLogger saves.
         """
-        from_data(state, _Place, "FileLogger")
+        _Place.of(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the file of :attr:`filename` where it was when ``state`` was saved, if it is the same file.
@@ -138,7 +144,7 @@ class FileLogger(GatheringLogger):
         Raises:
             ValueError: ``state`` is not what a FileLogger saves.
         """
-        self._saved = from_data(state, _Place, "FileLogger")
+        self._saved = _Place.of(state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write settings as a line."""
@@ -212,9 +218,10 @@ class FileLogger(GatheringLogger):
         if self._is_made or self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        size = self._saved.size if self._saved is not None and self._saved.path == str(self._path) else None
-        is_own = size is not None or (self.is_resumed and _is_of_run(self._path, state.run_name))
-        if is_own and self._path.is_file():
+        saved = self._saved if self._saved is not None and self._saved.path == str(self._path) else None
+        # Nothing is read from a pipe, which would wait for somebody who writes to it.
+        if self._path.is_file() and (saved or (self.is_resumed and _is_of_run(self._path, state.run_name))):
+            size = None if saved is None else saved.size
             _cut_off(self._path, size, int(state.timestamp.count(TimeUnit.BATCH)))
         else:
             try:
