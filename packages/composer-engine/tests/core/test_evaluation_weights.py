@@ -144,6 +144,34 @@ def test_evaluation_that_fails(model, algorithm):
     assert torch.equal(model.weight, before)
 
 
+def test_optimizer_that_fails(model):
+    """If an optimizer fails while it changes over, what it has changed by then is put back."""
+
+    class Failing(Switching):
+        def eval(self):
+            super().eval()
+            raise KeyError
+
+    optimizer = Failing(model.parameters(), lr=0.1)
+    before = model.weight.detach().clone()
+
+    with pytest.raises(KeyError), evaluation_weights(State(model, optimizers=optimizer)):
+        pass
+
+    assert torch.equal(model.weight, before)
+    assert optimizer.param_groups[0]["train_mode"]
+
+
+def test_optimizer_in_nested_blocks(model):
+    """Also the inner one of two blocks reports that the weights are not those of the training."""
+    state = State(model, optimizers=Switching(model.parameters(), lr=0.1))
+
+    with evaluation_weights(state), evaluation_weights(state) as may_differ:
+        pass
+
+    assert may_differ
+
+
 def test_algorithm_over_an_optimizer(model):
     """Where both have averages, those of the algorithm are evaluated, as it averages what the optimizer trains."""
     optimizer = Switching(model.parameters(), lr=0.1)

@@ -52,14 +52,14 @@ def evaluation_weights(state: State) -> Iterator[bool]:
         >>> model.weight.item()
         1.0
     """
-    training = [one for one in map(unwrapped, state.optimizers) if has_modes(one) and _is_in_training_mode(one)]
+    switching = [one for one in map(unwrapped, state.optimizers) if has_modes(one)]
     with contextlib.ExitStack() as stack:
-        for optimizer in training:
+        for optimizer in filter(_is_in_training_mode, switching):
             stack.enter_context(_averages_of(optimizer))
         blocks = [block for one in state.algorithms if (block := one.evaluation_weights(state)) is not None]
         for block in blocks:
             stack.enter_context(block)
-        yield bool(training or blocks)
+        yield bool(switching or blocks)
 
 
 def has_modes(optimizer: Any) -> bool:
@@ -80,8 +80,8 @@ def _is_in_training_mode(optimizer: Optimizer) -> bool:
 def _averages_of(optimizer: Any) -> Iterator[None]:
     # Copies, as train() computes the weights from the averages, and rounds.
     copies = [weight.detach().clone() for weight in _weights(optimizer)]
-    optimizer.eval()
     try:
+        optimizer.eval()
         yield
     finally:
         optimizer.train()
