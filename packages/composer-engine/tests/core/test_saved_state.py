@@ -481,6 +481,19 @@ class TestRefused:
 
         assert any(text in problem for problem in caught.value.problems), caught.value.problems
 
+    def test_settings_of_several_types(self):
+        """A scheduler's list of texts and numbers can be loaded again."""
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        scheduler.phases = ["warmup", 3, [0.1, "cosine"]]
+        state = State(model=None, optimizers=optimizer, schedulers=scheduler)
+        saved_state = state.state_dict()
+        scheduler.phases = ["warmup", 1, [0.2, "linear"]]
+
+        state.load_state_dict(saved_state)
+
+        assert scheduler.phases == ["warmup", 3, [0.1, "cosine"]]
+
     def test_scaler_with_other_fields(self):
         """It is checked before it is loaded."""
         state = State(model=None, scaler=torch.amp.GradScaler("cpu"))

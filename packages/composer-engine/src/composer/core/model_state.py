@@ -221,7 +221,9 @@ def _clashes(own: Any, saved: Any) -> bool:
     if own is None or saved is None:
         return False
     if isinstance(own, (list, tuple)):
-        return not isinstance(saved, (list, tuple)) or any(_clashes(own[0], one) for one in saved if own)
+        return not isinstance(saved, (list, tuple)) or any(
+            all(_clashes(like, one) for like in own) for one in saved if own
+        )
     if is_number(own):
         return not is_number(saved) and not isinstance(saved, Tensor)
     return isinstance(own, str) and not isinstance(saved, str)
