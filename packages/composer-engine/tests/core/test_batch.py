@@ -86,3 +86,9 @@ def test_missing_items_are_refused(batch, key, content, access):
 def test_description(batch, text):
     """A batch is described by number formats, shapes and types, and a long one is cut off."""
     assert describe_batch(batch) == text
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_description_of_nested_tensors():
+    """A nested tensor, which has no shape, does not hide the error that its batch is described for."""
+    assert describe_batch([torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])]) == "[nested float32]"

@@ -88,7 +88,8 @@ def describe_batch(batch: Batch) -> str:
         "{'image': float32[8, 3], 'name': [str, str]}"
     """
     if isinstance(batch, Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
+        dtype = str(batch.dtype).removeprefix("torch.")
+        return f"nested {dtype}" if batch.is_nested else f"{dtype}{list(batch.shape)}"  # those may have no shape
     if isinstance(batch, Mapping):
         items = [f"{key!r}: {describe_batch(item)}" for key, item in itertools.islice(batch.items(), _MANY)]
     elif isinstance(batch, (list, tuple)):
