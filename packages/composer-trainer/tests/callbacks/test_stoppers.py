@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from composer import Trainer
 from composer.callbacks import EarlyStopper, ThresholdStopper
-from composer.core import Evaluator, State, Time, Timestamp
+from composer.core import Engine, Evaluator, State, Time, Timestamp
 from composer.core.registry import settings_to_data
 from composer.models import ComposerModel
 
@@ -114,6 +114,20 @@ class TestEarlyStopper:
         trainer.state.eval_metrics["first"]["Score"].script = list(range(100))
 
         assert batches(trainer) == 5 * 3
+
+    def test_values_by_name_only(self):
+        """A loop of the user's may set the values of its only evaluation by the metrics' names."""
+        stopper = EarlyStopper("Score", "eval")
+        state = State(nn.Linear(1, 1), max_duration="3ep", callbacks=stopper)
+        state.eval_metrics = {"eval": {"Score": Score([])}}
+        engine = Engine(state)
+        engine.run_event("fit_start")
+        state.set_dataloader([1], "eval")
+        state.eval_metric_values = {"Score": torch.tensor(0.5)}
+
+        engine.run_event("eval_end")
+
+        assert stopper.best == 0.5
 
     def test_between_epochs(self):
         """An evaluation within an epoch ends the training there."""

@@ -165,7 +165,8 @@ class MetricStopper(Callback, abc.ABC):
         """Look at the evaluation's metric, if it is the one."""
         del logger
         if self.is_fitting and state.dataloader_label == self.dataloader_label:
-            self.look(state, state.eval_metric_values[self.dataloader_label])
+            values = state.eval_metric_values  # a loop of the user's may have set them by name only
+            self.look(state, values.get(self.dataloader_label, values))
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Look at the epoch's training metric, if it is the one."""
