@@ -240,7 +240,7 @@ class TestSurroundings:
         subprocess.run(["git", "add", "program.py"], cwd=tmp_path, check=True)
         subprocess.run(["git", "commit", "-q", "-m", "first"], cwd=tmp_path, check=True)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
         return tmp_path
 
     def test_commit(self, repository):
@@ -263,7 +263,7 @@ class TestSurroundings:
     def test_no_repository(self, tmp_path, monkeypatch):
         """Outside of a repository there is no commit, and no error."""
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
 
         assert commit() == {"commit": None, "is_dirty": None}
 
