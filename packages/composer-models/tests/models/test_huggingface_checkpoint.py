@@ -96,6 +96,32 @@ class TestFromCheckpoint:
         with pytest.raises(ValueError, match=r"manifest\.json is not the manifest of a checkpoint with weights"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"algorithms": [5]},
+            {"algorithms": [{"state": {"averaged_weights": {"model.lm_head.weight": 5}}}]},
+            {"optimizers": []},
+            {"optimizers": {"AdamW": {"param_groups": [5]}}},
+            {"integrations": []},
+        ],
+    )
+    def test_no_state_at_all(self, make_model, save, changes):
+        """A state that no run has saved is refused in a sentence."""
+        folder = save(HuggingFaceModel(make_model("gpt2")), **changes)
+
+        with pytest.raises(ValueError, match=r"state\.json is not the state of a run"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
+    @pytest.mark.parametrize("named", ["one", []])
+    def test_averages_that_are_not_there(self, make_model, save, named):
+        """A state that names averages which no file holds is refused in a sentence."""
+        averages = {"model.lm_head.weight": {"$tensor": named}}
+        folder = save(HuggingFaceModel(make_model("gpt2")), algorithms=[{"state": {"averaged_weights": averages}}])
+
+        with pytest.raises(ValueError, match=r"extra\.safetensors lacks 1 of the averages"):
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+
     def test_without_a_tokenizer(self, make_model, save):
         """A model that had none comes back without."""
         _, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(save(HuggingFaceModel(make_model("gpt2"))))
@@ -253,6 +279,18 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"names a file outside its folder"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
+    def test_files_beside_the_tokenizer(self, make_model, tokenizer, tmp_path):
+        """Where the tokenizer is saved, a checkpoint cannot make or change other files."""
+        saved = HuggingFaceModel(make_model("gpt2"), tokenizer).get_metadata()["huggingface"]
+        saved["tokenizer"]["files"] |= {"setup.py": "evil", ".git/hooks/pre-commit": "evil"}
+        (tmp_path / "setup.py").write_text("good")
+
+        HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(saved, tokenizer_save_dir=tmp_path)
+
+        assert (tmp_path / "setup.py").read_text() == "good"
+        assert not (tmp_path / ".git").exists()
+        assert (tmp_path / "tokenizer_config.json").is_file()
+
     @pytest.mark.parametrize("name", ["os.system", "pipeline", "GPT2Config", "transformers.utils"])
     def test_classes_that_are_no_models(self, name, make_model, save):
         """Only models of Transformers are built by name."""
@@ -286,9 +324,11 @@ class TestMetadata:
         assert json.loads(json.dumps(metadata)) == metadata
         assert metadata["huggingface"]["model"]["class"] == "T5ForConditionalGeneration"
 
-    def test_files_that_are_no_text(self, make_model, tokenizer, tmp_path):
+    def test_files_that_are_no_text(self, make_model, tokenizer, monkeypatch):
         """A tokenizer's binary files are kept byte for byte."""
-        binary = bytes(range(256))
+        import transformers
+
+        binary, read = bytes(range(256)), []
 
         class WithBinary(type(tokenizer)):
             def save_pretrained(self, folder, **kwargs):
@@ -298,9 +338,15 @@ class TestMetadata:
 
         own = WithBinary(tokenizer_object=tokenizer.backend_tokenizer)
         state = json.loads(json.dumps(HuggingFaceModel(make_model("gpt2"), own).get_metadata()))["huggingface"]
-        HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(state, tokenizer_save_dir=tmp_path)
 
-        assert (tmp_path / "spiece.model").read_bytes() == binary
+        def from_pretrained(folder, **_):
+            read.append(Path(folder, "spiece.model").read_bytes())
+            return tokenizer
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+        HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(state)
+
+        assert read == [binary]
 
 
 class TestExport:

@@ -51,19 +51,25 @@ def read_checkpoint(
                 f"It has no {' and no '.join(missing)}."
             )
         _check(folder, checkpoint_path)
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        try:
+            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            averages, is_schedule_free = _named_averages(state), _is_schedule_free(state)
+            described = state.get("integrations", {}).get("huggingface")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{checkpoint_path}/{_STATE} is not the state of a run.") from None
         weights = load_file(folder / _WEIGHTS)
-        averages = _named_averages(state)
         if averages:
-            tensors = load_file(folder / _EXTRA)
+            tensors = load_file(folder / _EXTRA) if (folder / _EXTRA).is_file() else {}
+            missing = sorted(set(averages.values()) - tensors.keys())
+            if missing:
+                raise ValueError(f"{checkpoint_path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
             weights = {name: tensors[averages[name]] for name in weights if name in averages}  # tied ones by one name
-        elif _is_schedule_free(state):
+        elif is_schedule_free:
             raise ValueError(
                 f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
                 "evaluated with others. Save those: trainer.save_checkpoint(..., weights_only=True), or "
                 "Trainer(save_weights_only=True)."
             )
-    described = state.get("integrations", {}).get("huggingface")
     if described is None:
         raise ValueError(
             f"{checkpoint_path} says nothing of a Transformers model: the model that was trained must be a "
@@ -102,7 +108,7 @@ def _named_averages(state: dict[str, Any]) -> dict[str, str]:
     """Return for each averaged weight the name of its tensor, if an algorithm's averages are outside the model."""
     held = [one.get("state", {}) for one in state.get("algorithms", [])]
     averages: dict[str, Any] = next((one["averaged_weights"] for one in held if one.get("averaged_weights")), {})
-    return {name: reference["$tensor"] for name, reference in averages.items()}
+    return {name: str(reference["$tensor"]) for name, reference in averages.items()}
 
 
 def _is_schedule_free(state: dict[str, Any]) -> bool:

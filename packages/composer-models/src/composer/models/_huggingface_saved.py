@@ -63,7 +63,7 @@ def rebuild_tokenizer(
     Args:
         described: What :func:`describe` returned.
         trust_remote_code: Whether code that was saved with the tokenizer may run.
-        save_dir: Where its files are put; a temporary folder if None.
+        save_dir: Where it is then saved; nowhere if None.
 
     Raises:
         ValueError: The data holds the name of a file outside the folder, or needs code that may not run.
@@ -72,12 +72,14 @@ def rebuild_tokenizer(
 
     if not described.get("tokenizer"):
         return None
-    with _folder(save_dir) as folder:
+    with _folder() as folder:
         _write_files(described["tokenizer"]["files"], folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    tokenizer.name_or_path = ""  # no folder that is gone, nor one of this machine
+        tokenizer.name_or_path = ""  # no folder that is gone, nor one of this machine
+        if save_dir is not None:  # by the tokenizer, as the checkpoint must not choose which files are written there
+            tokenizer.save_pretrained(str(save_dir))
     return tokenizer
 
 
@@ -104,7 +106,7 @@ def rebuild_model(
             base model is nowhere to be found.
     """
     cls = _model_class(described["model"]["class"] if model_class is None else model_class)
-    with _folder(None) as folder:
+    with _folder() as folder:
         _write_files(described["model"]["files"], folder)
         config = _load_config(cls, folder, trust_remote_code=trust_remote_code)
         for name, value in (config_settings or {}).items():
@@ -144,11 +146,7 @@ def _write_files(files: Mapping[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def _folder(given: str | Path | None) -> Iterator[Path]:
-    if given is not None:
-        Path(given).mkdir(parents=True, exist_ok=True)
-        yield Path(given)
-        return
+def _folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp())
     try:
         yield made
@@ -202,7 +200,7 @@ def _rebuild_adapters(
 
     configs: dict[str, PeftConfig] = {}
     for name, files in described["adapters"].items():
-        with _folder(None) as own:
+        with _folder() as own:
             _write_files(files, own)
             configs[name] = PeftConfig.from_pretrained(str(own))
     first, *others = configs

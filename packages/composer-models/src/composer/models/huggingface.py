@@ -303,7 +303,7 @@ class HuggingFaceModel(ComposerModel):
         Args:
             hf_state: ``get_metadata()["huggingface"]``.
             trust_remote_code: Whether code that was saved with the tokenizer may run.
-            tokenizer_save_dir: Where its files are put; a temporary folder if ``None``.
+            tokenizer_save_dir: Where the tokenizer is saved, too; nowhere if ``None``.
 
         Returns:
             The tokenizer, or ``None`` if there was none.
