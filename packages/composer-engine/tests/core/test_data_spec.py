@@ -257,7 +257,8 @@ class TestDataSpec:
         ("options", "kind", "message"),
         [
             ({"num_samples": "4"}, TypeError, "num_samples must be None or a whole number, got '4'"),
-            ({"num_samples": -1}, ValueError, "num_samples must be None or a whole number, at least 0, got -1"),
+            ({"num_samples": -1}, ValueError, "num_samples must be None or a whole number, at least 1, got -1"),
+            ({"num_samples": 0}, ValueError, "num_samples must be None or a whole number, at least 1, got 0"),
             ({"num_tokens": 2.5}, TypeError, "num_tokens must be None or a whole number, got 2.5"),
             ({"num_tokens": -1}, ValueError, "num_tokens must be None or a whole number, at least 0, got -1"),
             ({"split_batch": 2}, TypeError, "split_batch must be None or a function of a batch, got 2"),

@@ -153,6 +153,18 @@ def test_only_destinations_are_taken(wrong):
         Logger(State(model=None), [wrong])
 
 
+def test_state_must_be_a_state():
+    """Anything else for the state is refused at once, not at the first metric."""
+    with pytest.raises(TypeError, match=r"^state must be a State, such as State\(model=model\), got int"):
+        Logger(5)
+
+
+def test_destinations_must_be_destinations():
+    """A single thing that is no destination is refused by what it is."""
+    with pytest.raises(TypeError, match=r"^loggers must be LoggerDestination objects, got 5"):
+        Logger(State(model=None), destinations=5)
+
+
 def test_files_are_only_fetched_where_they_are_kept():
     """A destination without files says so."""
     with pytest.raises(NotImplementedError, match="LoggerDestination keeps no files and cannot fetch 'a'"):

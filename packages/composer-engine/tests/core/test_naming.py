@@ -37,6 +37,11 @@ class TestFillIn:
         with pytest.raises(ValueError, match=r"filename must be the name of a file or folder .'\.' is the current one"):
             fill_in(template, VALUES, "filename")
 
+    def test_no_text(self):
+        """What is neither a text nor a path is refused by the parameter's name."""
+        with pytest.raises(TypeError, match=r"^filename must be a text or a path, got 5"):
+            fill_in(5, {"run_name": "run"}, "filename")
+
 
 class TestRunName:
     @pytest.mark.parametrize("name", ["first", "team/first", "lr=0.1, seed:2", "a..b", "läuft ✓", "c:d"])

@@ -7,8 +7,13 @@ import pytest
 
 from composer import callbacks
 from composer.callbacks import (
+    ActivationMonitor,
+    CheckpointSaver,
     EarlyStopper,
+    ExportForInferenceCallback,
+    Generate,
     ImageVisualizer,
+    LoadCheckpoint,
     MemoryMonitor,
     MemorySnapshot,
     OOMObserver,
@@ -17,6 +22,7 @@ from composer.callbacks import (
     SpeedMonitor,
     SystemMetricsMonitor,
 )
+from composer.checkpoint import KeepBest
 
 
 @pytest.mark.parametrize(
@@ -69,3 +75,27 @@ def test_flags_accept_no_text(callback, field):
 
     with pytest.raises(TypeError, match=f"{field.name} must be True or False, got 'no'"):
         callback(**required | {field.name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Generate(5, "1ep"), "prompts must be a text or a list of texts, got 5"),
+        (lambda: Generate("a", "1ep", batch_size="2"), "batch_size must be an int, got '2'"),
+        (lambda: MemoryMonitor(memory_keys=5), "memory_keys must be None or a dictionary"),
+        (lambda: ActivationMonitor(ignore_module_types=5), "ignore_module_types must be a text or a list of texts"),
+        (lambda: MemorySnapshot(filename=5), "filename must be a text or a path, got 5"),
+        (lambda: OOMObserver(folder=5), "folder must be a text or a path, got 5"),
+        (lambda: ExportForInferenceCallback("onnx", 5), "save_path must be a text or a path, got 5"),
+        (lambda: LoadCheckpoint(5), "load_path must be a text or a path, got 5"),
+        (lambda: LoadCheckpoint("a", load_weights_only="no"), "load_weights_only must be True or False, got 'no'"),
+        (lambda: CheckpointSaver(filename=5), r"filename \(save_filename\) must be a text or a path, got 5"),
+        (lambda: CheckpointSaver(overwrite="no"), "overwrite must be True or False, got 'no'"),
+        (lambda: KeepBest(5), "metric must be the name of a metric"),
+        (lambda: KeepBest("loss", count="3"), "count must be a whole number, got '3'"),
+    ],
+)
+def test_other_kinds_are_refused(make, message):
+    """A value of the wrong kind is refused by the parameter's name."""
+    with pytest.raises(TypeError, match=f"^{message}"):
+        make()

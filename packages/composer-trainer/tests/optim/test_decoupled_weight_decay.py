@@ -394,6 +394,21 @@ class TestArguments:
         with pytest.raises(ValueError, match=message):
             DecoupledAdamW(make_weights([(1,)]), **options)
 
+    @pytest.mark.parametrize(
+        ("optimizer", "options", "message"),
+        [
+            (DecoupledSGDW, {"nesterov": "no"}, "nesterov must be True or False, got 'no'"),
+            (DecoupledSGDW, {"dampening": "0"}, "dampening must be a number, got '0'"),
+            (DecoupledAdamW, {"amsgrad": "no"}, "amsgrad must be True or False, got 'no'"),
+            (DecoupledAdamW, {"betas": 0.9}, "betas must be two numbers"),
+            (DecoupledAdamW, {"betas": ("0.9", 0.99)}, "betas must be two numbers"),
+        ],
+    )
+    def test_other_kinds_are_refused(self, optimizer, options, message):
+        """A value of the wrong kind is refused by the parameter's name."""
+        with pytest.raises(TypeError, match=f"^{message}"):
+            optimizer(make_weights([(1,)]), lr=0.1, **options)
+
     def test_a_rate_in_a_tensor(self, make):
         """The rate has to be a number, which needs no reading."""
         with pytest.raises(TypeError, match=r"lr must be a number, got tensor\(0\.1000\)"):

@@ -171,6 +171,38 @@ class TestPaths:
         assert not list(tmp_path.iterdir())
 
 
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("options", "begin"),
+        [
+            ({"load_path": 5}, "load_path must be a text or a path, got 5"),
+            ({"load_exclude_algorithms": 5}, "load_exclude_algorithms must be a text or a list of texts, got 5"),
+            ({"parallelism_config": "fsdp"}, "parallelism_config must be None or a dictionary, got str"),
+            (
+                {"parallelism_config": "fsdp", "save_folder": "runs"},
+                "parallelism_config must be None or a dictionary, got str",
+            ),
+        ],
+    )
+    def test_refused(self, make_trainer, options, begin):
+        """A value of the wrong kind is refused by the parameter's name."""
+        with pytest.raises(TypeError, match=f"^{begin}"):
+            make_trainer(**options)
+
+    def test_one_algorithm_is_a_list_of_one(self, make_trainer):
+        """The name of a single algorithm is not split into its letters."""
+        trainer = make_trainer(load_exclude_algorithms="BlurPool")
+
+        assert trainer._loading.exclude_algorithms == ["BlurPool"]
+
+    def test_a_wrong_flag_is_one_error(self, make_trainer):
+        """What a part refuses again by its own name is not repeated."""
+        with pytest.raises(TypeError) as caught:
+            make_trainer(save_folder="runs", save_overwrite="no")
+
+        assert str(caught.value) == "save_overwrite must be True or False, got 'no'."
+
+
 class TestLogLevel:
     def test_shows_what_the_library_tells(self, make_trainer, capsys):
         """From the level on, messages are printed."""

@@ -70,7 +70,7 @@ class DataSpec:
 
     Raises:
         TypeError: ``dataloader`` cannot be iterated over, or a number or function is something else.
-        ValueError: ``num_samples`` or ``num_tokens`` is negative.
+        ValueError: ``num_samples`` is less than 1, or ``num_tokens`` is negative.
 
     What a function of one's own returns is checked: a count must be a whole number (at least one sample), and the parts
     of a batch must hold each of its samples once.
@@ -97,8 +97,8 @@ class DataSpec:
             raise TypeError(f"dataloader must be an iterable of batches, got {got}.")
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_samples", "num_tokens"):
-            _check_number(name, getattr(self, name))
+        _check_number("num_samples", 1, self.num_samples)
+        _check_number("num_tokens", 0, self.num_tokens)
         for name in ("batch_transforms", "microbatch_transforms", "split_batch"):
             _check_function(name, getattr(self, name))
         if self.split_batch is not split_batch:
@@ -118,13 +118,13 @@ class DataSpec:
         return self._get_num_tokens_in_batch(batch, token_type=token_type)
 
 
-def _check_number(name: str, number: object) -> None:
+def _check_number(name: str, lowest: int, number: object) -> None:
     if number is None:
         return
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"{name} must be None or a whole number, got {number!r}.")
-    if number < 0:
-        raise ValueError(f"{name} must be None or a whole number, at least 0, got {number}.")
+    if number < lowest:
+        raise ValueError(f"{name} must be None or a whole number, at least {lowest}, got {number}.")
 
 
 def _split_completely(

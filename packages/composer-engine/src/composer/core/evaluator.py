@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composer.core.checks import to_texts
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -59,10 +60,7 @@ class _Periodically:
 def _to_names(given: str | Iterable[str] | None) -> list[str] | None:
     if given is None:
         return None
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"metric_names must be the names of metrics, got {given!r}.")
-    return names
+    return to_texts("metric_names", given)
 
 
 def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInterval | None:

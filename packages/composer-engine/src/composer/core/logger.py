@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from composer.core.plan import component_keys
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from composer.core.event import Event
     from composer.core.state import State
@@ -167,14 +168,16 @@ class Logger:
     def __init__(
         self, state: State, destinations: LoggerDestination | Iterable[LoggerDestination] | None = None
     ) -> None:
-        if isinstance(destinations, LoggerDestination):
-            destinations = [destinations]
+        if not callable(getattr(state, "on_components_change", None)):  # the class cannot be imported here
+            raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
+        if isinstance(destinations, LoggerDestination) or not isinstance(destinations, Iterable):
+            destinations = [] if destinations is None else [destinations]
         self._state = state
         self._reported: set[tuple[int, str]] = set()
         self.is_resumed = False
         """Whether this run continues an earlier one, from a checkpoint or from its beginning."""
         self._waiting: dict[int, _Waiting] = {}
-        self._destinations = Components(destinations or (), check_destination)
+        self._destinations = Components(destinations, check_destination)
         self._destinations.on_change.append(self._listen)
         self._listen()
 

@@ -6,6 +6,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
+from composer.core.checks import to_path
 from composer.core.serialization import shortened
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
         parameter: Whose value the template is, for the error.
 
     Raises:
+        TypeError: The name is neither a text nor a path.
         ValueError: Something else is in braces, or no file or folder can have the name.
 
     Example:
         >>> fill_in("{run_name}/ba{batch:04}", {"run_name": "first", "batch": 7}, "filename")
         'first/ba0007'
     """
+    template = to_path(parameter, template)
     if not template or "\0" in template:
         raise ValueError(
             f"{parameter} must be the name of a file or folder ('.' is the current one), got {shortened(template)}."

@@ -64,18 +64,18 @@ def write_snapshot(
     return path
 
 
-def check_names(*texts: str | None) -> None:
+def check_names(**texts: str | None) -> None:
     """Refuse names that cannot be filled in.
 
     Raises:
         ValueError: There is another name in braces than ``run_name``, ``rank`` and ``batch``.
 
     Example:
-        >>> check_names("{run_name}/rank{rank}.{batch}")
+        >>> check_names(filename="{run_name}/rank{rank}.{batch}")
     """
-    for text in texts:
+    for name, text in texts.items():
         if text is not None:
-            fill_in(text, {"run_name": "run", "rank": 0, "batch": 0}, "A name")
+            fill_in(text, {"run_name": "run", "rank": 0, "batch": 0}, name)
 
 
 def _filled_in(text: str, state: State) -> str:

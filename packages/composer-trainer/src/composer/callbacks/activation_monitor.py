@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
-from composer.core.checks import true_or_false
+from composer.core.checks import to_texts, true_or_false
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def _to_time(given: Time | str | int) -> Time:
 
 
 def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given or ())
+    return tuple(to_texts("ignore_module_types", given))
 
 
 @attrs.define(eq=False)

@@ -19,6 +19,7 @@ from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.functional.checks import check_flags
 
 __all__ = ["CheckpointSaver"]
 
@@ -86,6 +87,7 @@ class CheckpointSaver(Callback):
         background: bool = True,
     ) -> None:
         check_folder(folder)
+        check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         _check_keeping(num_checkpoints_to_keep, keep_best)
         self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
         self._check_names(State(model=None))

@@ -8,16 +8,21 @@ import attrs
 import torch
 
 from composer.core import Callback, Logger, State, evaluation_weights
-from composer.core.checks import one_of
+from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
 from composer.core.naming import fill_in
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
 __all__ = ["ExportForInferenceCallback"]
+
+
+def _to_save_path(given: str | os.PathLike[str]) -> str:
+    return to_path("save_path", given)
 
 
 @attrs.define(eq=False)
@@ -45,7 +50,7 @@ class ExportForInferenceCallback(Callback):
     """
 
     save_format: str = attrs.field(validator=one_of("torchexport", "onnx"))
-    save_path: str = attrs.field(converter=str)
+    save_path: str = attrs.field(converter=_to_save_path)
     sample_input: Any = attrs.field(default=None, repr=False)
     transforms: Callable[[nn.Module], nn.Module | None] | Sequence[Callable[[nn.Module], nn.Module | None]] | None = (
         None

@@ -17,6 +17,8 @@ from composer.core import (
     evaluation_weights,
     get_precision_context,
 )
+from composer.core.checks import to_texts
+from composer.functional.checks import check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,11 +62,11 @@ class Generate(Callback):
     def __init__(
         self, prompts: str | Sequence[str], interval: Time | str | int, batch_size: int | None = None, **kwargs: Any
     ) -> None:
-        self.prompts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+        self.prompts = tuple(to_texts("prompts", prompts))
         if not self.prompts:
             raise ValueError("prompts must hold at least one text to continue, got none.")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be None or a number of prompts, at least 1, got {batch_size}.")
+        if batch_size is not None:
+            check_sizes(batch_size=batch_size)
         self.interval = Interval.named("interval", interval).every
         self.batch_size = len(self.prompts) if batch_size is None else batch_size
         self.generate_kwargs = kwargs

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.core import Callback, Event, Logger, State
+from composer.core.checks import to_path
 from composer.distributed.collectives import failing_together
+from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +54,8 @@ class LoadCheckpoint(Callback):
     ) -> None:
         if event not in _EVENTS:
             raise ValueError(f"event must be one before training, {', '.join(_EVENTS)}, got {str(event)!r}.")
-        self.load_path = str(load_path)
+        check_flags(load_weights_only=load_weights_only, strict_model_weights=strict_model_weights)
+        self.load_path = to_path("load_path", load_path)
         self.load_weights_only, self.strict_model_weights = load_weights_only, strict_model_weights
         self.ignore_keys = ignore_keys
         self.event = Event(event)

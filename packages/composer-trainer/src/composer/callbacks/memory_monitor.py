@@ -10,7 +10,7 @@ import torch
 from attrs.validators import optional
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
-from composer.core.checks import whole_number_from
+from composer.core.checks import to_options, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ _GIGABYTE = 1e9
 
 
 def _to_keys(given: Mapping[str, str] | None) -> dict[str, str]:
-    return dict(_KEYS if given is None else given)
+    return to_options("memory_keys", _KEYS if given is None else given)
 
 
 @attrs.define(eq=False)

@@ -63,7 +63,7 @@ class MemorySnapshot(Callback):
     _recorded_from: Timestamp | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        check_names(self.folder, self.filename, self.remote_file_name)
+        check_names(folder=self.folder, filename=self.filename, remote_file_name=self.remote_file_name)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Count the batches to skip from here."""

@@ -55,7 +55,7 @@ class OOMObserver(Callback):
     _is_on: bool = attrs.field(default=False, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        check_names(self.folder, self.filename, self.remote_file_name)
+        check_names(folder=self.folder, filename=self.filename, remote_file_name=self.remote_file_name)
 
     def init(self, state: State, logger: Logger) -> None:
         """Begin to record."""

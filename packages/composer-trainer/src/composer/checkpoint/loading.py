@@ -28,6 +28,7 @@ from composer.checkpoint.snapshot import (
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, loading, model_state
+from composer.core.checks import to_texts
 from composer.core.serialization import abridged
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def load_checkpoint(
     weights_only: bool = False,
     strict_model_weights: bool = True,
     ignore_keys: IgnoreKeys = None,
-    exclude_algorithms: Sequence[str] | None = None,
+    exclude_algorithms: str | Sequence[str] | None = None,
     algorithm_passes: Passes = None,
     logger: Logger | None = None,
     check_extra: CheckExtra | None = None,
@@ -126,7 +127,13 @@ def load_checkpoint(
     """
     refuse_sharded(state.model)
     load = _Load(
-        state, strict_model_weights, ignore_keys, tuple(exclude_algorithms or ()), algorithm_passes, logger, check_extra
+        state,
+        strict_model_weights,
+        ignore_keys,
+        tuple(to_texts("exclude_algorithms", exclude_algorithms)),
+        algorithm_passes,
+        logger,
+        check_extra,
     )
     if is_weights_file(path):
         if not weights_only:

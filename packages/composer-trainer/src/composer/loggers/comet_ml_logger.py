@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from composer.core.checks import to_options
+from composer.functional.checks import check_flags
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
@@ -72,9 +74,10 @@ class CometMLLogger(TrackerLogger):
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
         require_product("comet_ml", "comet")
+        check_flags(log_code=log_code, log_graph=log_graph)
         self.workspace, self.project_name, self.name = workspace, project_name, name
         self.log_code, self.log_graph = log_code, log_graph
-        self.exp_kwargs = dict(exp_kwargs or {})
+        self.exp_kwargs = to_options("exp_kwargs", exp_kwargs)
         self.experiment: Any = None
 
     def open_run(self, state: State) -> None:

@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
+from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, check_stream, open_stream, show
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ConsoleLogger(LoggerDestination):
     ) -> None:
         self.log_interval = Interval.named("log_interval", log_interval)
         self.stream = check_stream(stream)
+        check_flags(log_traces=log_traces)
         self.should_log_traces = log_traces
         self._new: dict[str, Any] = {}
         self._evaluation: dict[str, Any] = {}

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import Interval, Logger, State, Time, TimeUnit
+from composer.core.checks import to_path
 from composer.core.conversion import from_data
 from composer.core.naming import fill_in
+from composer.functional.checks import check_flags, check_whole_numbers
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import keep, read
@@ -101,12 +103,17 @@ class FileLogger(GatheringLogger):
         every: Interval | Time | str | int | None = None,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval)
+        check_flags(
+            capture_stdout=capture_stdout, capture_stderr=capture_stderr, log_traces=log_traces, overwrite=overwrite
+        )
+        check_whole_numbers(buffer_size=buffer_size)
         if buffer_size < 0:
             raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
-        self.filename, self.remote_file_name = str(filename), remote_file_name
+        self.filename = to_path("filename", filename)
+        self.remote_file_name = None if remote_file_name is None else to_path("remote_file_name", remote_file_name)
         _filled_in(self.filename, "filename", run_name="run", rank=0)
-        if remote_file_name is not None:
-            _filled_in(remote_file_name, "remote_file_name", run_name="run", rank=0)
+        if self.remote_file_name is not None:
+            _filled_in(self.remote_file_name, "remote_file_name", run_name="run", rank=0)
         self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
         self.buffer_size = buffer_size
         self.should_log_traces = log_traces

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from composer.core import LoggerDestination
 from composer.core.logger import to_interval
+from composer.functional.checks import check_whole_numbers
 
 if TYPE_CHECKING:
     from composer.core import Interval, Logger, State, Time
@@ -32,6 +33,7 @@ class GatheringLogger(LoggerDestination, ABC):
     """
 
     def __init__(self, *, every: Interval | Time | str | int | None, flush_interval: int) -> None:
+        check_whole_numbers(flush_interval=flush_interval)
         if flush_interval < 1:
             raise ValueError(f"flush_interval must be at least 1 batch, got {flush_interval}.")
         self.every = to_interval(every)

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer.core.checks import to_options, to_texts
+from composer.functional.checks import check_flags, check_numbers, check_whole_numbers
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import Number, flat
@@ -92,6 +94,9 @@ class MLFlowLogger(TrackerLogger):
             rank_zero_only=rank_zero_only,
             seconds_between_flushes=logging_buffer_seconds,
         )
+        check_numbers(logging_buffer_seconds=logging_buffer_seconds)
+        check_flags(synchronous=synchronous, log_system_metrics=log_system_metrics, resume=resume)
+        check_whole_numbers(log_duplicated_metric_every_n_steps=log_duplicated_metric_every_n_steps)
         if log_duplicated_metric_every_n_steps < 1:
             raise ValueError(
                 "log_duplicated_metric_every_n_steps must be at least 1 step, "
@@ -101,14 +106,14 @@ class MLFlowLogger(TrackerLogger):
         if log_system_metrics:
             require_product("psutil", "mlflow")
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
-        self.run_name, self.tags, self.run_group = run_name, dict(tags or {}), run_group
+        self.run_name, self.tags, self.run_group = run_name, to_options("tags", tags), run_group
         self.tracking_uri = None if tracking_uri is None else str(tracking_uri)
         self.model_registry_prefix, self.model_registry_uri = model_registry_prefix, model_registry_uri
         self.synchronous, self.log_system_metrics, self.resume = synchronous, log_system_metrics, resume
-        self.rename_metrics = dict(rename_metrics or {})
+        self.rename_metrics = to_options("rename_metrics", rename_metrics)
         self.ignore_metrics, self.ignore_hyperparameters = (
-            list(ignore_metrics or ()),
-            list(ignore_hyperparameters or ()),
+            to_texts("ignore_metrics", ignore_metrics),
+            to_texts("ignore_hyperparameters", ignore_hyperparameters),
         )
         self.log_duplicated_metric_every_n_steps = log_duplicated_metric_every_n_steps
         self._mlflow: Any = None

@@ -6,6 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from composer.functional.checks import check_flags
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 
@@ -69,6 +70,7 @@ class NeptuneLogger(TrackerLogger):
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
         require_product("neptune", "neptune")
+        check_flags(upload_checkpoints=upload_checkpoints)
         self.project, self.mode = project, mode
         self._api_token = api_token
         self.upload_checkpoints = upload_checkpoints

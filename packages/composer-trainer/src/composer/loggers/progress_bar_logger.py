@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from composer.core import Logger, LoggerDestination, State, TimeUnit
+from composer.functional.checks import check_flags
 from composer.loggers.values import Stream, check_stream, open_stream, show
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ProgressBarLogger(LoggerDestination):
 
     def __init__(self, stream: Stream = "stderr", log_traces: bool = False) -> None:
         self.stream = check_stream(stream)
+        check_flags(log_traces=log_traces)
         self.should_log_traces = log_traces
         self._fit_bar: _Bar | None = None
         self._short_bar: _Bar | None = None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer.checkpoint.background import Task, ThreadError
 from composer.core import Interval, Logger, LoggerDestination, State, Time
+from composer.core.checks import to_options, to_texts
+from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
 from composer.loggers.values import flat, read
 
@@ -62,17 +64,16 @@ class SlackLogger(LoggerDestination):
         client_kwargs: dict[str, Any] | None = None,
     ) -> None:
         require_product("slack_sdk", "slack")
-        self.include_keys = [include_keys] if isinstance(include_keys, str) else list(include_keys)
+        self.include_keys = to_texts("include_keys", include_keys)
         if not self.include_keys:
             raise ValueError("include_keys is empty, so nothing would be sent: give patterns, such as ['loss/*'].")
-        if max_logs_per_message < 1:
-            raise ValueError(f"max_logs_per_message must be at least 1, got {max_logs_per_message}.")
+        check_sizes(max_logs_per_message=max_logs_per_message)
         self.formatter_func = formatter_func
         self.every = Interval.named("log_interval", log_interval)
         self.max_logs_per_message = max_logs_per_message
         self._token = _given("slack_logging_api_key", slack_logging_api_key, "SLACK_LOGGING_API_KEY")
         self.channel_id = _given("channel_id", channel_id, "SLACK_LOGGING_CHANNEL_ID")
-        self._client_kwargs = dict(client_kwargs or {})
+        self._client_kwargs = to_options("client_kwargs", client_kwargs)
         self._is_silent = False
         self._sender: _Sender | None = None
         self._logger: Logger | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from composer.core import Interval, State, Time, TimeUnit
+from composer.core.checks import to_path
 from composer.loggers.products import require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import flat
@@ -55,7 +56,7 @@ class TensorboardLogger(TrackerLogger):
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
         require_product("tensorboard", "tensorboard")
-        self.log_dir = "tensorboard_logs" if log_dir is None else str(log_dir)
+        self.log_dir = "tensorboard_logs" if log_dir is None else to_path("log_dir", log_dir)
         self._writer: Any = None
 
     def open_run(self, state: State) -> None:

@@ -14,6 +14,7 @@ import attrs
 
 from composer.core.logger import keep
 from composer.core.serialization import shortened
+from composer.functional.checks import check_flags
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images
 from composer.loggers.values import Number, numbers_by_name
@@ -82,6 +83,7 @@ class TrackerLogger(GatheringLogger, ABC):
         seconds_between_flushes: float = 10.0,
     ) -> None:
         super().__init__(every=every, flush_interval=flush_interval)
+        check_flags(rank_zero_only=rank_zero_only)
         self.rank_zero_only = rank_zero_only
         self.seconds_between_flushes = seconds_between_flushes
         self._is_silent = self._is_open = self._was_tried = False

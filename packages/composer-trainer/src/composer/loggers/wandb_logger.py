@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from composer.core.checks import to_options, to_texts
+from composer.functional.checks import check_flags
 from composer.loggers.images import to_masks
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
@@ -71,9 +73,11 @@ class WandBLogger(TrackerLogger):
         super().__init__(every=every, flush_interval=flush_interval, rank_zero_only=rank_zero_only)
         require_product("wandb", "wandb")
         self._wandb: Any = None
-        self.project, self.group, self.name, self.entity, self.tags = project, group, name, entity, tags
+        check_flags(log_artifacts=log_artifacts)
+        self.project, self.group, self.name, self.entity = project, group, name, entity
+        self.tags = None if tags is None else to_texts("tags", tags)
         self.log_artifacts = log_artifacts
-        self.init_kwargs = dict(init_kwargs or {})
+        self.init_kwargs = to_options("init_kwargs", init_kwargs)
         self.run: Any = None
         self._is_ours = True
         self._last_step = 0

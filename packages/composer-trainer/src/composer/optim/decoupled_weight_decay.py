@@ -7,6 +7,7 @@ does not change when another learning rate is tried. torch's AdamW multiplies by
 from __future__ import annotations
 
 import abc
+import numbers
 import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
+
+from composer.functional.checks import check_flags, check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,6 +155,8 @@ class DecoupledSGDW(_DecoupledOptimizer):
         super().__init__(params, defaults)
 
     def _check(self, group: Group) -> None:
+        check_flags(nesterov=group["nesterov"])
+        check_numbers(dampening=group["dampening"])
         _check_number("momentum", group["momentum"])
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError(
@@ -227,10 +232,12 @@ class DecoupledAdamW(_DecoupledOptimizer):
         super().__init__(params, defaults)
 
     def _check(self, group: Group) -> None:
+        check_flags(amsgrad=group["amsgrad"])
         _check_number("eps", group["eps"])
         betas = group["betas"]
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
+        is_pair = isinstance(betas, (tuple, list)) and all(isinstance(beta, numbers.Real) for beta in betas)
+        if not is_pair or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise (ValueError if is_pair else TypeError)(
                 f"betas must be two numbers in [0, 1), got {betas}. They are what averages keep of the past."
             )
 

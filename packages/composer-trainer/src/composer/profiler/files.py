@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.core import State, TimeUnit
+from composer.core.checks import to_path
 from composer.core.naming import fill_in
+from composer.functional.checks import check_flags, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +26,14 @@ def check_template(template: str, parameter: str) -> str:
     """Return a file name in which ``{run_name}``, ``{rank}``, ``{epoch}`` and ``{batch}`` are to be filled in.
 
     Raises:
+        TypeError: It is neither a text nor a path.
         ValueError: It has something else in braces, or is no name at all.
 
     Example:
         >>> check_template("ep{epoch}.json", "filename")
         'ep{epoch}.json'
     """
-    template = str(template)
+    template = to_path(parameter, template)
     filled_in(template, State(model=None), parameter)
     return template
 
@@ -79,7 +82,8 @@ class TraceFiles:
         self.remote_file_name = (
             None if remote_file_name is None else check_template(remote_file_name, "remote_file_name")
         )
-        if not isinstance(num_traces_to_keep, int) or num_traces_to_keep < -1:
+        check_flags(overwrite=overwrite)
+        if not is_whole(num_traces_to_keep) or num_traces_to_keep < -1:
             raise ValueError(
                 f"num_traces_to_keep must be a number of traces, or -1 for all, got {num_traces_to_keep!r}."
             )

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint.background import Task
+from composer.functional.checks import check_flags, check_numbers
 from composer.loggers.products import import_product, require_product
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class SystemMetrics:
     """
 
     def __init__(self, *, cpu: bool, memory: bool, disk: bool, net: bool, interval: float = 0.5) -> None:
+        check_flags(sys_prof_cpu=cpu, sys_prof_memory=memory, sys_prof_disk=disk, sys_prof_net=net)
+        check_numbers(sys_prof_stats_thread_interval_seconds=interval)
         if not interval > 0:
             raise ValueError(
                 f"sys_prof_stats_thread_interval_seconds must be a number of seconds above 0, got {interval!r}."

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core import TimeUnit
+from composer.core.checks import to_path
+from composer.functional.checks import check_flags
 from composer.profiler.files import TraceFiles
 from composer.profiler.schedule import ProfilerAction
 
@@ -68,8 +70,20 @@ class TorchProfiler:
         with_flops: bool = True,
         num_traces_to_keep: int = -1,
     ) -> None:
+        check_flags(
+            use_gzip=use_gzip,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+        )
         options: dict[str, Any] = {"overwrite": overwrite, "num_traces_to_keep": num_traces_to_keep}
-        self.files = TraceFiles(folder, _zipped(filename, use_gzip), _zipped(remote_file_name, use_gzip), **options)
+        self.files = TraceFiles(
+            folder,
+            _zipped("filename", filename, use_gzip),
+            _zipped("remote_file_name", remote_file_name, use_gzip),
+            **options,
+        )
         self.memory_files: TraceFiles | None = None
         if memory_filename is not None:
             if not (record_shapes and profile_memory and with_stack):
@@ -136,8 +150,10 @@ _TORCH_ACTIONS = {
 }
 
 
-def _zipped(name: str | None, use_gzip: bool) -> Any:
-    return name if name is None or not use_gzip or name.endswith(".gz") else f"{name}.gz"
+def _zipped(parameter: str, name: str | None, use_gzip: bool) -> Any:
+    if name is None or not use_gzip:
+        return name
+    return f"{to_path(parameter, name).removesuffix('.gz')}.gz"
 
 
 def _export_memory(profile: torch.profiler.profile, path: Path) -> None:

@@ -62,11 +62,15 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Remember an error that says that an argument is wrong."""
+        """Remember an error that says that an argument is wrong, once.
+
+        A part may refuse again, as ``overwrite``, what was refused as ``save_overwrite``.
+        """
         try:
             yield
         except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-            self.found.append(error)
+            if not any(str(one).endswith(str(error)) for one in self.found):
+                self.found.append(error)
 
     def check(self) -> None:
         """Raise what was found: one error as it is, several as an :class:`ArgumentsError`."""

@@ -18,6 +18,7 @@ from composer.checkpoint import (
 from composer.checkpoint.agreement import agreed_path
 from composer.checkpoint.saving import filled_in
 from composer.checkpoint.snapshot import refuse_sharded
+from composer.core.checks import to_path, to_texts
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["Loading", "save_by_one"]
 
 _log = logging.getLogger(__name__)
+
+
+def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str]:
+    return to_texts("load_exclude_algorithms", given)
 
 
 @attrs.frozen
@@ -56,7 +61,7 @@ class Loading:
     weights_only: bool = False
     strict: bool = True
     ignore_keys: IgnoreKeys = None
-    exclude_algorithms: Sequence[str] | None = None
+    exclude_algorithms: list[str] = attrs.field(default=None, converter=_to_exclude_algorithms)
     autoresume: bool = attrs.field(default=False, kw_only=True)
     folder: str | None = attrs.field(default=None, kw_only=True)
     run_name: str | None = attrs.field(default=None, kw_only=True)
@@ -69,6 +74,8 @@ class Loading:
             raise ValueError(
                 f"autoresume=True looks for checkpoints of this run, and needs {lacking}: the same ones at every start."
             )
+        if self.path is not None:
+            to_path("load_path", self.path)
         if self.path is not None and (not str(self.path) or "\0" in str(self.path)):
             raise ValueError(f"load_path must be the path or address of a checkpoint, got {str(self.path)!r}.")
         if self.path is not None and str(self.path) == "latest" and self.folder is None:

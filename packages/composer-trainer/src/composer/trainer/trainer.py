@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -77,7 +78,7 @@ from composer.trainer.training_data import TrainingData, check_model, check_trai
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     import torch
@@ -109,6 +110,7 @@ class Trainer:
         spin_dataloaders: Whether a loader that can only be gone through from its beginning is brought to where a
             resumed run stopped; else its epoch begins anew.
         max_duration: How long to train: a time, a text (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
+            With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
         algorithm_passes: What changes that order further; see :mod:`composer.core.passes`.
         optimizers: One or several. SGD with a learning rate of 0.1, with a warning, if None.
@@ -167,7 +169,7 @@ class Trainer:
             the weights stay.
 
     Raises:
-        TypeError: An argument is of the wrong kind.
+        TypeError: An argument is of the wrong kind. Flags accept only True and False.
         ValueError: A value is out of range, two algorithms cannot work together, or the device does not exist. Where
             several arguments are wrong, all are told.
 
@@ -220,7 +222,7 @@ class Trainer:
         load_weights_only: bool = False,
         load_strict_model_weights: bool = True,
         load_ignore_keys: IgnoreKeys = None,
-        load_exclude_algorithms: Sequence[str] | None = None,
+        load_exclude_algorithms: str | Sequence[str] | None = None,
         save_folder: str | None = None,
         save_filename: str = "ep{epoch}-ba{batch}",
         save_latest_filename: str | None = "latest",
@@ -292,7 +294,7 @@ class Trainer:
             saves = save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(callbacks))
             if saves or load_path is not None or autoresume:
                 refuse_sharded(model)
-                if "fsdp" in (parallelism_config or {}):
+                if isinstance(parallelism_config, Mapping) and "fsdp" in parallelism_config:
                     raise NotImplementedError(
                         "Checkpoints of sharded models are not supported yet: leave out save_folder, load_path, "
                         "autoresume and callbacks that save checkpoints, or parallelism_config['fsdp']."
