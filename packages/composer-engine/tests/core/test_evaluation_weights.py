@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from composer.algorithms import EMA, SWA
 from composer.core import Engine, State, Timestamp, evaluation_weights
@@ -160,6 +162,34 @@ def test_optimizer_that_fails(model):
 
     assert torch.equal(model.weight, before)
     assert optimizer.param_groups[0]["train_mode"]
+
+
+@pytest.fixture
+def mesh():
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_optimizer_of_a_sharded_model(mesh):
+    """After an evaluation that left weights unsharded, a sharded model computes with its training weights again."""
+    model = nn.Linear(3, 2)
+    batch = torch.rand(4, 3)
+    before = model(batch).detach()
+    bias, weight = model.bias.detach() / 3, model.weight.detach() / 3
+    fully_shard(model, mesh=mesh)
+    optimizer = Switching(model.parameters(), lr=0.1)
+
+    with torch.no_grad():
+        trained = model(batch)
+        with evaluation_weights(State(model, optimizers=optimizer)):
+            within = model(batch)
+        after = model(batch)
+
+    assert torch.equal(trained, before)
+    torch.testing.assert_close(within, batch @ weight.T + bias)
+    assert torch.equal(after, before)
 
 
 def test_optimizer_in_nested_blocks(model):

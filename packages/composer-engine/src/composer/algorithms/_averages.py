@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from composer.core import Event, NoEffectWarning, Owned, TimeUnit
 from composer.core.conversion import from_data
+from composer.core.evaluation_weights import reshard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ class AveragedWeights:
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
         """Start with the model's weights."""
-        _reshard(model)
+        reshard(model)
         self._model, places = model, _places(model)
         self._places = list(places.values())
         self._is_sharded = any(_is_sharded(weight) for weight in self._weights())
@@ -218,7 +219,7 @@ class AveragedWeights:
         if self._is_in_model is into_model or not self._places:
             return
         if self._is_sharded and self._model is not None:
-            _reshard(self._model)
+            reshard(self._model)
         outside, weights = self.tensors()
         held = [weight.clone() for weight in weights]
         torch._foreach_copy_(weights, outside)
@@ -234,14 +235,6 @@ class AveragedWeights:
 
 def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")  # a DTensor; asking so does not import what defines it
-
-
-def _reshard(model: nn.Module) -> None:
-    """Let modules that hold their whole weights after an evaluation's forward pass hold their shards again."""
-    for module in model.modules():
-        reshard = getattr(module, "reshard", None)
-        if callable(reshard) and callable(getattr(module, "unshard", None)):  # as fully_shard's modules have them
-            reshard()
 
 
 def _places(model: nn.Module) -> dict[str, tuple[dict[str, Tensor], str]]:

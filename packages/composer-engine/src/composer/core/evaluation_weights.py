@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from composer.core.state import State
 
-__all__ = ["evaluation_weights", "has_modes"]
+__all__ = ["evaluation_weights", "has_modes", "reshard"]
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def evaluation_weights(state: State) -> Iterator[bool]:
     switching = [one for one in map(unwrapped, state.optimizers) if has_modes(one)]
     with contextlib.ExitStack() as stack:
         for optimizer in filter(_is_in_training_mode, switching):
-            stack.enter_context(_averages_of(optimizer))
+            stack.enter_context(_averages_of(optimizer, state.model))
         blocks = [block for one in state.algorithms if (block := one.evaluation_weights(state)) is not None]
         for block in blocks:
             stack.enter_context(block)
@@ -72,22 +72,41 @@ def has_modes(optimizer: Any) -> bool:
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 
+def reshard(model: Any) -> None:
+    """Let modules that hold their complete weights after an evaluation's forward pass hold their shards again.
+
+    :func:`torch.distributed.fsdp.fully_shard` computes with these complete weights until then, whatever is written to
+    the shards. Other modules stay as they are.
+
+    Example:
+        >>> reshard(torch.nn.Linear(1, 1))
+    """
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        reshard_module = getattr(module, "reshard", None)
+        if callable(reshard_module) and callable(getattr(module, "unshard", None)):  # as fully_shard's modules have
+            reshard_module()
+
+
 def _is_in_training_mode(optimizer: Optimizer) -> bool:
     return any(group.get("train_mode", True) for group in optimizer.param_groups)
 
 
 @contextlib.contextmanager
-def _averages_of(optimizer: Any) -> Iterator[None]:
+def _averages_of(optimizer: Any, model: Any) -> Iterator[None]:
     # Copies, as train() computes the weights from the averages, and rounds.
-    copies = [weight.detach().clone() for weight in _weights(optimizer)]
+    copies = [weight.clone() for weight in _weights(optimizer)]
     try:
+        reshard(model)
         optimizer.eval()
         yield
     finally:
+        reshard(model)
         optimizer.train()
         with torch.no_grad():
             torch._foreach_copy_(_weights(optimizer), copies)
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """Return the optimizer's weights, of sharded ones (DTensors) the parts that this process holds."""
+    weights = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
+    return [weight.to_local() if hasattr(weight, "device_mesh") else weight for weight in weights]
