@@ -50,7 +50,20 @@ class TestRunName:
         assert State(model=None, run_name=name).run_name == name
 
     @pytest.mark.parametrize(
-        "name", ["", "../../x", "a/../../x", "..", "a\\..\\b", "/etc/x", "\\x", "C:\\x", "s3://bucket/x", "first\0"]
+        "name",
+        [
+            "",
+            "../../x",
+            "a/../../x",
+            "..",
+            "a\\..\\b",
+            "/etc/x",
+            "\\x",
+            "C:\\x",
+            "s3://bucket/x",
+            "first\0",
+            "simplecache::s3://bucket/x",
+        ],
     )
     def test_no_names(self, name):
         """What leads elsewhere, or cannot be a folder, is refused."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_run_name", "fill_in"]
 
-_BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|[A-Za-z][A-Za-z0-9+.-]+://")
+_BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 
 
 class _Names(string.Formatter):
