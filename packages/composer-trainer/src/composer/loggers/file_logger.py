@@ -60,9 +60,9 @@ class FileLogger(GatheringLogger):
 
     The file is made at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
     begins. A run resumed from a checkpoint, or started again by ``autoresume`` before there is one, continues its own
-    file: the one that ``filename`` names, if its first line names this run or the checkpoint was saved by the run that
-    wrote it. A checkpoint never chooses the file. Lines written after the checkpoint are cut off, those of another
-    file's checkpoint, or without one, by their step: from the resumed batch on.
+    file: the one that ``filename`` names, if the checkpoint was saved with the same path or the file's first line has
+    this run's name. A checkpoint never chooses the file. Lines written after the checkpoint are removed: those beyond
+    the file's size at that time or, if the checkpoint does not have it, those from the resumed batch on.
 
     Args:
         filename: The file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are made.
