@@ -97,6 +97,15 @@ class TestTraining:
             train(profiler_of(JSONTraceHandler(str(tmp_path))))
         train(profiler_of(JSONTraceHandler(str(tmp_path), overwrite=True)))
 
+    def test_used_again(self, train, tmp_path):
+        """A handler that was used before is refused by the same folder, as a new one is, and deletes nothing there."""
+        profiler = profiler_of(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
+        train(profiler)
+
+        with pytest.raises(FileExistsError, match="Say overwrite=True to write over them"):
+            train(profiler)
+        assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
+
     def test_two_fits_of_a_training(self, train, tmp_path):
         """A training that is taken up again goes on with its own traces."""
         import torch

@@ -142,6 +142,14 @@ class TestRefusals:
         with pytest.raises(FileExistsError, match="Say overwrite=True"):
             train(profiler_of(tmp_path))
 
+    def test_used_again(self, train, tmp_path):
+        """One that was used before is refused by the same folder, as a new one is."""
+        profiler = profiler_of(tmp_path)
+        train(profiler)
+
+        with pytest.raises(FileExistsError, match="Say overwrite=True"):
+            train(profiler)
+
     def test_names_end_as_they_should(self):
         """With gzip, names that say so already stay as they are."""
         assert TorchProfiler(filename="a.json.gz", use_gzip=True).files.filename == "a.json.gz"

@@ -10,7 +10,7 @@ import attrs
 from composer.core.conversion import field_types, from_data, to_data
 from composer.core.serialization import nearest
 
-__all__ = ["Serializable", "read_field", "saved_fields"]
+__all__ = ["Serializable", "read_field", "reset_fields", "saved_fields"]
 
 
 class Serializable:
@@ -86,6 +86,29 @@ def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
     if not attrs.has(kind):
         return {}
     return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
+
+
+def reset_fields(component: Any) -> None:
+    """Set the fields of an attrs object that are no settings back to their defaults, as in a new object.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     step: int = 1
+        ...     value: int = attrs.field(default=0, init=False)
+        >>> count = Count(step=2)
+        >>> count.value = 7
+        >>> reset_fields(count)
+        >>> count
+        Count(step=2, value=0)
+    """
+    for field in attrs.fields(type(component)):
+        default: Any = field.default
+        if field.init or default is attrs.NOTHING:
+            continue
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory(component) if default.takes_self else default.factory()
+        setattr(component, field.name, default)
 
 
 def _types(kind: type) -> dict[str, Any]:

@@ -398,12 +398,12 @@ def write_huggingface_pretrained_from_composer_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
-        ValueError: It was changed since it was written, holds no Transformers model, or the weights do not fit.
+        ValueError: It holds no Transformers model, or the weights do not fit.
 
     Example:
         >>> write_huggingface_pretrained_from_composer_checkpoint("checkpoints/ep3-ba1200", "exported")
         Traceback (most recent call last):
-        FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with manifest.json, ...
+        FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with state.json and ...
     """
     model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
         checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit
+from composer.core.serializable import reset_fields
 from composer.core.serialization import nearest
 
 __all__ = ["Comparison", "MetricStopper", "Patience", "check_comparison", "comparison"]
@@ -129,6 +130,11 @@ class MetricStopper(Callback, abc.ABC):
     def judge_again(self, state: State) -> bool:
         """Return what :meth:`judge` would now say of the last value that it has seen."""
 
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        reset_fields(self)
+
     def after_load(self, state: State, logger: Logger) -> None:
         """End a training that was ended here before it was saved, if the settings still say so."""
         del logger
@@ -142,6 +148,8 @@ class MetricStopper(Callback, abc.ABC):
             ValueError: There is no such data or metric.
         """
         del logger
+        if not state.timestamp.count(TimeUnit.BATCH):
+            reset_fields(self)
         self.is_fitting = True
         metrics: dict[str, dict[str, Any]] = {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
         name, label = type(self).__name__, self.dataloader_label

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import to_texts, true_or_false
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,8 +72,9 @@ class ActivationMonitor(Callback):
         return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Say so if there is nowhere to log to."""
+        """Forget what an earlier training has left, and warn if there is nowhere to log to."""
         del state
+        reset_fields(self)
         if logger.destinations and not self._destinations(logger):
             warnings.warn(
                 "ActivationMonitor logs nothing: only_log_wandb is True, and there is no WandBLogger among the "

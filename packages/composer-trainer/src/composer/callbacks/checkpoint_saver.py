@@ -108,8 +108,13 @@ class CheckpointSaver(Callback):
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """Where the checkpoints are that this object has saved and that are still kept, the oldest first."""
+        """Where the checkpoints are that this run has saved and that are still kept, the oldest first."""
         return list(self._saved)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        self._saved, self._last = [], None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Make the folder, and see that nobody else saves to it."""

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ class CostMonitor(Callback):
 
     At the end of each fit a table named ``cost`` is logged, the dearest first; ``print(monitor)`` shows it at any time
     and :meth:`table` returns it. It costs some 0.2 µs a call, so it can be left on. The run's time, of which shares are
-    given, is that within fit, evaluations and predictions.
+    given, is that within fit, evaluations and predictions; several fits of one Trainer are one run.
 
     It sees the time that the program spends in a call, so:
 
@@ -98,12 +99,19 @@ class CostMonitor(Callback):
     _tallies: dict[tuple[str, Event], _Tally] = attrs.field(factory=dict, init=False, repr=False)
     _seconds: float = attrs.field(default=0.0, init=False, repr=False)
     _began: float | None = attrs.field(default=None, init=False, repr=False)
+    _is_closed: bool = attrs.field(default=False, init=False, repr=False)
 
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
         """Take the time of a call."""
+        self._forget_earlier_run()  # here, too: the calls of INIT are wrapped before that event runs
         tally = self._tallies.setdefault((entry.key, event), _Tally())
         allocated = _allocated_memory()
         return _timed(call, tally) if allocated is None else _timed_and_weighed(call, tally, allocated)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        self._forget_earlier_run()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Begin to count the run's time."""
@@ -142,6 +150,7 @@ class CostMonitor(Callback):
         """Count no further, also where a run was broken off."""
         del state, logger
         self._end()
+        self._is_closed = True
 
     def table(self) -> list[Cost]:
         """Return what has been called so far costs, the dearest first."""
@@ -164,6 +173,10 @@ class CostMonitor(Callback):
         within = sum(cost.seconds for cost in costs if cost.share is not None)
         share = f", {100 * within / run:.2f} % of it in these calls" if run else ""
         return "\n".join([*lines, f"The run took {run:.3f} s{share}."])
+
+    def _forget_earlier_run(self) -> None:
+        if self._is_closed:
+            reset_fields(self)
 
     def _begin(self) -> None:
         self._end()

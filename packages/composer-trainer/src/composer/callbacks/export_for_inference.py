@@ -64,6 +64,11 @@ class ExportForInferenceCallback(Callback):
     def _check_save_path(self, _: object, save_path: str) -> None:
         fill_in(save_path, {"run_name": "run"}, "save_path")
 
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget the batch of an earlier run."""
+        del state, logger
+        self._seen = None
+
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Remember the first batch that is evaluated on: it is of the size that the model is used with."""
         del logger

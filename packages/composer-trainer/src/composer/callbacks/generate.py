@@ -95,6 +95,11 @@ class Generate(Callback):
                 "is None. Give it, as in HuggingFaceModel(model, tokenizer=...)."
             )
 
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Forget when an earlier training has generated."""
+        del state, logger
+        self._generated_at = -1
+
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Generate, if the interval counts batches."""
         self._generate(state, logger)

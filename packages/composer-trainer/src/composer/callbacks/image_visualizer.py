@@ -10,6 +10,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import one_of, true_or_false, whole_number_from
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,11 @@ class ImageVisualizer(Callback):
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Look at a batch every ``interval``."""
         return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Forget what an earlier training has left."""
+        del state, logger
+        reset_fields(self)
 
     def before_forward(self, state: State, logger: Logger) -> None:
         """Take the images, before a layer that works in place can change them."""

@@ -22,7 +22,7 @@ _EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
 
 
 class LoadCheckpoint(Callback):
-    """Load a checkpoint, once, at an event before training; several of these can load several, one after the other.
+    """Load a checkpoint, once in each run, at an event before training; several can load one after the other.
 
     To go on with a run, give ``load_path`` to the trainer instead, which also restores the position in its data.
 
@@ -62,7 +62,8 @@ class LoadCheckpoint(Callback):
         self.loaded: LoadedCheckpoint | None = None
 
     def init(self, state: State, logger: Logger) -> None:
-        """Load, if it is to be done here."""
+        """Forget an earlier run, and load, if it is to be done here."""
+        self.loaded = None
         self._load_at(Event.INIT, state, logger)
 
     def before_load(self, state: State, logger: Logger) -> None:

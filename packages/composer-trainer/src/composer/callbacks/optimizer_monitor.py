@@ -10,6 +10,7 @@ import torch
 from composer.callbacks._norms import local, sums_of, sums_of_products, sums_of_squares, sums_over_processes
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,6 +109,11 @@ class OptimizerMonitor(Callback):
         """Measure every so many batches."""
         every = Time(self.batch_log_interval, TimeUnit.BATCH)
         return {Event.BATCH_START: every, Event.AFTER_TRAIN_BATCH: every}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Forget what an earlier training has left."""
+        del state, logger
+        reset_fields(self)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Keep a copy of the weights: the update is what the step takes from them."""

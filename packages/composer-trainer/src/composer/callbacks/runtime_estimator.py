@@ -10,6 +10,7 @@ import attrs
 
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import one_of, whole_number_from
+from composer.core.serializable import reset_fields
 
 __all__ = ["RuntimeEstimator"]
 
@@ -60,10 +61,17 @@ class RuntimeEstimator(Callback):
     _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
     _whole: float | None = attrs.field(default=None, init=False, repr=False)
 
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        reset_fields(self)
+
     def fit_start(self, state: State, logger: Logger) -> None:
         """Begin to measure."""
         del logger
         now = _batches_done(state)
+        if not now:
+            reset_fields(self)
         if self._first_batch is None or now < self._first_batch:
             self._first_batch, self._evaluations = now, {}
         self._is_fitting, self._to_skip, self._whole = True, self.skip_batches, None

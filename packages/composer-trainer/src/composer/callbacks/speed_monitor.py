@@ -15,6 +15,7 @@ from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, 
 from composer.core import Callback, Logger, State, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 from composer.core.conversion import from_data
+from composer.core.serializable import reset_fields
 
 __all__ = ["SpeedMonitor"]
 
@@ -111,9 +112,16 @@ class SpeedMonitor(Callback):
         self._train_seconds, self._val_seconds = state["train_seconds"], state["val_seconds"]
         self._readings.clear()
 
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        self._forget()
+
     def fit_start(self, state: State, logger: Logger) -> None:
         """Begin to count."""
         del logger
+        if not state.timestamp.count(TimeUnit.BATCH):
+            self._forget()
         self._is_fitting = True
         self._counted_until = time.perf_counter()
         if self._readings and state.timestamp.count(TimeUnit.BATCH) < self._readings[-1].batches:
@@ -165,6 +173,13 @@ class SpeedMonitor(Callback):
         del state
         self._val_seconds += self._since_counted()
         logger.log_metrics(self._times())
+
+    def _forget(self) -> None:
+        """Forget an earlier training; what was loaded for a first one stays."""
+        if self._readings:
+            has_warned = self._has_warned
+            reset_fields(self)
+            self._has_warned = has_warned
 
     def _since_counted(self) -> float:
         before, self._counted_until = self._counted_until, time.perf_counter()

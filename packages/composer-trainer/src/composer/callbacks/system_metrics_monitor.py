@@ -86,6 +86,7 @@ class SystemMetricsMonitor(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Begin to look."""
         del logger
+        self._group = self._gathering = None
         if state.device.type == "cuda":
             require_product("pynvml", "system")
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -96,8 +96,9 @@ class ConsoleLogger(LoggerDestination):
         self._print("\n".join([f"{name}:", *(line.rstrip() for line in lines)]))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Print in the first process only."""
+        """Forget an earlier run, and print in the first process only."""
         del logger
+        self._new, self._evaluation, self._is_evaluating = {}, {}, False
         self._is_first_rank = state.rank == 0
 
     def fit_start(self, state: State, logger: Logger) -> None:

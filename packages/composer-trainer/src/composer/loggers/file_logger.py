@@ -173,7 +173,9 @@ class FileLogger(GatheringLogger):
         self._add(step, table=name, columns=list(columns), rows=[list(row) for row in rows])
 
     def init(self, state: State, logger: Logger) -> None:
-        """Begin to write down what is printed."""
+        """Forget an earlier run, and begin to write down what is printed."""
+        self.refuse_if_in_use(logger)
+        self._is_made = False
         self._state, self._logger = state, logger
         path = Path(_filled_in(self.filename, "filename", run_name=state.run_name, rank=state.rank)).absolute()
         for other in logger.destinations:
@@ -206,6 +208,7 @@ class FileLogger(GatheringLogger):
         if self.remote_file_name is not None and self._is_made:
             name = _filled_in(self.remote_file_name, "remote_file_name", run_name=state.run_name, rank=state.rank)
             logger.upload_file(name, str(self._path), overwrite=True)
+        self._records, self._saved, self._logger = [], None, None
 
     def flush(self) -> None:
         """Read the values that have been logged and write them to the file, once there is one."""

@@ -55,6 +55,18 @@ class GatheringLogger(LoggerDestination, ABC):
     def flush(self) -> None:
         """Write what was logged, if there is something open to write to, and count batches anew."""
 
+    def refuse_if_in_use(self, logger: Logger) -> None:
+        """Refuse a second run while the first has not been closed.
+
+        Raises:
+            RuntimeError: The logger is used by another run.
+        """
+        if self._logger is not None and self._logger is not logger:
+            raise RuntimeError(
+                f"{type(self).__name__} is used by another run, which is not closed: call that Trainer's close() "
+                "first, or make a new logger."
+            )
+
     def after_load(self, state: State, logger: Logger) -> None:
         """Open what is written to."""
         del logger

@@ -29,7 +29,8 @@ _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
 class InMemoryLogger(LoggerDestination):
     """Keep what is logged.
 
-    Numbers that a device still computes are read together when someone asks for them, and at the end of each epoch.
+    Numbers that a device still computes are read together when someone asks for them, and at the end of each epoch. In
+    a second run it starts empty.
 
     Args:
         every: How often metrics are kept: a time, a text or a number of epochs; each time if None.
@@ -179,8 +180,12 @@ class InMemoryLogger(LoggerDestination):
         self.images.setdefault(name, []).append((self._clock(step), kept))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Keep the run's clock at hand."""
+        """Keep the run's clock, and forget what another run has logged."""
         del logger
+        if self._state is not None and self._state is not state:
+            # New ones: what the earlier run has returned stays as it is.
+            self.hyperparameters, self.tables, self.images, self._data = {}, {}, {}, {}
+            self._rows, self._num_read = [], 0
         self._state = state
 
     def epoch_end(self, state: State, logger: Logger) -> None:

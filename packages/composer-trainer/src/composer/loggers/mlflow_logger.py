@@ -125,6 +125,7 @@ class MLFlowLogger(TrackerLogger):
     def open_run(self, state: State) -> None:
         """Begin a run, or go on in one."""
         self._mlflow = import_product("mlflow", "mlflow")
+        self._monitor, self._under_way, self._last = None, [], {}
         self._client = self._mlflow.MlflowClient(self.tracking_uri, self.model_registry_uri)
         name = self.run_name or state.run_name
         if not self.rank_zero_only:

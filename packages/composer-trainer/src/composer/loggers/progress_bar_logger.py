@@ -68,9 +68,16 @@ class ProgressBarLogger(LoggerDestination):
             for name, trace in traces.items():
                 self._fit_bar.write(f"{name}: {trace}")
 
+    def init(self, state: State, logger: Logger) -> None:
+        """Forget an earlier run."""
+        del state, logger
+        self._loss, self._evaluation = None, {}
+
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the bar of the fit."""
         del logger
+        if not state.timestamp.count(TimeUnit.BATCH):
+            self._loss, self._evaluation = None, {}
         self._close_bars()
         self._is_evaluating = False
         if state.rank == 0 and state.max_duration is not None:

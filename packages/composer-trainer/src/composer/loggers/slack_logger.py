@@ -104,6 +104,7 @@ class SlackLogger(LoggerDestination):
         if self._sender is not None:
             self._sender.close()
             self._report()
+            self._sender = None
 
     def _chosen(self, named: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -225,7 +225,10 @@ class TrackerLogger(GatheringLogger, ABC):
             self._when_open("upload_file", partial(self.write_file, remote_file_name, file_path, overwrite=overwrite))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Learn which process this is."""
+        """Forget an earlier run, and note which process this is."""
+        self.refuse_if_in_use(logger)
+        if self._was_tried:
+            self._was_tried, self.run_id, self._early, self._records = False, None, [], []
         self._logger = logger
         self._is_silent = self.rank_zero_only and state.rank != 0
         if self._is_silent:
@@ -244,6 +247,7 @@ class TrackerLogger(GatheringLogger, ABC):
         if self._is_open:
             self._is_open = False
             self._try("close", self.close_run)
+        self._saved_id = self._logger = None
 
     def flush(self) -> None:
         """Read what was logged, waiting once for the device, and write it, if the run is open."""

@@ -101,7 +101,7 @@ class WandBLogger(TrackerLogger):
                 settings["id"] = self.choose_run_id(*own.values())
                 settings["resume"] = "allow" if settings["id"] == self._saved_id else None
             self.run = self._wandb.init(**settings | self.init_kwargs)
-        self.run_id = self.run.id
+        self.run_id, self._last_step = self.run.id, 0
 
     def write_metrics(self, records: Sequence[Record]) -> None:
         """Write numbers."""

@@ -71,8 +71,9 @@ class JSONTraceHandler(TraceHandler):
         )
 
     def open(self, state: State, logger: Logger) -> None:
-        """See that no other training's traces are in the folder."""
+        """Forget the traces of an earlier run, and refuse a folder that has any."""
         del logger
+        self.files.paths = []
         self.files.check_folder(state)
 
     def save(self, events: Sequence[TraceEvent], state: State, logger: Logger) -> None:

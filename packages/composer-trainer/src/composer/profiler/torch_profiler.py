@@ -102,7 +102,10 @@ class TorchProfiler:
         self._profile: torch.profiler.profile | None = None
 
     def open(self, state: State) -> None:
-        """See that no other training's traces are in the folder."""
+        """Forget the traces of an earlier run, and refuse a folder that has any."""
+        self.files.paths = []
+        if self.memory_files is not None:
+            self.memory_files.paths = []
         self.files.check_folder(state)
 
     def follow(self, action: ProfilerAction, state: State, logger: Logger) -> None:

@@ -1,0 +1,409 @@
+"""A callback or a logger that is used a second time does what a new one does."""
+
+import io
+import itertools
+import json
+import time
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import composer.callbacks
+import composer.loggers
+from composer.callbacks import (
+    ActivationMonitor,
+    CheckpointSaver,
+    CostMonitor,
+    EarlyStopper,
+    ExportForInferenceCallback,
+    FreeOutputs,
+    Generate,
+    ImageVisualizer,
+    LoadCheckpoint,
+    LRMonitor,
+    MemoryMonitor,
+    MemorySnapshot,
+    NaNMonitor,
+    OOMObserver,
+    OptimizerMonitor,
+    RuntimeEstimator,
+    SpeedMonitor,
+    SystemMetricsMonitor,
+    ThresholdStopper,
+)
+from composer.core import Callback, Engine, Logger, LoggerDestination, State
+from composer.loggers import (
+    CometMLLogger,
+    ConsoleLogger,
+    FileLogger,
+    InMemoryLogger,
+    MLFlowLogger,
+    NeptuneLogger,
+    ProgressBarLogger,
+    SlackLogger,
+    TensorboardLogger,
+    WandBLogger,
+)
+from composer.models import ComposerClassifier
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*memory of CUDA devices", "ignore:.*allocator of CUDA devices")
+
+
+def nothing(component):
+    return {}
+
+
+@attrs.frozen
+class Case:
+    """How a component is made in a folder, and what is looked at besides what it logs."""
+
+    make: object
+    look: object = nothing
+    names_only: bool = False
+    broken_off_at: int = 2
+    """The batch in which its first run may end by an error."""
+    goes_on: bool = False
+    """Whether it goes on in a second fit of the same Trainer."""
+
+
+CALLBACKS = {
+    ActivationMonitor: Case(lambda folder: ActivationMonitor("3ba", only_log_wandb=False)),
+    CheckpointSaver: Case(
+        lambda folder: CheckpointSaver(f"{folder}/{{run_name}}", overwrite=True),
+        lambda one: {"saved": tuple(Path(path).name for path in one.saved_checkpoints)},
+    ),
+    CostMonitor: Case(
+        lambda folder: CostMonitor(),
+        lambda one: {"calls": {(cost.component, cost.event): cost.calls for cost in one.table()}},
+        goes_on=True,
+    ),
+    EarlyStopper: Case(
+        lambda folder: EarlyStopper("MulticlassAccuracy", "eval"), lambda one: {"end": (one.best, one.stopped_at)}
+    ),
+    ExportForInferenceCallback: Case(lambda folder: ExportForInferenceCallback("torchexport", f"{folder}/model.pt2")),
+    FreeOutputs: Case(lambda folder: FreeOutputs()),
+    Generate: Case(lambda folder: Generate(["a"], "100ba")),
+    ImageVisualizer: Case(lambda folder: ImageVisualizer("3ba")),
+    LRMonitor: Case(lambda folder: LRMonitor()),
+    LoadCheckpoint: Case(
+        lambda folder: LoadCheckpoint(folder / "weights.safetensors", load_weights_only=True), goes_on=True
+    ),
+    MemoryMonitor: Case(lambda folder: MemoryMonitor()),
+    MemorySnapshot: Case(lambda folder: MemorySnapshot()),
+    NaNMonitor: Case(lambda folder: NaNMonitor()),
+    OOMObserver: Case(lambda folder: OOMObserver()),
+    OptimizerMonitor: Case(lambda folder: OptimizerMonitor(batch_log_interval=2)),
+    RuntimeEstimator: Case(lambda folder: RuntimeEstimator()),
+    SpeedMonitor: Case(lambda folder: SpeedMonitor(count_flops=True)),
+    SystemMetricsMonitor: Case(lambda folder: SystemMetricsMonitor(every="1ba"), names_only=True),
+    ThresholdStopper: Case(
+        lambda folder: ThresholdStopper("MulticlassAccuracy", "eval", threshold=0.99),
+        lambda one: {"end": (one.last, one.stopped_at)},
+        broken_off_at=1,
+    ),
+}
+
+
+def file_of(logger):
+    lines = [json.loads(line) for line in logger.path.read_text().splitlines()]
+    return {"lines": [line["metrics"] for line in lines if "metrics" in line], "begins": set(lines[0])}
+
+
+def stored(logger):
+    return {"stored": list(logger.stored)}
+
+
+LOGGERS = {
+    CometMLLogger: Case(lambda folder: CometMLLogger(exp_kwargs={"online": False}), stored),
+    ConsoleLogger: Case(
+        lambda folder: ConsoleLogger("4ba", stream=io.StringIO()),
+        lambda one: {"lines": [line for line in one.stream.getvalue().splitlines() if "[epoch" in line]},
+    ),
+    FileLogger: Case(lambda folder: FileLogger(f"{folder}/{{run_name}}.txt", capture_stdout=False), file_of),
+    InMemoryLogger: Case(
+        lambda folder: InMemoryLogger(),
+        lambda one: {name: [(int(clock.batch), value) for clock, value in values] for name, values in one.data.items()},
+    ),
+    MLFlowLogger: Case(lambda folder: MLFlowLogger(log_system_metrics=False), stored),
+    NeptuneLogger: Case(lambda folder: NeptuneLogger(mode="offline"), stored),
+    ProgressBarLogger: Case(lambda folder: ProgressBarLogger(stream=io.StringIO())),
+    SlackLogger: Case(lambda folder: SlackLogger("loss/*", slack_logging_api_key="x", channel_id="C"), stored),
+    TensorboardLogger: Case(lambda folder: TensorboardLogger(f"{folder}/runs"), stored),
+    WandBLogger: Case(lambda folder: WandBLogger(), stored),
+}
+TRACKERS = (CometMLLogger, MLFlowLogger, NeptuneLogger, TensorboardLogger, WandBLogger)
+COMPONENTS = {**CALLBACKS, **LOGGERS}
+
+
+class Recorder(LoggerDestination):
+    """Keeps what a run logs; with ``names_only`` only the names of metrics."""
+
+    def __init__(self, names_only=False):
+        self.entries, self.names_only = [], names_only
+
+    def log_metrics(self, metrics, step=None):
+        if self.names_only:
+            self.entries += metrics
+        else:
+            self.entries += [(step, name, _plain(value)) for name, value in metrics.items()]
+
+    def log_table(self, columns, rows, name="Table", step=None):
+        self.entries.append((step, name, [list(row) for row in rows]))
+
+    def log_images(self, images, name="Images", channels_last=False, step=None, **details):
+        self.entries.append((step, name, _plain(images.sum())))
+
+
+def _plain(value):
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+class Probe(Callback):
+    """Notes what a progress bar shows when an epoch begins, and waits until a thread has looked at the machine."""
+
+    def __init__(self, component):
+        self.component, self.shown = component, []
+
+    def epoch_start(self, state, logger):
+        if isinstance(self.component, ProgressBarLogger):
+            self.shown.append(self.component._numbers())
+
+    def batch_start(self, state, logger):
+        until = time.monotonic() + 5
+        while isinstance(self.component, SystemMetricsMonitor) and time.monotonic() < until:
+            if self.component._sampler._latest:
+                return
+            time.sleep(0.01)
+
+
+class Model(ComposerClassifier):
+    """A linear classifier of images that is right about everything, or about what the seed makes of it; it "writes"."""
+
+    def __init__(self, is_right):
+        network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+        torch.manual_seed(1)
+        nn.init.normal_(network[1].weight)
+        nn.init.zeros_(network[1].bias)
+        if is_right:
+            nn.init.eye_(network[1].weight)
+        super().__init__(network, num_classes=3, train_metrics=[])
+
+    class tokenizer:
+        def __new__(cls, prompts, **options):
+            return {"input_ids": torch.ones(len(prompts), 2), "attention_mask": torch.ones(len(prompts), 2)}
+
+        @staticmethod
+        def batch_decode(ids, **options):
+            return [str(row.tolist()) for row in ids]
+
+    def generate(self, input_ids, **options):
+        return torch.cat([input_ids, 2 * input_ids], dim=1)
+
+
+def make_data(seed):
+    images = torch.randn(8, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
+    return [(part, part.flatten(1)[:, :3].argmax(dim=1)) for part in images.split(4)]
+
+
+@pytest.fixture
+def make_run(make_trainer, monkeypatch):
+    """Return a function that makes a trainer whose steps change nothing, with what was seen of its component."""
+    # Time passes with each look at the clock, so that measurements are the same each time.
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
+    monkeypatch.setattr("composer.trainer.export.export_for_inference", _note_sample)
+    for tracker in TRACKERS:
+        _let_store(monkeypatch, tracker)
+    monkeypatch.setattr("slack_sdk.WebClient.chat_postMessage", _post)
+
+    def make(component, *, is_first=False, other_data=False):
+        case = COMPONENTS[type(component)]
+        recorder, probe = Recorder(case.names_only), Probe(component)
+        model, data = Model(is_right=is_first), make_data(1 if other_data else 0)
+        is_logger = isinstance(component, LoggerDestination)
+        exported.clear()
+        posted.clear()
+        trainer = make_trainer(
+            model=model,
+            train_dataloader=data,
+            eval_dataloader=data,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
+            max_duration="3ep",
+            callbacks=[probe] if is_logger else [component, probe],
+            loggers=[component, recorder] if is_logger else [recorder],
+            run_name="first" if is_first else "second",
+        )
+        return trainer, recorder, probe
+
+    return make
+
+
+exported, posted = [], []
+
+
+def _note_sample(model, save_format, save_path, *, sample_input, **options):
+    exported.append(sample_input[0].sum().item())
+
+
+def _post(client, *, channel, text):
+    posted.append(text)
+
+
+def _write_weights(path):
+    save_file(Model(is_right=True).state_dict(), path)
+
+
+def _let_store(monkeypatch, tracker):
+    """Let a tracker keep in a list, a new one for each run, what its product would store."""
+
+    def open_run(self, state):
+        assert self.run_id is None
+        self.run_id, self.stored = self.choose_run_id(state.run_name), []
+
+    def write_metrics(self, records):
+        self.stored += [(record.step, dict(record.metrics)) for record in records]
+
+    monkeypatch.setattr(tracker, "open_run", open_run)
+    monkeypatch.setattr(tracker, "write_metrics", write_metrics)
+    for method in ("write_hyperparameters", "write_table", "write_images", "close_run"):
+        monkeypatch.setattr(tracker, method, lambda self, *arguments: None)
+
+
+def look(component, recorder, probe):
+    """Return all that a component has done in a run: lists of what happened, and values."""
+    case = COMPONENTS[type(component)]
+    own = {"posted": list(posted)} if isinstance(component, SlackLogger) else case.look(component)
+    return {"logged": list(recorder.entries), "shown": list(probe.shown), "exported": list(exported), **own}
+
+
+def since(before, now):
+    """Return what has happened since a look."""
+    return {name: one[len(before.get(name, [])) :] if isinstance(one, list) else one for name, one in now.items()}
+
+
+def break_off(trainer, batch):
+    """Let a training end by an error, between two events of a batch."""
+
+    def fail(state, logger):
+        if state.timestamp.batch == batch:
+            raise RuntimeError("broken off")
+
+    trainer.engine.on("after_train_batch", fail)
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer.fit()
+
+
+def expected_of(kind, make_run, folder):
+    """Return what a new component does."""
+    new = COMPONENTS[kind].make(folder / "new")
+    trainer, *seen = make_run(new)
+    trainer.fit()
+    trainer.close()
+    return look(new, *seen)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with weights in each place that a component may load them from."""
+    for place in ("new", "used"):
+        (tmp_path / place).mkdir()
+        _write_weights(tmp_path / place / "weights.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_broken_off", [False, True], ids=["ended", "broken off"])
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_in_a_second_trainer(kind, is_broken_off, make_run, folder):
+    """After one run, ended or broken off, a component does in a second what a new one does."""
+    expected = expected_of(kind, make_run, folder)
+    used = COMPONENTS[kind].make(folder / "used")
+    first, *seen = make_run(used, is_first=True, other_data=True)
+    break_off(first, COMPONENTS[kind].broken_off_at) if is_broken_off else first.fit()
+    first.close()
+    before = {"lines": look(used, *seen)["lines"]} if isinstance(used, ConsoleLogger) else {}
+
+    second, *seen = make_run(used)
+    second.fit()
+    second.close()
+
+    assert since(before, look(used, *seen)) == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind, case in COMPONENTS.items() if not case.goes_on])
+def test_after_the_clock_was_set_back(kind, make_run, folder):
+    """In a training that begins again with the same trainer, a component does what a new one does."""
+    expected = expected_of(kind, make_run, folder)
+    used = COMPONENTS[kind].make(folder / "used")
+    trainer, *seen = make_run(used, is_first=True)
+    trainer.fit()
+    before = look(used, *seen)
+    trainer.state.model.load_state_dict(Model(is_right=False).state_dict())
+
+    trainer.fit(reset_time=True, duration="3ep")
+    trainer.close()
+
+    assert since(before, look(used, *seen)) == expected
+
+
+@pytest.mark.parametrize("kind", [FileLogger, *TRACKERS])
+def test_a_logger_of_a_run_that_is_open(kind, make_run, folder):
+    """A logger that another run still writes to is refused."""
+    used = COMPONENTS[kind].make(folder / "used")
+    make_run(used, is_first=True)
+
+    with pytest.raises(RuntimeError, match=f"{kind.__name__} is used by another run, which is not closed"):
+        make_run(used)
+
+
+def test_numbers_that_mlflow_leaves_out(make_loop_of, monkeypatch):
+    """What MLFlowLogger leaves out as a repetition is a number of the same run."""
+    product = MagicMock()
+    product.entities.Metric = lambda name, number, time, step: (name, number, step)
+    product.MlflowClient.return_value.log_batch.return_value = None
+    monkeypatch.setattr("composer.loggers.mlflow_logger.import_product", lambda *_: product)
+    logger = MLFlowLogger(log_system_metrics=False)
+
+    for _ in range(2):
+        make_loop_of(logger, step=3)
+
+    written = [call.kwargs.get("metrics") for call in product.MlflowClient.return_value.log_batch.call_args_list]
+    assert written == [[("loss", 0.5, 3)]] * 2
+
+
+def test_steps_of_wandb(make_loop_of, monkeypatch):
+    """In a second run of WandBLogger steps begin at 0."""
+    product = MagicMock(run=None)
+    monkeypatch.setattr("composer.loggers.wandb_logger.import_product", lambda *_: product)
+    logger = WandBLogger()
+
+    make_loop_of(logger, step=7)
+    make_loop_of(logger, step=0)
+
+    assert [call.kwargs["step"] for call in product.init.return_value.log.call_args_list] == [7, 0]
+
+
+@pytest.fixture
+def make_loop_of():
+    """Return a function that logs one number in a run of its own."""
+
+    def run(logger, step):
+        state = State(model=None, run_name="run")
+        engine = Engine(state, Logger(state, logger))
+        engine.run_event("init")
+        engine.run_event("after_load")
+        engine.logger.log_metrics({"loss": 0.5}, step)
+        engine.close()
+
+    return run
+
+
+def test_every_callback_and_logger_is_looked_at():
+    """A component that is missing from the table fails here."""
+    public = {getattr(module, name) for module in (composer.callbacks, composer.loggers) for name in module.__all__}
+    kinds = {one for one in public if issubclass(one, Callback)} - {Callback, LoggerDestination}
+
+    assert kinds == set(COMPONENTS)
