@@ -58,6 +58,7 @@ MEETINGS = {
     (Event.BEFORE_LOSS, Stage.MIX): "No: labels are blended as the samples were, in the same order.",
     (Event.AFTER_LOSS, Stage.LOSS): "Two that blend losses are warned about: set `interpolate_loss=False` for one.",
     (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing changes no weight.",
+    (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks there that it has frozen something.",
 }
 """Whether the order of the list matters to those who meet at an event in one stage."""
 

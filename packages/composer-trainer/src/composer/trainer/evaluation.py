@@ -50,6 +50,7 @@ __all__ = [
     "in_evaluation",
     "prepare_metrics",
     "to_evaluators",
+    "with_evaluation_weights",
 ]
 
 Loader: TypeAlias = Iterable[Any] | DataSpec
@@ -204,9 +205,10 @@ def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: in
     results = {}
     with in_evaluation(engine):
         engine.run_event(Event.EVAL_BEFORE_ALL)
-        for evaluator in evaluators:
-            subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
-            results[evaluator.label] = _evaluate_one(engine, evaluator, subset)
+        with with_evaluation_weights(engine.state):
+            for evaluator in evaluators:
+                subset = default_subset if evaluator.subset_num_batches is None else evaluator.subset_num_batches
+                results[evaluator.label] = _evaluate_one(engine, evaluator, subset)
         engine.run_event(Event.EVAL_AFTER_ALL)
     return results
 
@@ -219,8 +221,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     step = state.batch, state.outputs
     try:
         # Training shall draw what it would without the evaluation.
-        with evaluation_mode(state.model), kept(state.device), evaluation_weights(state), torch.no_grad():
-            broadcast_buffers(state.model)
+        with evaluation_mode(state.model), kept(state.device), torch.no_grad():
             yield
     except BaseException:
         engine.restore()
@@ -228,6 +229,14 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     finally:
         state.batch, state.outputs = step
         state.set_dataloader(*data)
+
+
+@contextlib.contextmanager
+def with_evaluation_weights(state: State) -> Iterator[None]:
+    """Within the block the model has the weights that it is evaluated with, and rank 0's buffers in every process."""
+    with evaluation_weights(state):
+        broadcast_buffers(state.model)
+        yield
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
 from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
-from composer.trainer.evaluation import in_evaluation
+from composer.trainer.evaluation import in_evaluation, with_evaluation_weights
 
 if TYPE_CHECKING:
     from composer.core import DataSpec, Engine
@@ -32,7 +32,7 @@ def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool
     """
     state, collected = engine.state, []
     forward = getattr(state.model, "eval_forward", state.model)
-    with in_evaluation(engine):
+    with in_evaluation(engine), with_evaluation_weights(state):
         lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
         state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
         state.predict_timestamp = Timestamp()
