@@ -84,7 +84,7 @@ class TestConversions:
             (to_path, 5, "it must be a text or a path, got 5."),
             (to_path, None, "it must be a text or a path, got None."),
         ],
-        ids=str,
+        ids=lambda one: getattr(one, "__name__", None) or str(one),
     )
     def test_other_kinds_are_refused(self, convert, given, message):
         """The error names the parameter, what it must be and what came."""

@@ -403,7 +403,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     Example:
         >>> write_huggingface_pretrained_from_composer_checkpoint("checkpoints/ep3-ba1200", "exported")
         Traceback (most recent call last):
-        FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with state.json and ...
+        FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with manifest.json, ...
     """
     model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
         checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location
