@@ -9,6 +9,13 @@ variant runs in fresh processes, in turns, and the table shows the median over t
     in memory  Trainer.fit, every step's loss logged to an InMemoryLogger
     bar        Trainer.fit with the progress bar, drawn into a file
 
+These train on tensors, which a DataLoader shuffles. Each of the following runs the loop and the trainer with a shuffled
+DataLoader of a dataset with ``__getitem__``:
+
+    dataset, dataset 128    the default collate_fn, batches of 8 and of 128
+    collate, collate 128    a collate_fn of the user's
+    workers                 two worker processes, batches of 8
+
 With ``--where`` a last table says where the time goes: the parts of a step, each called by itself.
 """
 
@@ -28,7 +35,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VARIANTS = ("loop", "trainer", "metric", "in memory", "bar")
+LOADERS: dict[str, dict[str, Any]] = {
+    "dataset": {"batch_size": 8},
+    "dataset 128": {"batch_size": 128},
+    "collate": {"batch_size": 8, "collate": True},
+    "collate 128": {"batch_size": 128, "collate": True},
+    "workers": {"batch_size": 8, "num_workers": 2},
+}
+WITH_LOADERS = [f"{who}, {loader}" for loader in LOADERS for who in ("loop", "trainer")]
+VARIANTS = ("loop", "trainer", "metric", "in memory", "bar", *WITH_LOADERS)
 
 
 def main() -> None:
@@ -37,9 +52,9 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(measure(arguments.child, arguments.steps)))
         return
-    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    times: dict[str, list[float]] = {variant: [] for variant in arguments.variants}
     for number in range(arguments.rounds):
-        for variant in VARIANTS:
+        for variant in arguments.variants:
             times[variant].append(in_fresh_process(variant, arguments.steps))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     result = report(times)
@@ -55,6 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="how often each variant runs (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="steps of a run (default: %(default)s)")
+    parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--where", action="store_true", help="also show what the parts of a step cost")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -74,31 +90,55 @@ def measure(variant: str, steps: int) -> float:
     import torch  # in the child only
 
     torch.set_num_threads(1)
-    run = hand_written(steps) if variant == "loop" else with_trainer(variant, steps)
+    who, _, loader = variant.partition(", ")
+    run = hand_written(steps, loader) if who == "loop" else with_trainer(who, steps, loader)
     run(steps // 10)
     began = time.perf_counter()
     run(steps)
     return (time.perf_counter() - began) / steps * 1e6
 
 
-def make_parts(steps: int) -> tuple[Any, Any]:
-    """Return the network and a loader with more than enough batches."""
+def make_parts(steps: int, name: str = "") -> tuple[Any, Any]:
+    """Return the network and a loader with more than enough batches: of tensors, or the one of that name."""
     import torch
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
 
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    samples = 8 * 2 * steps
-    data = TensorDataset(torch.randn(samples, 32), torch.randint(0, 10, (samples,)))
-    return network, DataLoader(data, batch_size=8, shuffle=True)
+    options = LOADERS.get(name, {"batch_size": 8})
+    count = options["batch_size"] * 2 * steps
+    if not name:
+        data = TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,)))
+        return network, DataLoader(data, batch_size=8, shuffle=True)
+
+    class Samples(Dataset[Any]):
+        def __init__(self) -> None:
+            self.some = [(torch.randn(32), number % 10) for number in range(256)]
+
+        def __len__(self) -> int:
+            return count  # type: ignore[no-any-return]
+
+        def __getitem__(self, index: int) -> Any:
+            return self.some[index % 256]
+
+    def collate(samples: list[Any]) -> Any:
+        return torch.stack([inputs for inputs, _ in samples]), torch.tensor([target for _, target in samples])
+
+    return network, DataLoader(
+        Samples(),
+        batch_size=options["batch_size"],
+        shuffle=True,
+        num_workers=options.get("num_workers", 0),
+        collate_fn=collate if options.get("collate") else None,
+    )
 
 
-def hand_written(steps: int) -> Callable[[int], None]:
+def hand_written(steps: int, name: str = "") -> Callable[[int], None]:
     """Return a function that runs so many steps of the loop that anybody would write."""
     import torch
     from torch.nn import functional
 
-    model, loader = make_parts(steps)
+    model, loader = make_parts(steps, name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(loader)
 
@@ -113,7 +153,7 @@ def hand_written(steps: int) -> Callable[[int], None]:
     return run
 
 
-def with_trainer(variant: str, steps: int) -> Callable[[int], None]:
+def with_trainer(variant: str, steps: int, name: str = "") -> Callable[[int], None]:
     """Return a function that runs so many steps of ``Trainer.fit``."""
     import torch
 
@@ -121,7 +161,7 @@ def with_trainer(variant: str, steps: int) -> Callable[[int], None]:
     from composer.loggers import InMemoryLogger
     from composer.models import ComposerClassifier
 
-    network, loader = make_parts(steps)
+    network, loader = make_parts(steps, name)
     model = ComposerClassifier(network, num_classes=10, train_metrics=None if variant == "metric" else [])
     trainer = Trainer(
         model=model,
@@ -137,16 +177,16 @@ def with_trainer(variant: str, steps: int) -> Callable[[int], None]:
 
 def report(times: dict[str, list[float]]) -> dict[str, Any]:
     """Print the table and return it as data."""
-    loop = statistics.median(times["loop"])
     rows = []
-    print(f"\n{'variant':<10} {'µs a step':>10} {'above the loop':>15} {'spread':>16}")
+    print(f"\n{'variant':<20} {'µs a step':>10} {'above the loop':>15} {'spread':>16}")
     for variant, measured in times.items():
         median = statistics.median(measured)
         # The difference is taken within a round, where the machine was about as busy for both.
-        above = statistics.median(one - base for one, base in zip(measured, times["loop"], strict=True))
-        print(f"{variant:<10} {median:>10.1f} {above:>15.1f} {min(measured):>7.1f}…{max(measured):.1f}")
+        loop = times[variant.replace(variant.partition(", ")[0], "loop")]
+        above = statistics.median(one - base for one, base in zip(measured, loop, strict=True))
+        print(f"{variant:<20} {median:>10.1f} {above:>15.1f} {min(measured):>7.1f}…{max(measured):.1f}")
         rows.append({"variant": variant, "us_per_step": median, "us_above_loop": above, "all": measured})
-    return {"loop_us": loop, "rows": rows}
+    return {"rows": rows}
 
 
 def where_the_time_goes() -> dict[str, float]:

@@ -193,7 +193,8 @@ def _sizes(batch: Batch) -> list[int]:
     sizes: list[int] = []
     for part in batch if is_sequence else batch.values():
         if isinstance(part, Tensor):
-            sizes += part.shape[:1]
+            if part.ndim:  # to slice the shape takes twice as long, and a batch may have many tensors
+                sizes.append(part.shape[0])
         else:
             sizes += _sizes(part)
     return sizes or ([len(batch)] if is_sequence and not _is_record(batch) else [])
