@@ -220,6 +220,10 @@ class TestComponents:
 
 
 class TestFields:
+    def test_setting_a_field_calls_no_python(self):
+        """A step sets a dozen fields; with an on_setattr of any field, attrs would set each by a Python function."""
+        assert State.__setattr__ is object.__setattr__
+
     def test_every_field_has_a_lifetime(self):
         """What a checkpoint holds follows from the fields."""
         assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step"}

@@ -117,6 +117,7 @@ def _current_rank() -> int:
     )
 
 
+# No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
 @attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
 class State:
     """What a run is made of. Each field's metadata says how long it lives: ``saved``, ``live`` or ``step``.
@@ -172,7 +173,7 @@ class State:
     scaler: torch.amp.GradScaler | None = _live(default=None)
     _algorithms: Components[Algorithm] = _live(default=None, converter=_to_algorithms)
     _callbacks: Components[Callback] = _live(default=None, converter=_to_callbacks)
-    iteration_length: Time = _live(default="1ep", converter=_to_iteration_length, on_setattr=attrs.setters.convert)
+    _iteration_length: Time = _live(default="1ep", converter=_to_iteration_length)
     rank: int = _live(factory=_current_rank)
 
     timestamp: Timestamp = _saved(factory=Timestamp, init=False)
@@ -255,6 +256,15 @@ class State:
     @max_duration.setter
     def max_duration(self, max_duration: Time | str | int | None) -> None:
         self._max_duration = _to_max_duration(max_duration)
+
+    @property
+    def iteration_length(self) -> Time:
+        """How long an iteration is, in epochs."""
+        return self._iteration_length
+
+    @iteration_length.setter
+    def iteration_length(self, iteration_length: Time | str | int) -> None:
+        self._iteration_length = _to_iteration_length(iteration_length)
 
     @property
     def train_dataloader(self) -> Iterable[Batch] | None:
