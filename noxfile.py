@@ -158,10 +158,9 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run every test that needs a CUDA device, and the benchmarks of a step on it; see CONTRIBUTING.md without nox."""
+    """Run every test that needs a CUDA device; see CONTRIBUTING.md without nox."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
     session.run("pytest", "-m", "gpu", "packages", "tests", *session.posargs, env=TEST_ENV)
-    session.run("python", "benchmarks/trainer_overhead.py", "--device", "cuda")
 
 
 @nox.session

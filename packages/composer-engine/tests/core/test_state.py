@@ -127,7 +127,7 @@ class TestGenerator:
         assert draw(state, callback) == draw(state_with([]), "C")
 
     def test_algorithm_outside_of_the_state(self, pair):
-        """It draws as the only one of its class would, also if it is made anew for each batch."""
+        """It draws as the only one of its class would, also if a new one is created for each batch."""
         state, member = State(model=None), state_with(pair[0])
 
         draws = [draw(state, type(pair[0])()) for state.timestamp in (Timestamp(), Timestamp(batch=1))]

@@ -445,7 +445,7 @@ class TestInTheWay:
         assert all(f"it is now {path}." in caplog.text for path in aside)
 
     def test_refused_otherwise(self, make_trainer, tmp_path):
-        """A run that somebody has started by hand stops, and leaves all as it is."""
+        """A run started without autoresume stops and changes nothing."""
         self.leave(tmp_path)
 
         with pytest.raises(CheckpointSaveError, match="ep1-ba5 was not saved: there is something of that name"):

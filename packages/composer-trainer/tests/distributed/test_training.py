@@ -91,7 +91,7 @@ class TestOneCheckpoint:
         assert [result["resuming"][case] for result in four_processes] == [[2]] * 4
 
     def test_progress_that_rank_zero_does_not_see_is_an_error(self, four_processes):
-        """Instead of beginning anew beside a saved run, every process says who sees which checkpoint."""
+        """Instead of starting a new run beside a saved one, every process says who sees which checkpoint."""
         [message] = {result["resuming"]["only others"] for result in four_processes}
 
         assert message.startswith("CheckpointError: ")
