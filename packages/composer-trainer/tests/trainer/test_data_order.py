@@ -320,16 +320,32 @@ class TestLeavesOthersAlone:
         """Tensors draw nothing, so their samples cost nothing more; a function that collates them might."""
         data = ConcatDataset([TensorDataset(torch.arange(4.0)), Subset(TensorDataset(torch.arange(4.0)), [1, 2])])
 
-        plain = make_order(DataLoader(data), seed=17)
-        collated = make_order(DataLoader(data, collate_fn=list), seed=17)
+        plain = make_order(DataLoader(data, num_workers=1), seed=17)
+        collated = make_order(DataLoader(data, num_workers=1, collate_fn=list), seed=17)
 
         assert plain.loader.dataset is data
         assert collated.loader.dataset is not data
 
+    def test_dataset_of_this_process_is_not_wrapped(self):
+        """Without workers, the dataset that a collate_fn or a transform may refer to is the user's own."""
+        data = Noisy()
+
+        assert make_order(DataLoader(data), seed=17).loader.dataset is data
+
+    def test_dataset_that_raises_stop_iteration_does_not_end_the_epoch(self):
+        """A sample that raises StopIteration is an error; otherwise the epoch would end early without a word."""
+
+        class Ending(Noisy):
+            def __getitem__(self, index):
+                raise StopIteration
+
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(make_order(DataLoader(Ending()), seed=17).begin(epoch=0))
+
     def test_attributes_of_the_dataset_are_reached(self):
         """What sets up a worker asks the dataset itself, through what stands in for it."""
         data = Noisy()
-        order = make_order(DataLoader(data), seed=17)
+        order = make_order(DataLoader(data, num_workers=1), seed=17)
 
         order.loader.dataset.extra = 5
 

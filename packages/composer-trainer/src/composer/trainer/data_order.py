@@ -168,11 +168,8 @@ class _CopiedOrder(DataOrder):
         assert self.loader.generator is not None
         self.loader.generator.manual_seed(key_of(self.seed, "loader", epoch))
         if self.loader.num_workers or self._is_plain:
-            return self._load()
-        return _torch_kept_between(self._load)
-
-    def _load(self) -> Iterator[Batch]:
-        return iter(self.loader)
+            return iter(self.loader)
+        return _torch_kept_between(lambda: iter(self.loader))
 
 
 class IndexedOrder(_CopiedOrder):
@@ -186,7 +183,8 @@ class IndexedOrder(_CopiedOrder):
         self._chosen: list[Any] | _Noted | None = None
         # Workers that outlive an epoch ask the same object again.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
-        if not self._is_plain:
+        self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
+        if not (self._is_plain or self._loads_here):
             self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
         is_distributed = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
         # Processes share one order, whatever generator each one's loader has.
@@ -207,21 +205,24 @@ class IndexedOrder(_CopiedOrder):
         self._keys.next = remaining
         return self._iterate(epoch)
 
-    def _load(self) -> Iterator[Batch]:
-        """Load batches; in this process as torch's loader does, without the range that it records for profilers.
-
-        Each of these ranges takes as long as seeding does, and the trainer's profiler has its own.
-        """
-        loader = self.loader
-        if loader.num_workers or loader.pin_memory or type(loader) is not DataLoader:
-            return iter(loader)
-        dataset, collate, keys = loader.dataset, loader.collate_fn, self._keys.next
-        if loader.batch_sampler is None:
-            return (collate(dataset[index]) for index in keys)
+    def _iterate(self, epoch: int) -> Iterator[Batch]:
+        if not self._loads_here:
+            return super()._iterate(epoch)
+        # As torch's loader does, without the range that it records for profilers: that takes as long as seeding does,
+        # and the trainer's profiler has its own.
+        dataset, collate = self._dataset, self.loader.collate_fn
         load = getattr(dataset, "__getitems__", None)
-        if load:
-            return (collate(load(indices)) for indices in keys)
-        return (collate([dataset[index] for index in indices]) for indices in keys)
+
+        def fetch(indices: Any) -> Batch:
+            if load:
+                return collate(load(indices))
+            return collate([dataset[index] for index in indices])
+
+        def fetch_one(index: Any) -> Batch:
+            return collate(dataset[index])
+
+        one_batch = fetch_one if self.loader.batch_sampler is None else fetch
+        return map(one_batch, self._keys.next) if self._is_plain else _load_seeded(one_batch, self._keys.next)
 
     def _choose(self, epoch: int) -> Iterable[Any]:
         _tell_epoch(self._dataset, epoch)
@@ -370,6 +371,26 @@ def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             batch = next(iterator)
         except StopIteration:
             return
+        finally:
+            generator.set_state(state)
+        yield batch
+
+
+def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) -> Iterator[Batch]:
+    """Yield the batches that ``load(indices)`` returns, each with the global generators seeded by its key.
+
+    Torch's generator is restored after each batch, as :func:`_torch_kept_between` does, with fewer calls in a step.
+    """
+    generator = torch.default_generator
+    while True:
+        state = generator.get_state()
+        try:
+            chosen = next(keys, None)
+            if chosen is None:
+                return
+            key, indices = chosen
+            seed_globals(key)
+            batch = load(indices)
         finally:
             generator.set_state(state)
         yield batch
