@@ -284,13 +284,13 @@ def standing(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return nothing to prepare, and the copy that training waits for."""
     from composer.checkpoint.packing import CopyMemory
-    from composer.checkpoint.snapshot import take
+    from composer.checkpoint.snapshot import take_snapshot
 
     weights, moments = tensors_of(state)
     memory = CopyMemory()
 
     def ours() -> None:
-        memory.give(take(state, memory=memory).tensors.values())
+        memory.give(take_snapshot(state, memory=memory).tensors.values())
 
     def copy() -> list[Any]:
         return [tensor.clone() for tensor in (*weights.values(), *moments.values())]

@@ -199,7 +199,7 @@ def where_the_time_goes() -> dict[str, float]:
     from composer import Trainer
     from composer.core.data_spec import count_samples, count_tokens
     from composer.models import ComposerClassifier
-    from composer.trainer.microbatching import weighed_parts
+    from composer.trainer.microbatching import scaled_losses
 
     torch.set_num_threads(1)
     network, loader = make_parts(100)
@@ -225,7 +225,7 @@ def where_the_time_goes() -> dict[str, float]:
         ),
         "counting samples and tokens": cost(lambda: (count_samples(batch), count_tokens(batch))),
         "the clock": cost(lambda: state.timestamp.to_next_batch(8, 0, passed)),
-        "keeping the loss for loggers": cost(lambda: weighed_parts(loss, 1.0)),
+        "keeping the loss for loggers": cost(lambda: scaled_losses(loss, 1.0)),
     }
     print("\nwhere the time goes, µs a step")
     for name, microseconds in parts.items():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import composer.algorithms
 from composer.core import Algorithm, Event, Stage, explain
-from composer.core.conflicts import Owned
+from composer.core.conflicts import ExclusiveResource
 from composer.core.event import PLACES
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def events() -> str:
 
 def refused() -> str:
     """Return a table of what only one algorithm can have, who wants it, and what to do about a second."""
-    remedies = {str(owned): owned.remedy for kind in algorithms() for owned in kind.owns if isinstance(owned, Owned)}
+    remedies = {
+        str(owned): owned.remedy for kind in algorithms() for owned in kind.owns if isinstance(owned, ExclusiveResource)
+    }
     owners = owners_of()
     return _table(
         ("only one can have", "who wants it", "what to do"),

@@ -385,7 +385,7 @@ class TestContract:
     @pytest.mark.parametrize("name", NAMES)
     def test_all_events_of_a_class_are_used(self, name):
         """Each declared event is one at which some settings run."""
-        used = set().union(*(case.make().places() for case in variants_of(name)))
+        used = set().union(*(case.make().runs_at_events() for case in variants_of(name)))
 
         assert used == set(getattr(composer.algorithms, name).runs_at)
 

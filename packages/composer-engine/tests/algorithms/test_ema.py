@@ -442,7 +442,7 @@ class TestPlan:
 
     def test_names_events_of_the_loop(self):
         """The events are members, so that they print as such."""
-        assert all(isinstance(event, Event) for event in EMA().places())
+        assert all(isinstance(event, Event) for event in EMA().runs_at_events())
 
 
 def test_one_for_two_models_is_an_error(begun, norm_net, engine_of, step, batch):

@@ -206,7 +206,7 @@ class TestLowPrecision:
     @pytest.mark.parametrize("kind", [LowPrecisionLayerNorm, LowPrecisionGroupNorm])
     def test_where(self, kind):
         """It runs where it is told to, and nowhere else is allowed."""
-        assert set(kind(apply_at="init").places()) == {Event.INIT}
+        assert set(kind(apply_at="init").runs_at_events()) == {Event.INIT}
         with pytest.raises(ValueError, match="apply_at"):
             kind(apply_at="fit_start")
 
@@ -326,7 +326,7 @@ class TestAlibi:
 
     def test_not_folded_at_full_length(self):
         """With scaling 1 no batch is touched."""
-        assert set(Alibi(64, train_sequence_length_scaling=1).places()) == {Event.INIT}
+        assert set(Alibi(64, train_sequence_length_scaling=1).runs_at_events()) == {Event.INIT}
 
     @pytest.mark.parametrize("arguments", [(0,), (64, 0), (64, 1.5), ("long",)])
     def test_bad_settings(self, arguments):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer.core.components import Components
+from composer.core.components import ObservableList
 
 
 def check(item):
@@ -17,7 +17,7 @@ def changes():
 
 @pytest.fixture
 def names(changes):
-    names = Components(["a", "b", "c"], check)
+    names = ObservableList(["a", "b", "c"], check)
     names.on_change.append(lambda: changes.append(list(names)))
     return names
 
@@ -93,12 +93,12 @@ def test_refused_items_change_nothing(change, names, changes):
 def test_first_items_are_checked():
     """Also what a list begins with must belong into it."""
     with pytest.raises(TypeError, match="not a text"):
-        Components([1], check)
+        ObservableList([1], check)
 
 
 def test_equality():
     """A list of components equals a list of the same items, and is no key."""
-    assert Components(["a"], check) == Components(["a"], check) == ["a"]
-    assert Components(["a"], check) != ["b"]
+    assert ObservableList(["a"], check) == ObservableList(["a"], check) == ["a"]
+    assert ObservableList(["a"], check) != ["b"]
     with pytest.raises(TypeError, match="unhashable"):
-        hash(Components([], check))
+        hash(ObservableList([], check))

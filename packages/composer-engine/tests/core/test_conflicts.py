@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from composer.core import AlgorithmConflictError, Event, Stage, explain
-from composer.core.conflicts import Owned, check_conflicts, find_conflicts
+from composer.core.conflicts import ExclusiveResource, check_conflicts, find_conflicts
 
-WEIGHTS = Owned("the weights used for evaluation", remedy="Both average: keep the one whose span you want.")
+WEIGHTS = ExclusiveResource("the weights used for evaluation", remedy="Both average: keep the one whose span you want.")
 
 
 @pytest.fixture

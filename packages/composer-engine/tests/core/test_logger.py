@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
-from composer.core.logger import format_metric_value, keep, to_interval
+from composer.core.logger import detach_to_host, format_metric_value, to_interval
 
 
 class Memory(LoggerDestination):
@@ -530,10 +530,10 @@ def test_keep_does_not_wait_for_a_device():
     """A number on the CPU is read; other tensors are copied, without their graph."""
     vector = torch.ones(2, requires_grad=True)
 
-    kept = keep(vector)
+    kept = detach_to_host(vector)
 
-    assert keep(torch.tensor(3)) == 3
-    assert type(keep(torch.tensor(3))) is int
+    assert detach_to_host(torch.tensor(3)) == 3
+    assert type(detach_to_host(torch.tensor(3))) is int
     assert not kept.requires_grad
     assert kept.data_ptr() != vector.data_ptr()
-    assert keep("text") == "text"
+    assert detach_to_host("text") == "text"

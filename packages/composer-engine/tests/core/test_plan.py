@@ -78,9 +78,9 @@ class TestWhatRunsWhere:
         assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
 
     def test_places_may_depend_on_settings(self, make):
-        """What ``places`` returns counts, not all that the class declares."""
+        """What ``runs_at_events`` returns counts, not all that the class declares."""
         both = {Event.BATCH_END: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
-        algorithm = make.algorithm("A", both, places=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
+        algorithm = make.algorithm("A", both, runs_at_events=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
 
         assert [*build_plan([algorithm]).entries] == [Event.EPOCH_END]
 

@@ -92,7 +92,7 @@ def test_what_is_everywhere_is_one_line(make):
 def test_where_those_without_a_stage_run(make):
     """The rule for them stands below the plan, and is true: last, first in reverse, architecture before training."""
     matching = make.algorithm("Matching", match=lambda *_: True)
-    weights = make.algorithm("Weights", dict.fromkeys(Event, Stage.WEIGHTS), places=lambda self: self.runs_at)
+    weights = make.algorithm("Weights", dict.fromkeys(Event, Stage.WEIGHTS), runs_at_events=lambda self: self.runs_at)
 
     plan = explain([weights, matching])
 

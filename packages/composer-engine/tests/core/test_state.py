@@ -335,12 +335,12 @@ class TestProgress:
         state = State(model=None, max_duration="10ba")
         state.timestamp = Timestamp(batch=5)
 
-        assert [state.reached(Time.from_input(t)) for t in ("5ba", "6ba", "0.5dur", "0.6dur")] == [True, False] * 2
+        assert [state.has_reached(Time.from_input(t)) for t in ("5ba", "6ba", "0.5dur", "0.6dur")] == [True, False] * 2
 
     def test_reached_needs_a_length(self):
         """A fraction of a training without a length is an error that says what to set."""
         with pytest.raises(ValueError, match="max_duration='10ep'"):
-            State(model=None).reached(Time(0.5, "dur"))
+            State(model=None).has_reached(Time(0.5, "dur"))
 
     def test_stop_training(self):
         """The training has the length that it has by now."""

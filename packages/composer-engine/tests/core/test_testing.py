@@ -132,7 +132,10 @@ class TestDeclarations:
     @pytest.mark.parametrize(
         ("attributes", "text"),
         [
-            ({"places": lambda self: {Event.BATCH_START: Stage.MIX}}, r"places\(\) has <Event.BATCH_START.*runs_at"),
+            (
+                {"runs_at_events": lambda self: {Event.BATCH_START: Stage.MIX}},
+                r"runs_at_events\(\) has <Event.BATCH_START.*runs_at",
+            ),
             ({"reads": {"batch.input", "los"}}, "reads says 'los', which is no word for anything; the words are"),
             ({"writes": {"weights"}}, "writes says 'weights', which is no word"),
         ],
@@ -146,8 +149,8 @@ class TestDeclarations:
         """Where it runs with its settings is one answer."""
         answers = iter([{Event.BATCH_END: stage} for stage in (Stage.MIX, Stage.LOSS)] * 200)
 
-        with pytest.raises(AssertionError, match=r"Jitter.places\(\) is another each time it is asked"):
-            check_declarations(changed(places=lambda self: next(answers)))
+        with pytest.raises(AssertionError, match=r"Jitter.runs_at_events\(\) returned different events"):
+            check_declarations(changed(runs_at_events=lambda self: next(answers)))
 
     def test_match_of_ones_own(self):
         """It may say anything."""
@@ -443,7 +446,9 @@ class TestOrder:
     def test_places_that_say_two_things(self):
         """A stage that changes between questions puts an algorithm where it does not belong."""
         stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
-        case = changed(runs_at={Event.BATCH_END: Stage.MIX}, places=lambda self: {Event.BATCH_END: next(stages)})
+        case = changed(
+            runs_at={Event.BATCH_END: Stage.MIX}, runs_at_events=lambda self: {Event.BATCH_END: next(stages)}
+        )
 
         with pytest.raises(AssertionError, match="Jitter runs at 'batch_end' among"):
             check_order(case)

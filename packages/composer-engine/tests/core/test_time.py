@@ -411,7 +411,7 @@ class TestTimestamp:
         )
 
         for one in (clock, *steps, *copies):
-            assert Timestamp.of(one.held) == one
+            assert Timestamp.of(one.counts) == one
 
     @given(timestamps)
     def test_a_step_leaves_the_timestamp_as_it_was(self, clock):

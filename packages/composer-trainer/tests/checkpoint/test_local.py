@@ -28,7 +28,7 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.local import LocalFolder
 from composer.checkpoint.plain_json import write_json
-from composer.checkpoint.snapshot import take
+from composer.checkpoint.snapshot import take_snapshot
 
 KILLED = """
 import sys, torch
@@ -76,7 +76,7 @@ class TestWrite:
         monkeypatch.setattr(Path, "rename", failing(number) if step == "rename" else Path.rename)
 
         with pytest.raises(CheckpointSaveError, match=rf"{name} was not saved: {sentence}"):
-            folder.write(name, take(runs.make(batch=9)))
+            folder.write(name, take_snapshot(runs.make(batch=9)))
 
         monkeypatch.undo()
         assert names_in(folder.path) == ["ep1-ba5"]
@@ -96,7 +96,7 @@ class TestWrite:
 
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(Path, "rename", rename)
-        LocalFolder(tmp_path).write("one", take(runs.make()))
+        LocalFolder(tmp_path).write("one", take_snapshot(runs.make()))
 
         inodes = {path.stat().st_ino for path in [tmp_path / "one", *(tmp_path / "one").iterdir()]}
         place = order.index("rename")
@@ -108,7 +108,7 @@ class TestWrite:
         """A file that the system cuts off is a failed save, not a short file."""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        snapshot = take(runs.make())
+        snapshot = take_snapshot(runs.make())
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, limit[1]))
         try:
             with pytest.raises(CheckpointSaveError, match="File too large"):
@@ -120,7 +120,7 @@ class TestWrite:
 
     def test_short_writes_are_finished(self, runs, tmp_path, monkeypatch):
         """Where the system writes only a part, the rest is written after it."""
-        snapshot = take(runs.make())
+        snapshot = take_snapshot(runs.make())
         opened = Path.open
 
         class Short:
@@ -150,7 +150,7 @@ class TestWrite:
     def test_a_folder_that_is_gone(self, runs, tmp_path):
         """A folder that was removed while the run went on is not made again behind its back."""
         with pytest.raises(CheckpointSaveError, match="its folder is not there any more"):
-            LocalFolder(tmp_path / "gone").write("one", take(runs.make()))
+            LocalFolder(tmp_path / "gone").write("one", take_snapshot(runs.make()))
 
         assert not names_in(tmp_path)
 
@@ -159,7 +159,7 @@ class TestWrite:
         (folder.path / "ep1-ba5").rename(folder.path / ".ep1-ba5.replaced")
 
         [found] = find_checkpoints(folder.path)
-        folder.write("ep1-ba5", take(runs.make()))
+        folder.write("ep1-ba5", take_snapshot(runs.make()))
 
         assert found.is_whole
         assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5"]
@@ -205,7 +205,7 @@ class TestTidy:
             LocalFolder(tmp_path).tidy()
 
         monkeypatch.setattr(local, "_write_file", begin_another)
-        LocalFolder(tmp_path).write("one", take(runs.make()))
+        LocalFolder(tmp_path).write("one", take_snapshot(runs.make()))
 
         assert verify_checkpoint(tmp_path / "one")
 
@@ -215,7 +215,7 @@ class TestTidy:
         monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
         monkeypatch.setattr(os, "fsync", failing(errno.EIO))
         with pytest.raises(CheckpointSaveError):
-            folder.write("one", take(runs.make()))
+            folder.write("one", take_snapshot(runs.make()))
         monkeypatch.undo()
         left = names_in(tmp_path)
 
@@ -256,7 +256,7 @@ class TestSetAside:
             (place / "notes.txt").write_text("precious")
 
         aside = Path(folder.set_aside("ep2-ba9"))
-        folder.write("ep2-ba9", take(runs.make(batch=9)))
+        folder.write("ep2-ba9", take_snapshot(runs.make(batch=9)))
         folder.tidy()
 
         assert (aside if what == "file" else aside / "notes.txt").read_text() == "precious"
@@ -265,7 +265,7 @@ class TestSetAside:
 
     def test_what_can_be_replaced(self, folder):
         """A checkpoint, also a damaged one, is not moved, nor is a link to the latest one."""
-        folder.point("latest", "ep1-ba5")
+        folder.set_latest("latest", "ep1-ba5")
         (folder.path / "ep1-ba5" / "state.json").unlink()
 
         moved = [folder.set_aside("ep1-ba5"), folder.set_aside("none"), folder.set_aside("latest", for_link=True)]
@@ -294,21 +294,21 @@ class TestDelete:
 class TestPoint:
     def test_link(self, folder):
         """The link leads to the checkpoint, also after the next one, and relatively."""
-        folder.point("latest", "other")
-        folder.point("latest", "ep1-ba5")
+        folder.set_latest("latest", "other")
+        folder.set_latest("latest", "ep1-ba5")
 
         assert str((folder.path / "latest").readlink()) == "ep1-ba5"
-        assert folder.pointed("latest") == "ep1-ba5"
+        assert folder.get_latest("latest") == "ep1-ba5"
         assert sorted(names_in(folder.path)) == ["ep1-ba5", "latest"]
 
     def test_file_where_there_are_no_links(self, folder, monkeypatch):
         """Without links, a file holds the name."""
         monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
 
-        folder.point("latest", "ep1-ba5")
+        folder.set_latest("latest", "ep1-ba5")
 
         assert (folder.path / "latest").read_text() == "ep1-ba5\n"
-        assert folder.pointed("latest") == "ep1-ba5"
+        assert folder.get_latest("latest") == "ep1-ba5"
         assert verify_checkpoint(folder.path / "latest")
 
     def test_a_folder_in_the_way(self, folder):
@@ -316,7 +316,7 @@ class TestPoint:
         (folder.path / "latest").mkdir()
 
         with pytest.raises(CheckpointSaveError, match="a folder has the name of the link"):
-            folder.point("latest", "ep1-ba5")
+            folder.set_latest("latest", "ep1-ba5")
 
 
 class TestReadManifest:

@@ -18,7 +18,7 @@ from composer.checkpoint import (
 )
 from composer.checkpoint.remote import RemoteFolder, is_remote
 from composer.checkpoint.retention import delete_old
-from composer.checkpoint.snapshot import take
+from composer.checkpoint.snapshot import take_snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 
@@ -212,11 +212,11 @@ class TestRemoteFolder:
         path = save_checkpoint(runs.make(), f"{url}/one")
         folder = RemoteFolder(url)
 
-        folder.point("latest", "one")
+        folder.set_latest("latest", "one")
 
-        assert folder.pointed("latest") == "one"
+        assert folder.get_latest("latest") == "one"
         assert verify_checkpoint(f"{url}/latest") == verify_checkpoint(path)
-        assert folder.pointed("nothing") is None
+        assert folder.get_latest("nothing") is None
 
     def test_nothing_there(self, url):
         """An address where nothing is has no checkpoints, and cannot be loaded."""
@@ -238,7 +238,7 @@ class TestFailures:
             put_once(folder, path, pieces)
 
         monkeypatch.setattr(RemoteFolder, "_put", shaky)
-        RemoteFolder(url, wait=0.001).write("one", take(runs.make()))
+        RemoteFolder(url, wait=0.001).write("one", take_snapshot(runs.make()))
         monkeypatch.undo()
 
         assert verify_checkpoint(f"{url}/one")
@@ -254,7 +254,7 @@ class TestFailures:
 
         monkeypatch.setattr(RemoteFolder, "_put", broken)
         with pytest.raises(CheckpointSaveError, match="one was not saved: ConnectionError: reset by peer"):
-            RemoteFolder(url, tries=2, wait=0.001).write("one", take(runs.make()))
+            RemoteFolder(url, tries=2, wait=0.001).write("one", take_snapshot(runs.make()))
 
         assert not any(one.is_whole for one in find_checkpoints(url))
         assert _thread._count() < 50

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from composer.checkpoint import FileRecord, FoundCheckpoint, KeepBest, Manifest, save_checkpoint
 from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.retention import delete_old, superfluous
+from composer.checkpoint.retention import delete_old, expired
 from composer.core import Timestamp
 
 METRIC = "metrics/eval/Accuracy"
@@ -33,7 +33,7 @@ def found(values):
 
 def kept(values, *args):
     checkpoints = found(values)
-    gone = superfluous(checkpoints, *args)
+    gone = expired(checkpoints, *args)
     return [place for place, one in enumerate(checkpoints) if one not in gone]
 
 

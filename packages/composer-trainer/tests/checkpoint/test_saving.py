@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
-from composer.checkpoint.snapshot import take
+from composer.checkpoint.snapshot import take_snapshot
 from composer.core import Callback, NotSerializableError
 
 
@@ -267,7 +267,7 @@ class TestTake:
         gc.set_threshold(100, *usual[1:])
         gc.callbacks.append(lambda phase, _: began.append(phase))
         try:
-            take(state)
+            take_snapshot(state)
             collections, is_enabled = began.count("start"), gc.isenabled()
         finally:
             gc.callbacks.pop()
@@ -282,7 +282,7 @@ class TestTake:
         state = runs.make()
         before = state.model[0].weight.detach().clone()
 
-        snapshot = take(state)
+        snapshot = take_snapshot(state)
         state.model[0].weight.data.zero_()
         state.optimizers[0].param_groups[0]["lr"] = 99.0
 

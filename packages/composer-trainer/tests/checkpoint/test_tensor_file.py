@@ -16,7 +16,7 @@ from torch import nn
 
 from composer.checkpoint import CheckpointError, tensor_file
 from composer.checkpoint.packing import pack_tensors
-from composer.checkpoint.tensor_file import make_room, map_tensors, read_shapes, read_tensors
+from composer.checkpoint.tensor_file import allocate_tensors, map_tensors, read_shapes, read_tensors
 from composer.core import NotSerializableError
 
 NAMES = [
@@ -226,7 +226,7 @@ def header(path, content, rest=b""):
 
 
 def read(path):
-    room = make_room(path)
+    room = allocate_tensors(path)
     room.read(hashlib.sha256())
     room.rearrange()
     return room.tensors
@@ -244,7 +244,7 @@ class TestMakeRoom:
         path = write(tmp_path / "file", tensors | {"c": torch.ones(2, dtype=torch.complex128)})
 
         digest = hashlib.sha256()
-        room = make_room(path)
+        room = allocate_tensors(path)
         room.read(digest)
         room.rearrange()
         found = room.tensors
@@ -278,7 +278,7 @@ class TestMakeRoom:
     def test_cut_off_before_it_is_read(self, tmp_path):
         """A file that becomes shorter after its memory was made is refused."""
         path = write(tmp_path / "file", {"a": torch.rand(100)})
-        room = make_room(path)
+        room = allocate_tensors(path)
         path.write_bytes(path.read_bytes()[:-40])
 
         with pytest.raises(CheckpointError, match="it ends within a tensor"):
@@ -288,7 +288,7 @@ class TestMakeRoom:
     def test_changed_before_it_is_read(self, tmp_path, change):
         """A file whose tensors have other names by now, or that has become longer, is refused."""
         path = write(tmp_path / "file", {"a": torch.zeros(4), "b": torch.ones(4)})
-        room = make_room(path)
+        room = allocate_tensors(path)
         if change == "header":
             write(path, {"a": torch.zeros(4), "c": torch.ones(4)})
         else:
@@ -304,7 +304,7 @@ class TestMakeRoom:
             "number": torch.ones(2, dtype=torch.complex128),
             "both": torch.rand(3, 4, dtype=torch.complex64).t(),
         }
-        room = make_room(write(tmp_path / "file", tensors))
+        room = allocate_tensors(write(tmp_path / "file", tensors))
         before = {name: (one.shape, one.dtype, one.stride()) for name, one in room.tensors.items()}
 
         room.read(hashlib.sha256())
@@ -330,7 +330,7 @@ class TestMakeRoom:
 class TestFindMemory:
     def test_finds_what_is_not_read_yet(self, tmp_path):
         """Memory is there for all of the tensors, and what was in it stays."""
-        room = make_room(write(tmp_path / "file", {"a": torch.zeros(9 << 20), "b": torch.zeros(7)}))
+        room = allocate_tensors(write(tmp_path / "file", {"a": torch.zeros(9 << 20), "b": torch.zeros(7)}))
         for tensor in room.tensors.values():
             tensor[-1] = 17.0
         if not tensor_file._find_memory(torch.empty(9 << 20)):
@@ -347,7 +347,7 @@ class TestFindMemory:
         """It begins with the last tensor, and ends at the one that is being read."""
         found = []
         monkeypatch.setattr(tensor_file, "_find_memory", lambda tensor: found.append(len(tensor)) or True)
-        room = make_room(write(tmp_path / "file", {"a": torch.rand(1), "b": torch.rand(2), "c": torch.rand(3)}))
+        room = allocate_tensors(write(tmp_path / "file", {"a": torch.rand(1), "b": torch.rand(2), "c": torch.rand(3)}))
         digest = Counting(read_by_now, room.find_memory)
 
         room.read(digest)
@@ -358,7 +358,7 @@ class TestFindMemory:
         """A kernel that does not know the advice is asked once, and the tensors are read all the same."""
         asked = []
         monkeypatch.setattr(tensor_file, "_madvise", lambda: lambda *advice: asked.append(advice) or -1)
-        room = make_room(write(tmp_path / "file", {"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}))
+        room = allocate_tensors(write(tmp_path / "file", {"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}))
 
         room.find_memory()
         room.read(hashlib.sha256())
@@ -372,7 +372,7 @@ class TestFindMemory:
         monkeypatch.setattr(sys, "platform", "darwin")
         monkeypatch.setattr(tensor_file, "_madvise", lambda: asked.append)
 
-        make_room(write(tmp_path / "file", {"a": torch.ones(1 << 20)})).find_memory()
+        allocate_tensors(write(tmp_path / "file", {"a": torch.ones(1 << 20)})).find_memory()
 
         assert asked == []
 
@@ -511,7 +511,7 @@ class TestReadTensors:
         path = tmp_path / "model.safetensors"
         path.write_bytes(content)
 
-        for opened in (read_tensors, make_room, read_shapes, lambda path: map_tensors(path, hashlib.sha256())):
+        for opened in (read_tensors, allocate_tensors, read_shapes, lambda path: map_tensors(path, hashlib.sha256())):
             with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
                 opened(path)
 

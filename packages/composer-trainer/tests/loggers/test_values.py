@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from composer.loggers.values import flat, keep, numbers_by_name, read, show
+from composer.loggers.values import detach_to_host, flat, numbers_by_name, read, show
 
 
 class TestKeep:
@@ -13,7 +13,7 @@ class TestKeep:
         """A tensor that is later changed in place, as optimizers do with learning rates, leaves the value alone."""
         rate = torch.tensor(0.1, dtype=torch.float64)
 
-        kept = keep(rate)
+        kept = detach_to_host(rate)
         rate.fill_(0.2)
 
         assert kept == 0.1
@@ -22,7 +22,7 @@ class TestKeep:
         """A number that another device computes is not waited for, and is safe from later changes."""
         loss = unread(3)
 
-        kept = keep(loss)
+        kept = detach_to_host(loss)
         loss.fill_(4)
 
         assert unread.counter.reads == 0
@@ -30,12 +30,12 @@ class TestKeep:
 
     def test_lets_go_of_the_graph(self, unread):
         """A kept loss does not hold on to what its gradient needs."""
-        assert not keep(unread(1).requires_grad_()).requires_grad
+        assert not detach_to_host(unread(1).requires_grad_()).requires_grad
 
     @pytest.mark.parametrize("value", [3, 0.5, "text", None])
     def test_anything_else_is_what_it_is(self, value):
         """What is no tensor is kept as it is."""
-        assert keep(value) is value
+        assert detach_to_host(value) is value
 
 
 class TestRead:

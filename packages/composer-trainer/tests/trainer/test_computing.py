@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from composer.models import ComposerClassifier
-from composer.trainer.computing import Computing
+from composer.trainer.computing import ComputeConfig
 
 
 def wide_model():
@@ -86,4 +86,4 @@ def test_microbatch_size_of_a_wrong_kind():
     """A size is None, "auto" or a whole number from 1 on."""
     for wrong in (0, -1, 1.5, True, "all"):
         with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
-            Computing.make("cpu", None, None, None, wrong)
+            ComputeConfig.make("cpu", None, None, None, wrong)

@@ -50,7 +50,7 @@ class TestDuration:
         assert of["time/sample"] == [0, 4, 8, 12, 16, 20]
         assert of["time/batch_in_epoch"] == [0, 1, 2, 3, 4, 0]
         assert of["time/sample_in_epoch"] == [0, 4, 8, 12, 16, 0]
-        assert [(clock.held.batch, value) for clock, value in log.data["time/epoch"]] == [(0, 0), (5, 1)]
+        assert [(clock.counts.batch, value) for clock, value in log.data["time/epoch"]] == [(0, 0), (5, 1)]
         assert of["time/iteration"] == of["time/epoch"]
         assert of["trainer/device_train_microbatch_size"] == [4, 4]
         assert "time/token" not in of

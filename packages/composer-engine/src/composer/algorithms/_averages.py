@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core import Event, NoEffectWarning, Owned, TimeUnit
+from composer.core import Event, ExclusiveResource, NoEffectWarning, TimeUnit
 from composer.core.conversion import from_data
 from composer.core.evaluation_weights import reshard
 
@@ -26,7 +26,7 @@ __all__ = ["EVALUATION_WEIGHTS", "SWAPS", "AveragedWeights"]
 _SWAP_IN = frozenset({Event.EVAL_START, Event.PREDICT_START})
 _SWAP_OUT = {Event.EVAL_END: Event.EVAL_START, Event.PREDICT_END: Event.PREDICT_START}
 
-EVALUATION_WEIGHTS = Owned(
+EVALUATION_WEIGHTS = ExclusiveResource(
     "the weights used for evaluation",
     remedy="A model is evaluated with one average: that of all the training (EMA) or that of its last part (SWA).",
 )

@@ -5,21 +5,21 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from composer.core import Event, NoEffectWarning, Owned
+from composer.core import Event, ExclusiveResource, NoEffectWarning
 
 if TYPE_CHECKING:
     from composer.core import Algorithm, Logger
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "check_apply_at", "tell"]
+__all__ = ["LAYER_NORMS", "check_apply_at", "report_surgery"]
 
-LAYER_NORMS = Owned(
+LAYER_NORMS = ExclusiveResource(
     "the layer norms",
     remedy="A norm is either fused (FusedLayerNorm) or computed in low precision (LowPrecisionLayerNorm).",
 )
 
 
-def tell(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
+def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
     """Log how many layers were replaced; warn where it is none, with what the model would have to have."""
     if not report:
         warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)

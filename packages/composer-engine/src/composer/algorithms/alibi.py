@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, whole_number_from
 
 if TYPE_CHECKING:
@@ -49,10 +49,12 @@ class Alibi(Algorithm):
     reads: ClassVar = {"model", "optimizers", "batch"}
     writes: ClassVar = {"model", "optimizers", "batch"}
     owns: ClassVar = {
-        Owned("the position embeddings", remedy="A second one would find them gone: choose one set of settings.")
+        ExclusiveResource(
+            "the position embeddings", remedy="A second one would find them gone: choose one set of settings."
+        )
     }
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: at each batch only if sequences are folded."""
         folds = self.train_sequence_length_scaling < 1
         return self.runs_at if folds else {Event.INIT: Stage.ARCHITECTURE}
@@ -70,4 +72,4 @@ class Alibi(Algorithm):
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
         report = cf.apply_alibi(state.model, self.max_sequence_length, state.optimizers)
-        tell(self, report, logger, missing=f"{type(state.model).__name__} has this bias already. Remove it.")
+        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has this bias already. Remove it.")

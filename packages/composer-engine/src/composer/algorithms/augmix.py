@@ -41,7 +41,7 @@ class AugMix(Algorithm):
         ValueError: A value is out of range, or ``augmentation_set`` does not exist.
 
     Example:
-        >>> AugMix(width=2, batch=True).places()
+        >>> AugMix(width=2, batch=True).runs_at_events()
         {<Event.AFTER_DATALOADER: 'after_dataloader'>: <Stage.AUGMENT: 30>}
     """
 
@@ -63,7 +63,7 @@ class AugMix(Algorithm):
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, depth=self.depth == 0)
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: after each batch is loaded, or once for the dataset."""
         return {Event.AFTER_DATALOADER if self.batch else Event.FIT_START: Stage.AUGMENT}
 

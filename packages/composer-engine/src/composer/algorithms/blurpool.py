@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
 from composer.core.checks import true_or_false, whole_number_from
 
 __all__ = ["BlurPool"]
@@ -46,7 +46,7 @@ class BlurPool(Algorithm):
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "the strided convolutions and pools",
             remedy="What is blurred is not blurred again: put the settings into one.",
         )

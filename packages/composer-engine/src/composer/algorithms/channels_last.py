@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
 
 __all__ = ["ChannelsLast"]
 
@@ -28,7 +28,9 @@ class ChannelsLast(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.LAYOUT}
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
-    owns: ClassVar = {Owned("the model's memory format", remedy="There is one format for all weights: one is enough.")}
+    owns: ClassVar = {
+        ExclusiveResource("the model's memory format", remedy="There is one format for all weights: one is enough.")
+    }
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the memory format of the model's weights."""

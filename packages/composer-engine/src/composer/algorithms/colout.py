@@ -65,7 +65,7 @@ class ColOut(Algorithm):
         is_idle = self.p_row == self.p_col == 0
         warn_if_idle(self, p_row=is_idle, p_col=is_idle)
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: after each batch is loaded, or once for the dataset."""
         return {Event.AFTER_DATALOADER if self.batch else Event.FIT_START: Stage.RESHAPE}
 

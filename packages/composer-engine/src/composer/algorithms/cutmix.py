@@ -57,7 +57,7 @@ class CutMix(Algorithm):
     reads: ClassVar = {"batch.input", "batch.target", "outputs", "loss", "model"}
     writes: ClassVar = {"batch.input", "batch.target", "loss"}
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""
         return MIX_LOSSES if self.interpolate_loss else MIX_TARGETS
 

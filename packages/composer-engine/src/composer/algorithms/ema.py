@@ -94,7 +94,7 @@ class EMA(Algorithm):
             raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
         warn_if_idle(self, smoothing=self.smoothing == 0, ema_start=self.ema_start == Time(1, TimeUnit.DURATION))
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: updates come at the end of batches or of epochs."""
         assert self.update_interval is not None
         unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
@@ -167,7 +167,7 @@ class EMA(Algorithm):
         if done % self.update_interval.value:
             return False
         # The start of a training whose length is not known is known all the same.
-        return bool(self._averages or not self.ema_start.value or state.reached(self.ema_start))
+        return bool(self._averages or not self.ema_start.value or state.has_reached(self.ema_start))
 
     def _update(self, state: State) -> None:
         if not self._averages:

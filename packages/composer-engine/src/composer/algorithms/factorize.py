@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, true_or_false, whole_number_from
 
 __all__ = ["Factorize"]
@@ -56,7 +56,7 @@ class Factorize(Algorithm):
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "the factorized layers",
             remedy="A second one would factorize the factors: lower the latent sizes of one instead.",
         )
@@ -92,4 +92,4 @@ class Factorize(Algorithm):
             f"{type(state.model).__name__} has no {' and no '.join(wanted)} that two smaller ones could replace. "
             "Remove it, or lower min_channels, min_features or the latent sizes."
         )
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, tell
+from composer.algorithms._surgery import LAYER_NORMS, report_surgery
 from composer.core import Algorithm, Event, Logger, Stage, State
 
 __all__ = ["FusedLayerNorm"]
@@ -34,4 +34,4 @@ class FusedLayerNorm(Algorithm):
         del event
         report = cf.apply_fused_layernorm(state.model, state.optimizers)
         missing = f"{type(state.model).__name__} has no norm that is written out by hand. Remove it."
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

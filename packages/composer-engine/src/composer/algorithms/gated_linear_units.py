@@ -9,8 +9,8 @@ import attrs
 from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import true_or_false
 
 __all__ = ["GatedLinearUnits"]
@@ -43,7 +43,9 @@ class GatedLinearUnits(Algorithm):
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned("the feed-forward layers", remedy="A second one would find none that is left: choose one act_fn.")
+        ExclusiveResource(
+            "the feed-forward layers", remedy="A second one would find none that is left: choose one act_fn."
+        )
     }
 
     def __attrs_post_init__(self) -> None:
@@ -65,6 +67,6 @@ class GatedLinearUnits(Algorithm):
             gated_layer_bias=self.gated_layer_bias,
             non_gated_layer_bias=self.non_gated_layer_bias,
         )
-        tell(
+        report_surgery(
             self, report, logger, missing=f"the feed-forward layers of {type(state.model).__name__} are gated already."
         )

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import whole_number_from
 
 __all__ = ["GhostBatchNorm"]
@@ -40,7 +40,9 @@ class GhostBatchNorm(Algorithm):
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned("the batch norms", remedy="A second one would find none that is left: choose one ghost_batch_size.")
+        ExclusiveResource(
+            "the batch norms", remedy="A second one would find none that is left: choose one ghost_batch_size."
+        )
     }
 
     @staticmethod
@@ -52,4 +54,4 @@ class GhostBatchNorm(Algorithm):
         """Replace the batch norms."""
         del event
         report = cf.apply_ghost_batchnorm(state.model, self.ghost_batch_size, state.optimizers)
-        tell(self, report, logger, missing=f"{type(state.model).__name__} has no BatchNorm layer. Remove it.")
+        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no BatchNorm layer. Remove it.")

@@ -10,8 +10,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State, TimeUnit
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State, TimeUnit
 from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["GyroDropout"]
@@ -48,7 +48,9 @@ class GyroDropout(Algorithm):
     reads: ClassVar = {"model", "max_duration", "train_dataloader", "dataloader_len", "device_train_microbatch_size"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {
-        Owned("the dropout layers", remedy="A second one would find none that is left: choose one set of settings.")
+        ExclusiveResource(
+            "the dropout layers", remedy="A second one would find none that is left: choose one set of settings."
+        )
     }
 
     def __attrs_post_init__(self) -> None:
@@ -79,7 +81,7 @@ class GyroDropout(Algorithm):
                 )
             return
         report = cf.apply_gyro_dropout(state.model, passes, 1, self.p, self.sigma, self.tau)
-        tell(self, report, logger, missing=f"{type(state.model).__name__} has no Dropout layer. Remove it.")
+        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no Dropout layer. Remove it.")
 
 
 def _count_passes(state: State) -> int | None:

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, warn_if_idle
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State, TimeUnit, saved
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State, TimeUnit, saved
 from composer.core.checks import number_between
 
 __all__ = ["LayerFreezing"]
@@ -49,7 +49,7 @@ class LayerFreezing(Algorithm):
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "gradients"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "which layers are frozen",
             remedy="Two schedules would undo each other: choose one freeze_start and freeze_level.",
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import check_apply_at, tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import check_apply_at, report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +38,11 @@ class LowPrecisionGroupNorm(Algorithm):
     runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD), Stage.PRECISION)
     reads: ClassVar = {"model", "optimizers", "precision"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {Owned("the group norms", remedy="A second one would find none that is left: one is enough.")}
+    owns: ClassVar = {
+        ExclusiveResource("the group norms", remedy="A second one would find none that is left: one is enough.")
+    }
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the one event at which it runs."""
         return {self.apply_at: Stage.PRECISION}
 
@@ -54,4 +56,4 @@ class LowPrecisionGroupNorm(Algorithm):
         del event
         report = cf.apply_low_precision_groupnorm(state.model, state.precision.value, state.optimizers)
         missing = f"{type(state.model).__name__} has no nn.GroupNorm, or the run's precision is fp32. Remove it."
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, check_apply_at, tell
+from composer.algorithms._surgery import LAYER_NORMS, check_apply_at, report_surgery
 from composer.core import Algorithm, Event, Logger, Stage, State
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LowPrecisionLayerNorm(Algorithm):
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {LAYER_NORMS}
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the one event at which it runs."""
         return {self.apply_at: Stage.PRECISION}
 
@@ -54,4 +54,4 @@ class LowPrecisionLayerNorm(Algorithm):
         del event
         report = cf.apply_low_precision_layernorm(state.model, state.precision.value, state.optimizers)
         missing = f"{type(state.model).__name__} has no nn.LayerNorm, or the run's precision is fp32. Remove it."
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

@@ -58,7 +58,7 @@ class MixUp(Algorithm):
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, alpha=self.alpha == 0)
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""
         return MIX_LOSSES if self.interpolate_loss else MIX_TARGETS
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer import functional as cf
-from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, Logger, Owned, Stage, State
+from composer.core import Algorithm, AlgorithmConflictError, Batch, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.conflicts import Conflict
 from composer.core.data_spec import count_samples
 
@@ -60,7 +60,7 @@ class NoOpModel(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"algorithms", "model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {Owned("the model", remedy="A model that does nothing need not be taken out twice.")}
+    owns: ClassVar = {ExclusiveResource("the model", remedy="A model that does nothing need not be taken out twice.")}
 
     @staticmethod
     def required_on_load() -> bool:

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, warn_if_idle
-from composer.core import Algorithm, BatchKey, Event, Logger, Owned, Stage, State
+from composer.core import Algorithm, BatchKey, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 __all__ = ["ProgressiveResizing"]
@@ -58,7 +58,9 @@ class ProgressiveResizing(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = {"batch.input", "batch.target", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch.input", "batch.target"}
-    owns: ClassVar = {Owned("the size of images", remedy="Two would multiply their scales: choose one initial_scale.")}
+    owns: ClassVar = {
+        ExclusiveResource("the size of images", remedy="Two would multiply their scales: choose one initial_scale.")
+    }
 
     def __attrs_post_init__(self) -> None:
         if self.delay_fraction + self.finetune_fraction > 1:

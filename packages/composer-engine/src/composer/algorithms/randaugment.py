@@ -38,7 +38,7 @@ class RandAugment(Algorithm):
         ValueError: A value is out of range, or ``augmentation_set`` does not exist.
 
     Example:
-        >>> RandAugment(severity=5, batch=True).places()
+        >>> RandAugment(severity=5, batch=True).runs_at_events()
         {<Event.AFTER_DATALOADER: 'after_dataloader'>: <Stage.AUGMENT: 30>}
     """
 
@@ -56,7 +56,7 @@ class RandAugment(Algorithm):
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, depth=self.depth == 0)
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: after each batch is loaded, or once for the dataset."""
         return {Event.AFTER_DATALOADER if self.batch else Event.FIT_START: Stage.AUGMENT}
 

@@ -9,7 +9,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
-from composer.core import Algorithm, Event, Logger, NoEffectWarning, Owned, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
 from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["SAM"]
@@ -46,7 +46,9 @@ class SAM(Algorithm):
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
-    owns: ClassVar = {Owned("the optimizers' step", remedy="A second one would look twice as far: choose one rho.")}
+    owns: ClassVar = {
+        ExclusiveResource("the optimizers' step", remedy="A second one would look twice as far: choose one rho.")
+    }
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, rho=self.rho == 0)

@@ -17,9 +17,9 @@ from composer.core import (
     Batch,
     BatchKey,
     Event,
+    ExclusiveResource,
     Logger,
     NoEffectWarning,
-    Owned,
     Stage,
     State,
     TimeUnit,
@@ -75,7 +75,9 @@ class SelectiveBackprop(Algorithm):
     reads: ClassVar = {"batch", "model", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
     owns: ClassVar = {
-        Owned("the choice of samples", remedy="A second one would choose among those that are left: choose one keep.")
+        ExclusiveResource(
+            "the choice of samples", remedy="A second one would choose among those that are left: choose one keep."
+        )
     }
 
     def __attrs_post_init__(self) -> None:

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, true_or_false, whole_number_from
 
 __all__ = ["SeqLengthWarmup"]
@@ -54,7 +54,9 @@ class SeqLengthWarmup(Algorithm):
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
     owns: ClassVar = {
-        Owned("the length of sequences", remedy="The shorter of two would count: choose one set of settings.")
+        ExclusiveResource(
+            "the length of sequences", remedy="The shorter of two would count: choose one set of settings."
+        )
     }
 
     def __attrs_post_init__(self) -> None:

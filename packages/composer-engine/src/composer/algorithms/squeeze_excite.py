@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, whole_number_from
 
 __all__ = ["SqueezeExcite"]
@@ -44,7 +44,7 @@ class SqueezeExcite(Algorithm):
     reads: ClassVar = {"model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "the squeeze-and-excite blocks",
             remedy="A second one would add blocks behind blocks: choose one latent_channels.",
         )
@@ -63,4 +63,4 @@ class SqueezeExcite(Algorithm):
             f"{type(state.model).__name__} has no convolution with at least {self.min_channels} channels. "
             "Remove it, or lower min_channels."
         )
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

@@ -8,8 +8,8 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import elapsed_duration, warn_if_idle
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import number_between, one_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StochasticDepth(Algorithm):
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "the residual blocks",
             remedy="A second one would find none that is left: give one all kinds of blocks, target_layer_name={...}.",
         )
@@ -63,7 +63,7 @@ class StochasticDepth(Algorithm):
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, drop_rate=self.drop_rate == 0)
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: at each batch only if the rates warm up."""
         return self.runs_at if self.drop_warmup else {Event.INIT: Stage.ARCHITECTURE}
 
@@ -91,7 +91,7 @@ class StochasticDepth(Algorithm):
             self.drop_distribution,
             optimizers=state.optimizers,
         )
-        tell(self, report, logger, missing=f"{type(state.model).__name__} has no such block. Name another.")
+        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no such block. Name another.")
 
     def _warm_up(self, state: State) -> None:
         if cf.count_module_instances(state.model, cf.StochasticDepthBlock):

@@ -92,7 +92,7 @@ class SWA(Algorithm):
             raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
         warn_if_idle(self, swa_start=self.swa_start == Time(1, TimeUnit.DURATION))
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: updates come at the end of batches or of epochs."""
         by_batch = self.update_interval.unit is TimeUnit.BATCH
         unused = {Event.EPOCH_END if by_batch else Event.BATCH_END}
@@ -105,7 +105,7 @@ class SWA(Algorithm):
         del logger
         if event is Event.FIT_START:
             begins_again = self._averages.begin_fit(state)
-            if begins_again or (self._is_over and not state.reached(self.swa_start)):
+            if begins_again or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
             return
         if self._is_over:
@@ -161,13 +161,13 @@ class SWA(Algorithm):
 
     def _advance(self, event: Event, state: State) -> None:
         if self._first_lrs is None:
-            if not state.reached(self.swa_start):
+            if not state.has_reached(self.swa_start):
                 return
             self._first_lrs = [[group["lr"] for group in one.param_groups] for one in state.optimizers]
         counts_here = event is (Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END)
         if counts_here and state.timestamp.count(self.update_interval.unit) % self.update_interval.value == 0:
             self._update(state)
-        if self._averages and state.reached(self.swa_end):
+        if self._averages and state.has_reached(self.swa_end):
             self._averages.keep_in_model()
             self._is_over = True
         elif self.schedule_swa_lr:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import tell
-from composer.core import Algorithm, Event, Logger, Owned, Stage, State
+from composer.algorithms._surgery import report_surgery
+from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
 from composer.core.checks import whole_number_from
 
 __all__ = ["WeightStandardization"]
@@ -40,7 +40,7 @@ class WeightStandardization(Algorithm):
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {
-        Owned(
+        ExclusiveResource(
             "the standardization of weights",
             remedy="Weights that are standardized already do not change: one is enough.",
         )
@@ -59,4 +59,4 @@ class WeightStandardization(Algorithm):
             f"{type(state.model).__name__} has no convolution but for the last {self.n_last_layers_ignore}. "
             "Remove it, or lower n_last_layers_ignore."
         )
-        tell(self, report, logger, missing=missing)
+        report_surgery(self, report, logger, missing=missing)

@@ -3,7 +3,7 @@
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
-from composer.core.conflicts import Conflict, Owned
+from composer.core.conflicts import Conflict, ExclusiveResource, Owned
 from composer.core.conversion import from_data, to_data
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.engine import Engine
@@ -37,6 +37,7 @@ __all__ = [
     "Engine",
     "Evaluator",
     "Event",
+    "ExclusiveResource",
     "Interval",
     "LoadReport",
     "Logger",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 
 # At run time, too, as attrs and cattrs look up what the annotations of a subclass and of its bases mean.
 from collections.abc import Mapping  # noqa: TC003
 from collections.abc import Set as AbstractSet  # noqa: TC003
 from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import deprecated
 
 from composer.core.event import Event  # noqa: TC001
 from composer.core.serializable import Serializable
@@ -58,14 +61,26 @@ class Algorithm(Serializable, ABC):
     interpolate_loss: bool = False
     """Whether it blends losses instead of targets; two that do are warned about."""
 
-    def places(self) -> Mapping[Event, Stage]:
+    def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs with its settings; :attr:`runs_at` if these make no difference."""
+        if type(self).places is not Algorithm.places:
+            warnings.warn(
+                f"{type(self).__name__}.places is called runs_at_events now: rename the method.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return self.places()
         return self.runs_at
+
+    @deprecated("Algorithm.places() is called runs_at_events() now.")
+    def places(self) -> Mapping[Event, Stage]:
+        """Return :meth:`runs_at_events`, under its former name."""
+        return self.runs_at_events()
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether to run now. Asked at the declared events, or at every event if there are none."""
         del state
-        return event in self.places()
+        return event in self.runs_at_events()
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:

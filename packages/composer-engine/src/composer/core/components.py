@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, TypeVar, overload
 
-__all__ = ["Components"]
+__all__ = ["ObservableList"]
 
 T = TypeVar("T")
 
 
-class Components(MutableSequence[T]):
+class ObservableList(MutableSequence[T]):
     """A list whose changes are seen, so that a plan is made anew when, and only when, it has to be.
 
     Args:
@@ -18,7 +18,7 @@ class Components(MutableSequence[T]):
         check: Raises if an item does not belong into the list.
 
     Example:
-        >>> names = Components(["a"], check=lambda name: None)
+        >>> names = ObservableList(["a"], check=lambda name: None)
         >>> names.on_change.append(lambda: print("changed"))
         >>> names.append("b")
         changed
@@ -87,6 +87,6 @@ class Components(MutableSequence[T]):
         return repr(self._items)
 
     def __eq__(self, other: object) -> bool:
-        return self._items == (other._items if isinstance(other, Components) else other)
+        return self._items == (other._items if isinstance(other, ObservableList) else other)
 
     __hash__ = None  # type: ignore[assignment]  # as a list

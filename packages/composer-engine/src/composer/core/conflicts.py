@@ -6,26 +6,27 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import attrs
+from typing_extensions import deprecated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from composer.core.algorithm import Algorithm
 
-__all__ = ["AlgorithmConflictError", "Conflict", "Owned", "check_conflicts", "find_conflicts"]
+__all__ = ["AlgorithmConflictError", "Conflict", "ExclusiveResource", "check_conflicts", "find_conflicts"]
 
 
-class Owned(str):
+class ExclusiveResource(str):
     """What only one algorithm of a run may have to itself, in words, with what to do about a second.
 
-    It equals its words, so one algorithm may declare an ``Owned`` and the other a plain text.
+    It equals its words, so one algorithm may declare an ``ExclusiveResource`` and the other a plain text.
 
     Args:
         words: What it is, as it is said after "must have": ``"the layer norms"``.
         remedy: What to do where two algorithms want it, in a sentence.
 
     Example:
-        >>> norms = Owned("the layer norms", remedy="Each makes them faster in its own way: keep one.")
+        >>> norms = ExclusiveResource("the layer norms", remedy="Each makes them faster in its own way: keep one.")
         >>> norms == "the layer norms", norms.remedy
         (True, 'Each makes them faster in its own way: keep one.')
     """
@@ -33,14 +34,19 @@ class Owned(str):
     __slots__ = ("remedy",)
     remedy: str
 
-    def __new__(cls, words: str, remedy: str = "") -> Owned:
+    def __new__(cls, words: str, remedy: str = "") -> ExclusiveResource:
         """Return the words with their remedy."""
         owned = super().__new__(cls, words)
         owned.remedy = remedy
         return owned
 
-    def __reduce__(self) -> tuple[type[Owned], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[ExclusiveResource], tuple[str, str]]:
         return type(self), (str(self), self.remedy)
+
+
+@deprecated("composer.core.Owned is called ExclusiveResource now.")
+class Owned(ExclusiveResource):
+    """:class:`ExclusiveResource` under its former name."""
 
 
 @attrs.frozen
@@ -112,5 +118,5 @@ def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
 def _remedies(shared: set[str], *algorithms: Algorithm) -> tuple[str, ...]:
     # Either of the two may be the one that says what to do.
     declared = [one for algorithm in algorithms for one in sorted(algorithm.owns) if one in shared]
-    texts = [one.remedy for one in declared if isinstance(one, Owned) and one.remedy]
+    texts = [one.remedy for one in declared if isinstance(one, ExclusiveResource) and one.remedy]
     return tuple(dict.fromkeys(texts))

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
-from composer.core.components import Components
+from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.frequency import Call, checked_interval, only_when_due
 from composer.core.hooks import overrides
@@ -79,8 +79,8 @@ class Engine:
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
-        self._passes = Components(default_passes(), _check_pass)
-        self._subscriptions: Components[Subscription] = Components((), check=_check_nothing)
+        self._passes = ObservableList(default_passes(), _check_pass)
+        self._subscriptions: ObservableList[Subscription] = ObservableList((), check=_check_nothing)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
         self._warned: set[str] = set()
@@ -160,7 +160,7 @@ class Engine:
             pass
 
     @property
-    def algorithm_passes(self) -> Components[AlgorithmPass]:
+    def algorithm_passes(self) -> ObservableList[AlgorithmPass]:
         """The passes, in the order in which they are applied."""
         return self._passes
 

@@ -130,17 +130,17 @@ def _every_batches(call: Call, every: int, event: Event, state: State) -> Call:
     """Return a function that calls when the batches done are a multiple of ``every``: the check that has to be fast."""
 
     def in_training() -> None:
-        batch = state.timestamp.held.batch
+        batch = state.timestamp.counts.batch
         if not batch % every and batch:
             call()
 
     def in_evaluation() -> None:
-        batch = state.eval_timestamp.held.batch
+        batch = state.eval_timestamp.counts.batch
         if not batch % every and batch:
             call()
 
     def in_prediction() -> None:
-        batch = state.predict_timestamp.held.batch
+        batch = state.predict_timestamp.counts.batch
         if not batch % every and batch:
             call()
 

@@ -12,7 +12,7 @@ import attrs
 from torch import Tensor
 
 from composer.core.callback import Callback
-from composer.core.components import Components
+from composer.core.components import ObservableList
 from composer.core.interval import Interval
 from composer.core.plan import component_keys
 from composer.core.time import Time, Timestamp, TimeUnit
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from composer.core.event import Event
     from composer.core.state import State
 
-__all__ = ["Logger", "LoggerDestination", "Trace", "keep", "to_interval"]
+__all__ = ["Logger", "LoggerDestination", "Trace", "detach_to_host", "to_interval"]
 
 
 _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up is a third of a call
@@ -177,7 +177,7 @@ class Logger:
         self.is_resumed = False
         """Whether this run continues an earlier one, from a checkpoint or from its beginning."""
         self._waiting: dict[int, _Waiting] = {}
-        self._destinations = Components(destinations, check_destination)
+        self._destinations = ObservableList(destinations, check_destination)
         self._destinations.on_change.append(self._listen)
         self._listen()
 
@@ -188,7 +188,7 @@ class Logger:
         """Whether there is any destination."""
 
     @property
-    def destinations(self) -> Components[LoggerDestination]:
+    def destinations(self) -> ObservableList[LoggerDestination]:
         """Where to: a list that the engine watches."""
         return self._destinations
 
@@ -318,7 +318,7 @@ class Logger:
             self._hand_over(waiting)
         newest = waiting.newest
         for name, value in metrics.items():
-            newest[name] = (step, value if type(value) in _KEPT_AS_THEY_ARE else keep(value))
+            newest[name] = (step, value if type(value) in _KEPT_AS_THEY_ARE else detach_to_host(value))
 
     def _hand_over(self, waiting: _Waiting) -> None:
         for step, metrics in waiting.take():
@@ -356,14 +356,14 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
         ) from error
 
 
-def keep(value: Any) -> Any:
+def detach_to_host(value: Any) -> Any:
     """Return a value as it is now, whatever later happens to its tensor in place; this does not wait for the device.
 
     A number on the CPU is there to be read. One on another device is copied there, to be read later.
 
     Example:
         >>> import torch
-        >>> keep(torch.tensor(0.5)), keep(3)
+        >>> detach_to_host(torch.tensor(0.5)), detach_to_host(3)
         (0.5, 3)
     """
     if not isinstance(value, Tensor):

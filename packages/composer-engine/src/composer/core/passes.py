@@ -62,7 +62,7 @@ def stage_of(algorithm: Algorithm, event: Event) -> Stage:
     ``ARCHITECTURE``, so that norms and layout still come after it.
     """
     undeclared = Stage.ARCHITECTURE if event in MODEL_EVENTS else Stage.UNDECLARED
-    return algorithm.places().get(event, undeclared)
+    return algorithm.runs_at_events().get(event, undeclared)
 
 
 def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:

@@ -289,7 +289,7 @@ def _check(*lists: Sequence[Algorithm | Callback]) -> None:
 
 
 def _check_places(algorithm: Algorithm) -> None:
-    name, places = type(algorithm).__name__, algorithm.places()
+    name, places = type(algorithm).__name__, algorithm.runs_at_events()
     if not hasattr(places, "items"):
         raise TypeError(f"{name}.runs_at must map events to stages, {{Event.AFTER_LOSS: Stage.LOSS}}, got {places!r}.")
     for event, stage in places.items():
@@ -307,12 +307,12 @@ def _check_words(algorithm: Algorithm) -> None:
 
 
 def _runs_at(algorithm: Algorithm, event: Event) -> bool:
-    places = algorithm.places()
+    places = algorithm.runs_at_events()
     return event in places or (not places and overrides_match(algorithm))
 
 
 def _idle(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    return [one for one in algorithms if not one.places() and not overrides_match(one)]
+    return [one for one in algorithms if not one.runs_at_events() and not overrides_match(one)]
 
 
 def _runs_nowhere(algorithm: Algorithm) -> str:
@@ -337,7 +337,7 @@ def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, .
         keys[id(algorithm)],
         "algorithm",
         partial(algorithm.apply, event),
-        stage=stage_of(algorithm, event) if event in algorithm.places() else None,
+        stage=stage_of(algorithm, event) if event in algorithm.runs_at_events() else None,
         placed_by=placed_by,
         asked=overrides_match(algorithm),
         reads=tuple(sorted(algorithm.reads)),

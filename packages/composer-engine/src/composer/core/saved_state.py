@@ -215,13 +215,13 @@ def _check_component(path: str, component: Any, record: Mapping[str, Any], findi
     for name in (*own, *(name for name in saved if name not in own)):
         was, now = saved.get(name, _ABSENT), own.get(name, _ABSENT)
         if not _equal(was, now):
-            findings.changed.append(f"{path}.{name}: {_told(was)} was saved, {_told(now)} is set.")
+            findings.changed.append(f"{path}.{name}: {_reported(was)} was saved, {_reported(now)} is set.")
 
 
 _ABSENT = object()
 
 
-def _told(value: Any) -> str:
+def _reported(value: Any) -> str:
     if value is _ABSENT:
         return "nothing"
     return str(value["unsaved"]) if is_unsaved(value) else f"{value!r:.80}"

@@ -113,7 +113,7 @@ class _Splitter:
         return name
 
 
-def _told(path: _Path) -> str:
+def _reported(path: _Path) -> str:
     """Return where something lies in the data, as text, cut off where it is long."""
     keys = []
     while path is not None:
@@ -135,41 +135,43 @@ class _Joiner:
 
     def join(self, data: Any, path: _Path, depth: int) -> Any:
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{_told(path)[:80]}...: is nested more than {_MAX_DEPTH} deep.")
+            raise ValueError(f"{_reported(path)[:80]}...: is nested more than {_MAX_DEPTH} deep.")
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         if isinstance(data, list):
             return [self.join(item, (path, place), depth + 1) for place, item in enumerate(data)]
         if not isinstance(data, dict):
-            raise ValueError(f"{_told(path)}: must be what JSON can hold, got {type(data).__name__}.")  # noqa: TRY004
+            raise ValueError(f"{_reported(path)}: must be what JSON can hold, got {type(data).__name__}.")  # noqa: TRY004
         tags = [key for key in data if not isinstance(key, str) or key.startswith("$")]
         if not tags:
             return {key: self.join(item, (path, key), depth + 1) for key, item in data.items()}
         if len(data) > 1 or tags[0] not in self._read:
-            raise ValueError(f"{_told(path)}: {tags[0]!r} is no key of a dictionary in saved data.")
+            raise ValueError(f"{_reported(path)}: {tags[0]!r} is no key of a dictionary in saved data.")
         return self._read[tags[0]](data[tags[0]], path, depth + 1)
 
     def _tensor(self, name: Any, path: _Path, _: int) -> Tensor:
         if not isinstance(name, str) or name not in self._tensors:
-            raise ValueError(f"{_told(path)}: there is no tensor {name!r}{nearest(name, self._tensors)}")
+            raise ValueError(f"{_reported(path)}: there is no tensor {name!r}{nearest(name, self._tensors)}")
         self.used.add(name)
         return self._tensors[name]
 
     def _float(self, text: Any, path: _Path, _: int) -> float:
         if not isinstance(text, str) or text not in {"nan", "inf", "-inf"}:
-            raise ValueError(f"{_told(path)}: '$float' must be 'nan', 'inf' or '-inf', got {text!r}.")
+            raise ValueError(f"{_reported(path)}: '$float' must be 'nan', 'inf' or '-inf', got {text!r}.")
         return float(text)
 
     def _tuple(self, items: Any, path: _Path, depth: int) -> tuple[Any, ...]:
         if not isinstance(items, list):
-            raise ValueError(f"{_told(path)}: '$tuple' must be a list, got {items!r}.")  # noqa: TRY004
+            raise ValueError(f"{_reported(path)}: '$tuple' must be a list, got {items!r}.")  # noqa: TRY004
         return tuple(self.join(items, path, depth))
 
     def _dict(self, pairs: Any, path: _Path, depth: int) -> dict[Any, Any]:
         if not isinstance(pairs, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
-            raise ValueError(f"{_told(path)}: '$dict' must be a list of pairs.")
+            raise ValueError(f"{_reported(path)}: '$dict' must be a list of pairs.")
         joined = [(self.join(key, path, depth), item) for key, item in pairs]
         try:
             return {key: self.join(item, (path, key), depth) for key, item in joined}
         except TypeError:
-            raise ValueError(f"{_told(path)}: a key of '$dict' must be a number, a text or a tuple of them.") from None
+            raise ValueError(
+                f"{_reported(path)}: a key of '$dict' must be a number, a text or a tuple of them."
+            ) from None

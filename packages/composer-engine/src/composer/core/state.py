@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 import attrs
 import torch
 from torch.optim import Optimizer
+from typing_extensions import deprecated
 
 from composer.core.algorithm import Algorithm
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
-from composer.core.components import Components
+from composer.core.components import ObservableList
 from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
 from composer.core.loading import load_model, load_optimizers, load_state
@@ -69,13 +70,13 @@ def _instances_of(kind: type, parameter: str) -> Any:
         if not isinstance(item, kind):
             raise TypeError(f"{parameter} must be {kind.__name__} objects, got {item!r}.")
 
-    return lambda items: Components(_as_sequence(items), check)
+    return lambda items: ObservableList(_as_sequence(items), check)
 
 
 def _as_sequence(items: Any) -> tuple[Any, ...]:
     if items is None:
         return ()
-    return tuple(items) if isinstance(items, (list, tuple, Components)) else (items,)
+    return tuple(items) if isinstance(items, (list, tuple, ObservableList)) else (items,)
 
 
 def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
@@ -171,8 +172,8 @@ class State:
     _optimizers: tuple[Optimizer, ...] = _live(default=None, converter=_to_optimizers)
     _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=lambda given: tuple(_as_sequence(given)))
     scaler: torch.amp.GradScaler | None = _live(default=None)
-    _algorithms: Components[Algorithm] = _live(default=None, converter=_to_algorithms)
-    _callbacks: Components[Callback] = _live(default=None, converter=_to_callbacks)
+    _algorithms: ObservableList[Algorithm] = _live(default=None, converter=_to_algorithms)
+    _callbacks: ObservableList[Callback] = _live(default=None, converter=_to_callbacks)
     _iteration_length: Time = _live(default="1ep", converter=_to_iteration_length)
     rank: int = _live(factory=_current_rank)
 
@@ -213,7 +214,7 @@ class State:
         self._listeners.append(call)
 
     @property
-    def algorithms(self) -> Components[Algorithm]:
+    def algorithms(self) -> ObservableList[Algorithm]:
         """The algorithms, in the order they were given."""
         return self._algorithms
 
@@ -222,7 +223,7 @@ class State:
         self._algorithms[:] = _to_algorithms(algorithms)
 
     @property
-    def callbacks(self) -> Components[Callback]:
+    def callbacks(self) -> ObservableList[Callback]:
         """The callbacks, in the order they were given."""
         return self._callbacks
 
@@ -341,7 +342,7 @@ class State:
             done += min(1.0, self.timestamp.count(TimeUnit.BATCH, in_epoch=True) / self.dataloader_len)
         return Time(done / whole.value if whole.value else 1.0, TimeUnit.DURATION)
 
-    def reached(self, moment: Time) -> bool:
+    def has_reached(self, moment: Time) -> bool:
         """Return whether the training has come to ``moment``, which may be a duration (``Time(0.7, "dur")``).
 
         Raises:
@@ -355,6 +356,11 @@ class State:
                 f"{moment} is a fraction of State.max_duration, which is not set; say e.g. max_duration='10ep'."
             )
         return elapsed.value >= moment.value
+
+    @deprecated("State.reached() is called has_reached() now.")
+    def reached(self, moment: Time) -> bool:
+        """Return :meth:`has_reached`, under its former name."""
+        return self.has_reached(moment)
 
     def stop_training(self) -> None:
         """End the training with this batch."""
@@ -389,7 +395,7 @@ class State:
             tensor([False])
         """
         key = owner if isinstance(owner, str) else self._owners.get(id(owner)) or self._drawing_key(owner)
-        batch = self.timestamp.held.batch
+        batch = self.timestamp.counts.batch
         if microbatch is None:
             microbatch = self.microbatch
         known = self._generators.get(key)

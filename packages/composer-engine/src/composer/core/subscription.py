@@ -13,7 +13,7 @@ from composer.core.event import Event  # noqa: TC001
 from composer.core.time import Time  # noqa: TC001
 
 if TYPE_CHECKING:
-    from composer.core.components import Components
+    from composer.core.components import ObservableList
 
 __all__ = ["Subscription", "check_function"]
 
@@ -40,7 +40,7 @@ class Subscription:
     event: Event
     function: Callable[..., object]
     every: Time | None
-    _subscriptions: Components[Subscription] = attrs.field(repr=False)
+    _subscriptions: ObservableList[Subscription] = attrs.field(repr=False)
 
     @property
     def name(self) -> str:

@@ -11,11 +11,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, overload
 
 import attrs
+from typing_extensions import deprecated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Held", "Time", "TimeUnit", "Timestamp", "ensure_time"]
+__all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 
 class TimeUnit(StrEnum):
@@ -339,14 +340,14 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str) -> Time:
 _MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
 
 
-class Held(NamedTuple):
+class Counts(NamedTuple):
     """What a :class:`Timestamp` holds, as plain numbers: for code that asks at every step.
 
     A plain number takes a tenth of the time that a :class:`Time` takes, and all of them are one small object. Times
     spent (``…_wct``) are in microseconds.
 
     Example:
-        >>> Timestamp(batch=3).held.batch
+        >>> Timestamp(batch=3).counts.batch
         3
     """
 
@@ -366,15 +367,15 @@ class Held(NamedTuple):
     batch_wct: int
 
 
-_COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Held], int | float]] = {
+_COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
     TimeUnit.ITERATION: operator.attrgetter("iteration"),
     TimeUnit.EPOCH: operator.attrgetter("epoch"),
     TimeUnit.BATCH: operator.attrgetter("batch"),
     TimeUnit.SAMPLE: operator.attrgetter("sample"),
     TimeUnit.TOKEN: operator.attrgetter("token"),
-    TimeUnit.SECOND: lambda held: held.total_wct / _SECOND,
+    TimeUnit.SECOND: lambda counts: counts.total_wct / _SECOND,
 }
-_COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Held], int | float]] = {
+_COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
     TimeUnit.BATCH: operator.attrgetter("batch_in_epoch"),
     TimeUnit.SAMPLE: operator.attrgetter("sample_in_epoch"),
     TimeUnit.TOKEN: operator.attrgetter("token_in_epoch"),
@@ -404,7 +405,7 @@ class _Count:
         self.__doc__ = text
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.get = operator.attrgetter(f"held.{name}")
+        self.get = operator.attrgetter(f"counts.{name}")
 
     @overload
     def __get__(self, timestamp: None, owner: type) -> _Count: ...
@@ -421,7 +422,7 @@ class _WallClock:
         self.__doc__ = text
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.get: Callable[[Timestamp], int] = operator.attrgetter(f"held.{name}")
+        self.get: Callable[[Timestamp], int] = operator.attrgetter(f"counts.{name}")
 
     @overload
     def __get__(self, timestamp: None, owner: type) -> _WallClock: ...
@@ -454,7 +455,7 @@ class Timestamp:
         (Time(1, 'ba'), Time(32, 'sp'), True)
     """
 
-    held: Held
+    counts: Counts
     """All of it as plain numbers."""
 
     def __init__(
@@ -474,7 +475,7 @@ class Timestamp:
         epoch_wct: dt.timedelta | int | None = None,
         batch_wct: dt.timedelta | int | None = None,
     ) -> None:
-        held = Held(
+        counts = Counts(
             iteration=_to_count(iteration, TimeUnit.ITERATION),
             epoch=_to_count(epoch, TimeUnit.EPOCH),
             batch=_to_count(batch, TimeUnit.BATCH),
@@ -490,7 +491,7 @@ class Timestamp:
             epoch_wct=_to_microseconds(epoch_wct),
             batch_wct=_to_microseconds(batch_wct),
         )
-        object.__setattr__(self, "held", held)
+        object.__setattr__(self, "counts", counts)
 
     iteration = _Count(TimeUnit.ITERATION, "Finished iterations.")
     epoch = _Count(TimeUnit.EPOCH, "Finished epochs.")
@@ -507,8 +508,14 @@ class Timestamp:
     epoch_wct = _WallClock("Time spent in this epoch.")
     batch_wct = _WallClock("Time that the last batch took.")
 
+    @property
+    @deprecated("Timestamp.held is called counts now.")
+    def held(self) -> Counts:
+        """:attr:`counts` under its former name."""
+        return self.counts
+
     def __repr__(self) -> str:
-        return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.held._asdict().items())})"
+        return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.counts._asdict().items())})"
 
     def get(self, unit: TimeUnit | str) -> Time:
         """Return what has been finished, in ``unit``.
@@ -535,7 +542,7 @@ class Timestamp:
                 f"A timestamp does not count in {unit!r}; a duration is a fraction of State.max_duration: "
                 "see State.get_elapsed_duration()."
             ) from None
-        return counter(self.held)
+        return counter(self.counts)
 
     def to_next_batch(
         self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | int | None = None
@@ -545,7 +552,7 @@ class Timestamp:
         duration = duration if type(duration) is int else _to_microseconds(duration)
         # Once a training step: written out, it takes a third of the time of copying all and changing some.
         iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, wct_i, wct_e, _ = (
-            self.held
+            self.counts
         )
         later = (
             iteration,
@@ -564,12 +571,12 @@ class Timestamp:
             duration,
         )
         clock = object.__new__(Timestamp)
-        object.__setattr__(clock, "held", tuple.__new__(Held, later))
+        object.__setattr__(clock, "counts", tuple.__new__(Counts, later))
         return clock
 
     def to_next_epoch(self, duration: dt.timedelta | int | None = None) -> Timestamp:
         """Return the timestamp after the epoch's end, which took ``duration`` beyond its batches."""
-        duration, now = _to_microseconds(duration), self.held
+        duration, now = _to_microseconds(duration), self.counts
         later = now._replace(
             epoch=now.epoch + 1,
             epoch_in_iteration=now.epoch_in_iteration + 1,
@@ -585,14 +592,14 @@ class Timestamp:
 
     def to_next_iteration(self, duration: dt.timedelta | int | None = None) -> Timestamp:
         """Return the timestamp after the iteration's end, which took ``duration`` beyond its epochs."""
-        later = self.held._replace(
-            iteration=self.held.iteration + 1,
+        later = self.counts._replace(
+            iteration=self.counts.iteration + 1,
             epoch_in_iteration=0,
             token_in_iteration=0,
             batch_in_epoch=0,
             sample_in_epoch=0,
             token_in_epoch=0,
-            total_wct=self.held.total_wct + _to_microseconds(duration),
+            total_wct=self.counts.total_wct + _to_microseconds(duration),
             iteration_wct=0,
             epoch_wct=0,
             batch_wct=0,
@@ -602,7 +609,7 @@ class Timestamp:
     def copy(self, **changes: Any) -> Timestamp:
         """Return a timestamp with some fields changed, named as the constructor names them."""
         given = {name: value for name, value in changes.items() if value is not None}
-        return type(self)(**self.held._asdict() | given)
+        return type(self)(**self.counts._asdict() | given)
 
     def _compare(self, other: object, operation: Callable[[Any, Any], bool]) -> bool:
         if isinstance(other, str):
@@ -622,21 +629,21 @@ class Timestamp:
         return self._compare(other, operator.ge)
 
     @classmethod
-    def of(cls, held: Held) -> Timestamp:
+    def of(cls, counts: Counts) -> Timestamp:
         """Return the timestamp that holds these numbers, which are not checked.
 
         Example:
-            >>> Timestamp.of(Timestamp(batch=3).held) == Timestamp(batch=3)
+            >>> Timestamp.of(Timestamp(batch=3).counts) == Timestamp(batch=3)
             True
         """
         clock = object.__new__(cls)
-        object.__setattr__(clock, "held", held)
+        object.__setattr__(clock, "counts", counts)
         return clock
 
     def state_dict(self) -> dict[str, int | float]:
         """Return the counts and the seconds as plain numbers, named as the constructor's arguments."""
         return {
-            name: value / _SECOND if name.endswith("_wct") else value for name, value in self.held._asdict().items()
+            name: value / _SECOND if name.endswith("_wct") else value for name, value in self.counts._asdict().items()
         }
 
     @classmethod
@@ -650,7 +657,7 @@ class Timestamp:
             >>> Timestamp.from_state_dict(Timestamp(batch=3).state_dict()).batch
             Time(3, 'ba')
         """
-        expected = set(Held._fields)
+        expected = set(Counts._fields)
         if set(state) != expected:
             raise ValueError(
                 f"A saved Timestamp must have exactly the fields {sorted(expected)}; "

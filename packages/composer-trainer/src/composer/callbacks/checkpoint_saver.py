@@ -17,7 +17,7 @@ from composer.checkpoint.lock import FolderLock
 from composer.checkpoint.packing import CopyMemory
 from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
-from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take
+from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.functional.checks import check_flags
 
@@ -180,7 +180,9 @@ class CheckpointSaver(Callback):
             self._last = moment
             return
         folder = self._opened or self._open(state)
-        snapshot = take(state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys, memory=self._memory)
+        snapshot = take_snapshot(
+            state, extra, weights_only=self.weights_only, ignore_keys=self.ignore_keys, memory=self._memory
+        )
         latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
         self._last = moment
         self._settle(partial(self._saving.start, partial(self._write, folder, name, latest, snapshot)))
@@ -225,7 +227,7 @@ class CheckpointSaver(Callback):
             self._saved.append(folder.at(name))
         if latest is not None:
             self._make_way(folder, latest, for_link=True)
-            folder.point(latest, name)
+            folder.set_latest(latest, name)
         deleted = delete_old(
             folder,
             snapshot.manifest.run_name,

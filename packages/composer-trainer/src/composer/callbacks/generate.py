@@ -120,10 +120,10 @@ class Generate(Callback):
     def _generate(self, state: State, logger: Logger) -> None:
         # Here, as the trainer may itself want callbacks.
         from composer.trainer.evaluation import evaluation_mode  # noqa: PLC0415
-        from composer.trainer.randomness import kept  # noqa: PLC0415
+        from composer.trainer.randomness import preserve_rng_state  # noqa: PLC0415
 
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
-        with evaluation_mode(state.model), kept(state.device), torch.no_grad(), evaluation_weights(state):
+        with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad(), evaluation_weights(state):
             generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
         rows = list(zip(self.prompts, generations, strict=True))
         logger.log_table(["prompt", "generation"], rows, name="generations")

@@ -50,10 +50,10 @@ class Folder(Protocol):
     def delete(self, name: str) -> None:
         """Delete a checkpoint."""
 
-    def point(self, latest: str, name: str) -> None:
+    def set_latest(self, latest: str, name: str) -> None:
         """Let ``latest`` lead to a checkpoint."""
 
-    def pointed(self, latest: str) -> str | None:
+    def get_latest(self, latest: str) -> str | None:
         """Return what ``latest`` leads to."""
 
 

@@ -100,7 +100,7 @@ def _about(manifest: Manifest) -> list[str]:
     )
     kind = "weights only" if manifest.weights_only else "everything to go on training with"
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    metrics = [_row("", f"{name} {_told(value)}") for name, value in manifest.metrics.items()]
+    metrics = [_row("", f"{name} {_reported(value)}") for name, value in manifest.metrics.items()]
     return [
         _row("run", _printable(manifest.run_name)),
         _row("clock", counts or "nothing trained"),
@@ -110,7 +110,7 @@ def _about(manifest: Manifest) -> list[str]:
     ]
 
 
-def _told(value: float | None) -> str:
+def _reported(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.6g}"
 
 

@@ -311,7 +311,7 @@ class LocalFolder:
             raise CheckpointSaveError(self.at(name), f"an old one cannot be deleted: {_reason(error)}") from error
         shutil.rmtree(temporary, ignore_errors=True)
 
-    def point(self, latest: str, name: str) -> None:
+    def set_latest(self, latest: str, name: str) -> None:
         """Let the link ``latest`` lead to a checkpoint; a file with its name, where there are no links.
 
         Raises:
@@ -330,7 +330,7 @@ class LocalFolder:
             temporary.unlink(missing_ok=True)
             raise CheckpointSaveError(target, _reason(error)) from error
 
-    def pointed(self, latest: str) -> str | None:
+    def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` leads to; None if there is none."""
         path = self.path / latest
         try:

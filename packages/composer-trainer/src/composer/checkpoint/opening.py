@@ -76,7 +76,7 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
             raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
     parent, _, name = text.rpartition("/")
     opened = open_folder(parent or "/")
-    named = opened.pointed(name)
+    named = opened.get_latest(name)
     if named and named != ".." and named == Path(named).name and opened.exists(named):
         name = named
     elif not opened.exists(name):

@@ -14,7 +14,7 @@ from composer.checkpoint.local import check_digest, check_files
 from composer.checkpoint.manifest import new_hash
 from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.snapshot import EXTRA, MODEL, OPTIMIZERS, STATE, join, named_tensors
-from composer.checkpoint.tensor_file import make_room, map_tensors
+from composer.checkpoint.tensor_file import allocate_tensors, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +53,7 @@ def read_state(
         raise CheckpointError(shown, "is missing.")
     wanted = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
     names = [name for name in wanted if name in opened.manifest.files and (at_once or name != MODEL)]
-    rooms = {name: _sound(opened, name, make_room) for name in names}
+    rooms = {name: _sound(opened, name, allocate_tensors) for name in names}
     reads = [partial(_checked, opened, name, room.read) for name, room in rooms.items()]
     with _quick_switches(), in_threads(reads) as results:
         reading = dict(zip(rooms, results, strict=True))

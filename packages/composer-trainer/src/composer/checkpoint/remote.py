@@ -233,7 +233,7 @@ class RemoteFolder:
         for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST}")):
             files.rm_file(path)
 
-    def point(self, latest: str, name: str) -> None:
+    def set_latest(self, latest: str, name: str) -> None:
         """Write the file ``latest`` with the name of a checkpoint.
 
         Raises:
@@ -241,7 +241,7 @@ class RemoteFolder:
         """
         self._write(latest, lambda: self._put(latest, (memoryview(f"{name}\n".encode()),)))
 
-    def pointed(self, latest: str) -> str | None:
+    def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` leads to; None if there is none."""
         try:
             files, root = self._files()

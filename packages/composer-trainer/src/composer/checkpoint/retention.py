@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from composer.checkpoint.finding import FoundCheckpoint
     from composer.checkpoint.folder import Folder
 
-__all__ = ["KeepBest", "delete_old", "superfluous"]
+__all__ = ["KeepBest", "delete_old", "expired"]
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ def _rank(entry: tuple[float, int, FoundCheckpoint]) -> tuple[float, int]:
     return (-entry[0], entry[1])
 
 
-def superfluous(
+def expired(
     checkpoints: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
 ) -> list[FoundCheckpoint]:
     """Return which checkpoints need not be kept; never the last whole one, and none that is not whole.
@@ -120,7 +120,7 @@ def delete_old(
         for one in find_checkpoints(folder)
         if one.manifest is not None and (one.manifest.run_name, one.manifest.weights_only) == (run_name, weights_only)
     ]
-    names = [one.name for one in superfluous(own, keep_last, keep_best) if not folder.foreign(one.name)]
+    names = [one.name for one in expired(own, keep_last, keep_best) if not folder.foreign(one.name)]
     if names and keep_best is not None:
         _warn_if_none_has_it(keep_best, own, folder)
     for name in names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import Folder, open_folder
-from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take
+from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take_snapshot
 from composer.core import State, TimeUnit
 from composer.core.naming import fill_in
 from composer.core.serialization import shortened
@@ -57,7 +57,7 @@ def save_checkpoint(
     text = filled_in(os.fspath(path), state).rstrip("/")
     parent, _, name = text.rpartition("/")
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
-    snapshot = take(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
+    snapshot = take_snapshot(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
     folder.make()
     write_snapshot(folder, checkpoint_name(name, state), snapshot, overwrite=overwrite)
     return folder.at(name)

@@ -40,7 +40,7 @@ __all__ = [
     "module_classes",
     "named_tensors",
     "refuse_sharded",
-    "take",
+    "take_snapshot",
 ]
 
 MODEL, OPTIMIZERS, EXTRA, STATE = FILE_NAMES
@@ -87,7 +87,7 @@ def refuse_sharded(model: object) -> None:
         )
 
 
-def take(
+def take_snapshot(
     state: State,
     extra: Mapping[str, Any] | None = None,
     *,
@@ -193,7 +193,7 @@ def join(data: dict[str, Any], tensors: Mapping[str, Tensor], *, weights_only: b
         weights_only: Whether to leave out all but what the model's weights need.
 
     Raises:
-        ValueError: It is not what :func:`take` writes.
+        ValueError: It is not what :func:`take_snapshot` writes.
     """
     if not weights_only:
         return dict(join_tensors(data, tensors))

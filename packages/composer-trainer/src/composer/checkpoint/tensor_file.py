@@ -32,8 +32,8 @@ __all__ = [
     "SETTINGS",
     "MappedTensors",
     "UnreadTensors",
+    "allocate_tensors",
     "is_dense",
-    "make_room",
     "map_tensors",
     "memory_of",
     "read_shapes",
@@ -163,7 +163,7 @@ class UnreadTensors:
                 return
 
 
-def make_room(path: Path) -> UnreadTensors:
+def allocate_tensors(path: Path) -> UnreadTensors:
     """Return the tensors of a safetensors file of ours, not read yet.
 
     Each has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where it has

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import deprecated
 
 from composer.distributed.environment import get_local_rank, get_world_size, is_initialized
 
@@ -18,6 +19,7 @@ __all__ = [
     "all_gather",
     "all_gather_object",
     "all_reduce",
+    "all_reduce_min",
     "any_rank",
     "barrier",
     "broadcast",
@@ -185,17 +187,17 @@ def any_rank(flag: bool) -> bool:
         >>> any_rank(True), any_rank(False)
         (True, False)
     """
-    return -smallest(-int(flag)) > 0
+    return -all_reduce_min(-int(flag)) > 0
 
 
-def smallest(value: int) -> int:
+def all_reduce_min(value: int) -> int:
     """Return the smallest of the processes' whole numbers; does not touch the device.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
 
     Example:
-        >>> smallest(16)
+        >>> all_reduce_min(16)
         16
     """
     if not is_connected():
@@ -203,6 +205,12 @@ def smallest(value: int) -> int:
     number = torch.tensor([value], dtype=torch.int64, device="cpu")
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=host_group())
     return int(number)
+
+
+@deprecated("composer.distributed.smallest() is called all_reduce_min() now.")
+def smallest(value: int) -> int:
+    """Return :func:`all_reduce_min`, under its former name."""
+    return all_reduce_min(value)
 
 
 @contextlib.contextmanager

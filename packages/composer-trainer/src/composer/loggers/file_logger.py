@@ -19,7 +19,7 @@ from composer.core.naming import fill_in
 from composer.functional.checks import check_flags, check_whole_numbers
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
-from composer.loggers.values import keep, read
+from composer.loggers.values import detach_to_host, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -159,7 +159,7 @@ class FileLogger(GatheringLogger):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write numbers as a line, at the next flush."""
-        self._add(step, metrics={name: keep(value) for name, value in metrics.items()})
+        self._add(step, metrics={name: detach_to_host(value) for name, value in metrics.items()})
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Write which algorithms ran as a line, at the next flush."""

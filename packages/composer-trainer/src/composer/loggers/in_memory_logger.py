@@ -9,10 +9,10 @@ from torch import Tensor
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
 from composer.core.logger import to_interval
-from composer.core.time import Held
+from composer.core.time import Counts
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product
-from composer.loggers.values import keep, read
+from composer.loggers.values import detach_to_host, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
-_FIRST_VALUE = 1 + len(Held._fields)
+_FIRST_VALUE = 1 + len(Counts._fields)
 _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
 
 
@@ -68,7 +68,7 @@ class InMemoryLogger(LoggerDestination):
         """Each metric's values, with the clock when they were logged."""
         self._read()
         for row in self._rows:
-            clock = Timestamp.of(Held(*row[1:_FIRST_VALUE]))
+            clock = Timestamp.of(Counts(*row[1:_FIRST_VALUE]))
             for name, value in zip(row[0], row[_FIRST_VALUE:], strict=True):
                 self._data.setdefault(name, []).append((clock, value))
         self._rows.clear()
@@ -143,14 +143,14 @@ class InMemoryLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
         state, names, values = self._state, tuple(metrics), list(metrics.values())
-        is_now = state is not None and (step is None or step == state.timestamp.held.batch)
-        clock = state.timestamp.held if state is not None and is_now else self._clock(step).held
+        is_now = state is not None and (step is None or step == state.timestamp.counts.batch)
+        clock = state.timestamp.counts if state is not None and is_now else self._clock(step).counts
         for place, value in enumerate(values):
             kind = type(value)
             if kind is Tensor and value.is_cpu and not value.ndim:
                 values[place] = value.item()
             elif kind not in _KEPT_AS_THEY_ARE:
-                values[place] = keep(value)
+                values[place] = detach_to_host(value)
         rows = self._rows
         rows.append((self._names.setdefault(names, names), *clock, *values))
         if len(rows) - self._num_read >= _MOST_UNREAD:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from composer.core.logger import keep
+from composer.core.logger import detach_to_host
 from composer.core.serialization import shortened
 from composer.functional.checks import check_flags
 from composer.loggers.gathering import GatheringLogger
@@ -176,7 +176,9 @@ class TrackerLogger(GatheringLogger, ABC):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write numbers, at the next flush."""
         if not self._is_silent:
-            self._records.append((step or 0, time.time(), {name: keep(value) for name, value in metrics.items()}))
+            self._records.append(
+                (step or 0, time.time(), {name: detach_to_host(value) for name, value in metrics.items()})
+            )
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write settings."""

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 import torch
 from torch import Tensor
 
-from composer.core.logger import keep
+from composer.core.logger import detach_to_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Number", "Stream", "check_stream", "flat", "keep", "numbers_by_name", "open_stream", "read", "show"]
+__all__ = [
+    "Number",
+    "Stream",
+    "check_stream",
+    "detach_to_host",
+    "flat",
+    "numbers_by_name",
+    "open_stream",
+    "read",
+    "show",
+]
 
 Number: TypeAlias = int | float
 

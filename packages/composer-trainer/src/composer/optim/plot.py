@@ -240,7 +240,7 @@ def _label(schedule: Any) -> str:
         return str(getattr(schedule, "__name__", type(schedule).__name__))
     defaults = {field.name: field.default for field in attrs.fields(type(schedule))}
     settings = {name: value for name, value in _settings(schedule).items() if value != defaults[name]}
-    told = ", ".join(f"{name}={_told(value)}" for name, value in settings.items())
+    told = ", ".join(f"{name}={_reported(value)}" for name, value in settings.items())
     return f"{type(schedule).__name__.removesuffix('Scheduler')}({told})"
 
 
@@ -249,5 +249,5 @@ def _settings(schedule: Any) -> dict[str, Any]:
     return {field.name: getattr(schedule, field.name) for field in fields}
 
 
-def _told(value: Any) -> str:
+def _reported(value: Any) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)

@@ -13,7 +13,7 @@ from attrs.validators import ge
 
 from composer.core.conversion import from_data
 from composer.core.data_spec import move_batch
-from composer.distributed import all_agree, all_gather_object, get_world_size, smallest
+from composer.distributed import all_agree, all_gather_object, all_reduce_min, get_world_size
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order
 from composer.trainer.data_state import DataState, is_data_state
@@ -144,7 +144,7 @@ class Batches:
         """
         iterator = self._begin(self._given) if self._iterator is None else self._iterator
         batch = next(iterator, END)
-        if self._may_end_apart and not smallest(batch is not END):
+        if self._may_end_apart and not all_reduce_min(batch is not END):
             self._warn_if_others_have_more(batch is not END)
             batch = END
         if batch is END:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from composer.checkpoint.snapshot import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.loading import Passes
-    from composer.trainer.progress import Progress
+    from composer.trainer.progress import ResumeState
 
-__all__ = ["Loading", "save_by_one"]
+__all__ = ["Loading", "save_on_rank_zero"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Loading:
             )
         return self.path is not None or self.autoresume
 
-    def load(self, engine: Engine, progress: Progress, passes: Passes) -> LoadedCheckpoint | None:
+    def load(self, engine: Engine, progress: ResumeState, passes: Passes) -> LoadedCheckpoint | None:
         """Load into a run what it begins with; return None if that is nothing. All processes have to call it."""
         state = engine.state
         if self.autoresume:  # also without a checkpoint: loggers continue what an earlier start of this run has begun
@@ -135,7 +135,7 @@ class Loading:
         self,
         path: str,
         engine: Engine,
-        progress: Progress,
+        progress: ResumeState,
         passes: Passes,
         *,
         weights_only: bool = False,
@@ -165,7 +165,7 @@ def _place(state: State) -> str:
     return f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
 
 
-def save_by_one(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+def save_on_rank_zero(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
     """Let the process of rank 0 save a checkpoint while the others wait; all have to call it.
 
     Raises:

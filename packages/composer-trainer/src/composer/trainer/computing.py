@@ -16,13 +16,13 @@ from composer.trainer.device import choose_device, choose_precision
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Computing", "check_microbatch_size"]
+__all__ = ["ComputeConfig", "check_microbatch_size"]
 
 _FP8_CAPABILITY = (8, 9)
 
 
 @attrs.frozen
-class Computing:
+class ComputeConfig:
     """How the model computes.
 
     Args:
@@ -47,7 +47,7 @@ class Computing:
         precision_config: Mapping[str, Any] | None,
         compile_config: Mapping[str, Any] | None,
         microbatch_size: int | str | None,
-    ) -> Computing:
+    ) -> ComputeConfig:
         """Return the settings, checked.
 
         Raises:

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from composer.distributed.environment import get_global_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples_in_loader, real_indices
-from composer.trainer.randomness import kept, key_of, seed_globals
+from composer.trainer.randomness import derive_seed, preserve_rng_state, seed_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
         [2, 3]
     """
     # Processes share the order of a dataset, of which each has its part. What else they draw differs by rank.
-    own = seed if get_global_rank() == 0 else key_of(seed, "rank", get_global_rank())
+    own = seed if get_global_rank() == 0 else derive_seed(seed, "rank", get_global_rank())
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         return StatefulOrder(loader, own)
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
@@ -160,13 +160,13 @@ class _CopiedOrder(DataOrder):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         given = loader.generator
-        super().__init__(_copied(loader), seed if given is None else key_of(seed, given.initial_seed()))
+        super().__init__(_copied(loader), seed if given is None else derive_seed(seed, given.initial_seed()))
         self.loader.generator = torch.Generator()
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         assert self.loader.generator is not None
-        self.loader.generator.manual_seed(key_of(self.seed, "loader", epoch))
+        self.loader.generator.manual_seed(derive_seed(self.seed, "loader", epoch))
         if self.loader.num_workers or self._is_plain:
             return iter(self.loader)
         return _torch_kept_between(lambda: iter(self.loader))
@@ -298,9 +298,9 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
         return list(in_order) if isinstance(keys, list) else in_order
     if type(sampler) not in (*_DRAW_AT_ONCE, SequentialSampler) and not is_plain_distributed(sampler):
         return _unknown_order_of(sampler, seed, epoch)
-    key, drawing = key_of(seed, "order", epoch), copy.copy(sampler)
+    key, drawing = derive_seed(seed, "order", epoch), copy.copy(sampler)
     if is_plain_distributed(sampler):
-        drawing.seed, drawing.epoch = key_of(key, sampler.seed), 0
+        drawing.seed, drawing.epoch = derive_seed(key, sampler.seed), 0
     elif type(sampler) in _DRAW_AT_ONCE:
         drawing.generator = torch.Generator().manual_seed(key)
     in_order = iter(drawing)
@@ -313,8 +313,8 @@ def _unknown_order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | _Noted
     _tell_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
         return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
-    key = key_of(seed, "order", epoch)
-    with kept():
+    key = derive_seed(seed, "order", epoch)
+    with preserve_rng_state():
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):
             sampler.generator.manual_seed(key)
@@ -335,7 +335,7 @@ def _has_length(sampler: Any) -> bool:
 
 def _first_key(*words: object) -> int:
     """Return the key of an epoch's first batch; the others have the numbers after it, all of 64 bits."""
-    return key_of("batches", *words) >> 1
+    return derive_seed("batches", *words) >> 1
 
 
 def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
@@ -345,7 +345,7 @@ def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, f
 
 def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1) -> Iterator[Any]:
     """Yield what an iterator gives, with the global generators seeded before it begins and ``every`` so many items."""
-    seed_globals(key_of(key, "begin"))
+    seed_globals(derive_seed(key, "begin"))
     iterator = begin()
     for place in itertools.count(first):
         if place % every == 0:

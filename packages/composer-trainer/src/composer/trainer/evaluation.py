@@ -34,7 +34,7 @@ from composer.distributed import broadcast_buffers, check_sampler, num_real_samp
 from composer.trainer.arguments import check_subset
 from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
-from composer.trainer.randomness import kept
+from composer.trainer.randomness import preserve_rng_state
 from composer.trainer.run import compute_metrics
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
     step = state.batch, state.outputs
     try:
         # Training shall draw what it would without the evaluation.
-        with evaluation_mode(state.model), kept(state.device), torch.no_grad():
+        with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad():
             yield
     except BaseException:
         engine.restore()

@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from composer.core.data_spec import move_batch
 from composer.loggers.products import require_product
 from composer.trainer.exported_call import ExportedCall, make_call, tensors_in
-from composer.trainer.randomness import kept
+from composer.trainer.randomness import preserve_rng_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,7 +98,7 @@ def export_for_inference(
         torch.Size([3, 2])
     """
     _check_arguments(model, save_format, (rtol, atol))
-    with kept(), torch.no_grad():
+    with preserve_rng_state(), torch.no_grad():
         prepared = _transformed(_copy_on_cpu(model), transforms)
         call = make_call(prepared, move_batch(sample_input, torch.device("cpu")), input_names, output_names)
         if dynamic_batch and call.num_samples == 1:

@@ -76,7 +76,7 @@ def _compute_gradients(run: Run) -> Tensor:
     event("before_train_batch")
     run.begin_gradients()
     whole_batch = state.batch
-    for state.microbatch, (state.batch, share) in enumerate(run.microbatches()):
+    for state.microbatch, (state.batch, weight) in enumerate(run.microbatches()):
         # The last graph goes before the next one is built: its memory is used again while it is still in the cache.
         state.outputs = state.loss = None
         original = run.remember_for_metrics(state.batch)
@@ -91,9 +91,9 @@ def _compute_gradients(run: Run) -> Tensor:
         state.loss = run.loss(state.outputs, state.batch)
         event("after_loss")
         event("before_backward")
-        run.optimization.backward(state.loss, share)
+        run.optimization.backward(state.loss, weight)
         event("after_backward")
-        run.add_up(state.loss, share, original)
+        run.accumulate_loss(state.loss, weight, original)
     state.batch = whole_batch
     run.finish_gradients()
     event("after_train_batch")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.distributed import smallest
+from composer.distributed import all_reduce_min
 from composer.trainer.metric_state import load_metrics, save_metrics
-from composer.trainer.randomness import layer_generators
+from composer.trainer.randomness import global_rng_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ class MicrobatchSearch:
             self._parallel.is_apart = not is_alone
             failure, loss = self._try(compute)
             self._parallel.is_apart = False
-            fits = bool(smallest(failure is None))
+            fits = bool(all_reduce_min(failure is None))
             if fits and loss is not None and is_alone:
                 return loss
             before.restore(self._state)
@@ -92,7 +92,7 @@ class MicrobatchSearch:
 
     def _halve(self, tried: int, failure: BaseException | None) -> None:
         device = self._state.device
-        size = smallest((tried + 1) // 2 if tried > 1 else 0)
+        size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
         if not size:
             raise RuntimeError(
                 "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
@@ -108,7 +108,7 @@ class _Snapshot:
     def __init__(self, state: State) -> None:
         self._batch = state.batch
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in state.model.buffers()]
-        self._draws = layer_generators(state.device)
+        self._draws = global_rng_states(state.device)
         self._metrics = save_metrics(state.train_metrics)
 
     def restore(self, state: State) -> None:

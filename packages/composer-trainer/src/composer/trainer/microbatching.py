@@ -10,13 +10,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
-__all__ = ["split_and_weigh", "total_of", "weighed_parts"]
+__all__ = ["scaled_losses", "split_microbatches", "total_of"]
 
 
-def split_and_weigh(
+def split_microbatches(
     batch: Batch, spec: DataSpec, microbatch_size: int | None, count: Callable[[Batch], int] | None = None
 ) -> Sequence[tuple[Batch, float]]:
-    """Return the microbatches, each with its share of the batch.
+    """Return the microbatches, each with its weight: its fraction of the batch.
 
     A mean over the batch is the sum of the microbatches' means times these shares, whatever their sizes. What is shared
     are samples, or what ``count`` counts in a batch.
@@ -25,7 +25,7 @@ def split_and_weigh(
         >>> import torch
         >>> from composer.core import DataSpec
         >>> spec = DataSpec([])
-        >>> [(len(part), share) for part, share in split_and_weigh(torch.zeros(5, 2), spec, 2)]
+        >>> [(len(part), weight) for part, weight in split_microbatches(torch.zeros(5, 2), spec, 2)]
         [(2, 0.4), (2, 0.4), (1, 0.2)]
     """
     if microbatch_size is None:
@@ -59,12 +59,12 @@ def total_of(loss: Any) -> Tensor:
     return total
 
 
-def weighed_parts(loss: Any, share: float) -> dict[str, Tensor]:
+def scaled_losses(loss: Any, weight: float) -> dict[str, Tensor]:
     """Return what to log of a microbatch's loss: ``total``, and each part where the model has several."""
     if isinstance(loss, Tensor):
-        return {"total": loss.detach() if share == 1 else loss.detach() * share}
+        return {"total": loss.detach() if weight == 1 else loss.detach() * weight}
     if isinstance(loss, Mapping):
         parts = {"total": total_of(loss), **loss}
     else:
         parts = {"total": total_of(loss), **{f"loss{index}": one for index, one in enumerate(loss)}}
-    return {name: one.detach() if share == 1 else one.detach() * share for name, one in parts.items()}
+    return {name: one.detach() if weight == 1 else one.detach() * weight for name, one in parts.items()}

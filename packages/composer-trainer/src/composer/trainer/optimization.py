@@ -93,11 +93,11 @@ class Optimization:
         for optimizer in self._state._optimizers:  # noqa: SLF001  (see step)
             optimizer.zero_grad()
 
-    def backward(self, loss: Any, share: float) -> None:
-        """Add the gradients of a microbatch's loss, which counts by its ``share`` of the batch."""
+    def backward(self, loss: Any, weight: float) -> None:
+        """Add the gradients of a microbatch's loss, which counts by its ``weight`` in the batch."""
         total = loss if isinstance(loss, Tensor) else total_of(loss)
-        if share != 1:
-            total = total * share
+        if weight != 1:
+            total = total * weight
         if self._state.scaler is not None:
             total = self._state.scaler.scale(total)
         try:

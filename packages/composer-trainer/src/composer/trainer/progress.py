@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composer.core import Logger, State
     from composer.trainer.training_data import TrainingData
 
-__all__ = ["Progress", "SavesProgress"]
+__all__ = ["ResumeState", "SavesProgress"]
 
 
 def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> None:
@@ -71,7 +71,7 @@ class SavesProgress(Protocol):
         """Save now."""
 
 
-class Progress:
+class ResumeState:
     """Tells and takes what belongs to a place in a run and is not in its state.
 
     Args:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_rng_state",
-    "kept",
-    "key_of",
-    "layer_generators",
+    "derive_seed",
+    "global_rng_states",
     "load_rng_state",
+    "preserve_rng_state",
     "rng_state",
     "seed_globals",
 ]
@@ -55,11 +55,11 @@ class _RandomState:
     cuda: Tensor | None
 
 
-def key_of(*words: object) -> int:
+def derive_seed(*words: object) -> int:
     """Return a number of 64 bits that stands for the words, the same in every process.
 
     Example:
-        >>> key_of(17, "epoch", 3) == key_of(17, "epoch", 3) != key_of(17, "epoch", 4)
+        >>> derive_seed(17, "epoch", 3) == derive_seed(17, "epoch", 3) != derive_seed(17, "epoch", 4)
         True
     """
     return int.from_bytes(hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest())
@@ -69,7 +69,7 @@ def seed_globals(key: int) -> None:
     """Seed the global generators of this process's CPU; those of other devices stay as they are.
 
     Example:
-        >>> with kept():
+        >>> with preserve_rng_state():
         ...     seed_globals(17)
         ...     first = random.random()
         ...     seed_globals(17)
@@ -84,7 +84,7 @@ def seed_globals(key: int) -> None:
 
 
 @contextlib.contextmanager
-def kept(device: torch.device | None = None) -> Iterator[None]:
+def preserve_rng_state(device: torch.device | None = None) -> Iterator[None]:
     """Give the global generators of the CPU, and of a CUDA device, back as they were."""
     give_back = _snapshot(torch.device("cpu") if device is None else device)
     try:
@@ -94,7 +94,7 @@ def kept(device: torch.device | None = None) -> Iterator[None]:
             put(state)
 
 
-def layer_generators(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
+def global_rng_states(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
     """Return what sets torch's global generators, each with the state that it has: those that layers draw from."""
     states: list[tuple[Callable[[Any], object], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
     if device.type == "cuda":
@@ -103,7 +103,7 @@ def layer_generators(device: torch.device) -> list[tuple[Callable[[Any], object]
 
 
 def _snapshot(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
-    states = [*layer_generators(device), (random.setstate, random.getstate())]
+    states = [*global_rng_states(device), (random.setstate, random.getstate())]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states.append((numpy.random.set_state, numpy.random.get_state(legacy=False)))

@@ -15,8 +15,8 @@ from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.batch import note_batch
 from composer.trainer.batches import END
 from composer.trainer.microbatch_search import MicrobatchSearch
-from composer.trainer.microbatching import split_and_weigh, weighed_parts
-from composer.trainer.randomness import layer_generators
+from composer.trainer.microbatching import scaled_losses, split_microbatches
+from composer.trainer.randomness import global_rng_states
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -172,17 +172,17 @@ class Run:
             for set_state, before in self._drawn_from:
                 set_state(before)
         elif self.optimization.computes_again:
-            self._drawn_from = layer_generators(self.state.device)
+            self._drawn_from = global_rng_states(self.state.device)
         self._times_computed += 1
 
     def microbatches(self) -> Iterable[tuple[Batch, float]]:
-        """Return the batch in parts, each with its share of the batch's samples or tokens in all processes."""
+        """Return the batch in parts, each with its weight: its fraction of all processes' samples or tokens."""
         size, spec = self.state.device_train_microbatch_size, self.batches.spec
         if size is None and spec.microbatch_transforms is None and self._runs_alone:
             return ((self.state.batch, 1.0),)
-        parts = split_and_weigh(self.state.batch, spec, size, self._weigh)
+        parts = split_microbatches(self.state.batch, spec, size, self._weigh)
         if spec.microbatch_transforms is not None:
-            parts = [(spec.microbatch_transforms(part), share) for part, share in parts]
+            parts = [(spec.microbatch_transforms(part), weight) for part, weight in parts]
         return parts if self._runs_alone else self._agreed_on(parts)
 
     def _agreed_on(self, parts: Sequence[tuple[Batch, float]]) -> Iterable[tuple[Batch, float]]:
@@ -195,19 +195,19 @@ class Run:
             seconds=self._seconds,
             stop=self.signals.received is not None,
         )
-        weight = parallel.totals().weight
-        padded = parallel.padded([(part, share * weight) for part, share in parts])
+        rank_weight = parallel.totals().weight
+        padded = parallel.padded([(part, weight * rank_weight) for part, weight in parts])
         return _announced(padded, parallel.begin_microbatch)
 
     def remember_for_metrics(self, batch: Batch) -> Batch | None:
         """Return the batch as it is before algorithms change its targets; None if there are no training metrics."""
         return copy.copy(batch) if self.state.train_metrics else None
 
-    def add_up(self, loss: Any, share: float, batch: Batch | None) -> None:
+    def accumulate_loss(self, loss: Any, weight: float, batch: Batch | None) -> None:
         """Add a microbatch's loss to the batch's, and its outputs to the training metrics."""
         state = self.state
-        is_whole = share == 1 and isinstance(loss, Tensor)  # nearly always
-        parts = {"total": loss.detach()} if is_whole else weighed_parts(loss, share)
+        is_whole = weight == 1 and isinstance(loss, Tensor)  # nearly always
+        parts = {"total": loss.detach()} if is_whole else scaled_losses(loss, weight)
         if state.microbatch > 0:
             parts = {name: self._losses[name] + part for name, part in parts.items()}
         self._losses = parts
@@ -215,8 +215,8 @@ class Run:
         if self._times_computed == 1:  # later ones are at other weights, where the optimizer only looks
             self._logged = parts
         state.total_loss = self._logged["total"]
-        # A part without a share only keeps step with other processes.
-        if state.train_metrics and self._times_computed == 1 and share:
+        # A part of weight 0 only keeps this process in step with the others.
+        if state.train_metrics and self._times_computed == 1 and weight:
             with torch.no_grad():
                 outputs = self.model.eval_forward(batch, state.outputs)
                 for metric in state.train_metrics.values():
@@ -235,7 +235,7 @@ class Run:
             self._logged = self.parallel.reduce_mean(self._logged)
         if not self.engine.logger.is_heard:
             return
-        now, state = self.state.timestamp.held, self.state
+        now, state = self.state.timestamp.counts, self.state
         metrics: dict[str, Any] = {
             "time/batch": now.batch,
             "time/sample": now.sample,

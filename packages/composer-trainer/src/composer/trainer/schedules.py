@@ -137,7 +137,7 @@ def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration")
 
 
 @attrs.define
-class Course:
+class TrainingSchedule:
     """How long a run trains, and by which learning rates.
 
     Args:
@@ -164,8 +164,8 @@ class Course:
         schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
         ratio: float,
         step_every_batch: bool | None,
-    ) -> Course:
-        """Return the course with its length stretched."""
+    ) -> TrainingSchedule:
+        """Return the schedule with its length scaled."""
         return cls(None if max_duration is None else scaled(max_duration, ratio), schedulers, ratio, step_every_batch)
 
     def take_duration(self, state: State, duration: int | str | Time | None, ratio: float) -> None:

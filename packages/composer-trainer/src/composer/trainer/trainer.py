@@ -49,8 +49,8 @@ from composer.trainer.arguments import (
     set_log_level,
 )
 from composer.trainer.batches import none_given
-from composer.trainer.checkpoints import Loading, save_by_one
-from composer.trainer.computing import Computing, check_microbatch_size
+from composer.trainer.checkpoints import Loading, save_on_rank_zero
+from composer.trainer.computing import ComputeConfig, check_microbatch_size
 from composer.trainer.data_order import make_order
 from composer.trainer.device import choose_precision
 from composer.trainer.evaluation import (
@@ -69,11 +69,11 @@ from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.prediction import predict
-from composer.trainer.progress import Progress, SavesProgress
-from composer.trainer.randomness import kept
+from composer.trainer.progress import ResumeState, SavesProgress
+from composer.trainer.randomness import preserve_rng_state
 from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
-from composer.trainer.schedules import Course, SchedulerLike, check_optimizers_of, check_schedulers
+from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers
 from composer.trainer.training_data import TrainingData, check_model, check_trainable
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Trainer:
         with problems.noted():
             self._evaluations = Evaluations(eval_dataloader, eval_interval, eval_subset_num_batches)
         with problems.noted():
-            self._computing = Computing.make(
+            self._computing = ComputeConfig.make(
                 device, precision, precision_config, compile_config, device_train_microbatch_size
             )
         with problems.noted():
@@ -303,10 +303,12 @@ class Trainer:
             self._parallel.check_microbatch_size(device_train_microbatch_size)
             check_timeout(dist_timeout)
         with problems.noted():
-            self._course = Course.make(max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+            self._schedule = TrainingSchedule.make(
+                max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
+            )
         if not problems.found:
             with problems.noted():
-                self._data.check_end(self._course.max_duration)
+                self._data.check_end(self._schedule.max_duration)
         is_first = get_global_rank() == 0
         with problems.noted():
             shown = terminal_destinations(
@@ -326,7 +328,7 @@ class Trainer:
             with problems.noted():
                 if optimizers is not None:
                     check_optimizers(model, as_list(optimizers))
-                check_optimizers_of(self._course.schedulers, as_list(optimizers))
+                check_optimizers_of(self._schedule.schedulers, as_list(optimizers))
         if not problems.found and eval_dataloader is not None:
             with problems.noted():
                 check_can_be_evaluated(model)
@@ -344,7 +346,7 @@ class Trainer:
             rank_zero_seed=seed,
             run_name=from_rank_zero(_made_up_name() if run_name is None else run_name),
             device=self._computing.device,
-            max_duration=self._course.max_duration,
+            max_duration=self._schedule.max_duration,
             precision=self._computing.precision,
             scaler=make_scaler(self._computing.precision, self._computing.device),
         )
@@ -362,7 +364,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger, algorithm_passes, log_traces=log_traces)
         self._data.install(self.state)
         self._evaluations.install(self.state)
-        self._progress = Progress(self.state, self._data, self.logger)
+        self._progress = ResumeState(self.state, self._data, self.logger)
         for callback in self.state.callbacks:
             if isinstance(callback, SavesProgress):
                 callback.extra = partial(self._progress.to_data, reports=not getattr(callback, "weights_only", False))
@@ -372,7 +374,7 @@ class Trainer:
             self._computing.prepare(model)
             self.engine.run_event(Event.BEFORE_LOAD)
             if self._loading.is_wanted():
-                self._course.prepare_schedulers(self.state)
+                self._schedule.prepare_schedulers(self.state)
                 self._loading.load(self.engine, self._progress, algorithm_passes)
                 self._data.install(self.state)  # the order of the data hangs on the seed, which is now the saved run's
             self.engine.run_event(Event.AFTER_LOAD)
@@ -382,7 +384,7 @@ class Trainer:
                 hyperparameters(
                     self.state,
                     loggers=self.logger.destinations,
-                    schedulers=self._course.schedulers,
+                    schedulers=self._schedule.schedulers,
                     extra=arguments if auto_log_hparams else None,
                 )
             )
@@ -455,16 +457,16 @@ class Trainer:
             state.timestamp = state.previous_timestamp = Timestamp()
             self._data.batches.rewind(epoch=0)
             self._progress.forget()
-        self._course.take_duration(state, duration, scale_schedule_ratio)
+        self._schedule.take_duration(state, duration, scale_schedule_ratio)
         assert state.max_duration is not None
         self._data.check_end(state.max_duration)
-        if state.reached(state.max_duration):
+        if state.has_reached(state.max_duration):
             return
         run = Run(
             self.engine,
             self._data.batches,
             Optimization(state, self._progress.skipped_steps),
-            self._course.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
+            self._schedule.take_schedulers(state, schedulers, scale_schedule_ratio, step_schedulers_every_batch),
             lambda event: self._evaluations.run_if_due(self.engine, event),
             parallel=self._parallel,
             weigh_by_tokens=self._weigh_by_tokens,
@@ -550,7 +552,7 @@ class Trainer:
             CheckpointSaveError: It could not be written.
         """
         check_flags(Trainer.save_checkpoint, locals())
-        return save_by_one(
+        return save_on_rank_zero(
             self.state, name, extra=self._progress.to_data(reports=not weights_only), weights_only=weights_only
         )
 
@@ -605,7 +607,7 @@ class Trainer:
         specs += [] if self.state.train_data_spec is None else [self.state.train_data_spec]
         if not specs:
             raise ValueError("There is no batch to export with: give sample_input.")
-        with kept(self.state.device):
+        with preserve_rng_state(self.state.device):
             batch = next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
             if batch is None:
                 raise none_given("The loader whose first batch is to be exported with", 0)

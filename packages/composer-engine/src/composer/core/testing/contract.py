@@ -102,15 +102,19 @@ def check_algorithm(case: Case) -> None:
 def check_declarations(case: Case) -> None:
     """Where it runs and what it touches is declared in known words, and the same whenever it is asked."""
     algorithm = case.make()
-    name, places = type(algorithm).__name__, algorithm.places()
+    name, places = type(algorithm).__name__, algorithm.runs_at_events()
     build_plan([algorithm])
     undeclared = sorted({*places} - {*algorithm.runs_at})
-    assert not undeclared, f"{name}.places() has {undeclared[0]!r}, which runs_at of the class does not; add it there."
-    assert places == algorithm.places() == case.make().places(), f"{name}.places() is another each time it is asked."
+    assert not undeclared, (
+        f"{name}.runs_at_events() has {undeclared[0]!r}, which runs_at of the class does not; add it there."
+    )
+    assert places == algorithm.runs_at_events() == case.make().runs_at_events(), (
+        f"{name}.runs_at_events() returned different events in two calls."
+    )
     if not overrides_match(algorithm):
         state: Any = None
         wrong = [event for event in Event if algorithm.match(event, state) != (event in places)]
-        assert not wrong, f"{name}.match says otherwise than {name}.places() about {wrong[0]!r}."
+        assert not wrong, f"{name}.match contradicts {name}.runs_at_events() for {wrong[0]!r}."
     for declared in ("reads", "writes"):
         unknown = {word for word in getattr(algorithm, declared) if not word.startswith("batch.")} - WORDS - FREE
         assert not unknown, (
@@ -122,7 +126,7 @@ def check_declarations(case: Case) -> None:
 def check_events(case: Case) -> None:
     """It runs at every event that it declares for its settings, and nowhere else."""
     watch, training = case.watched()
-    name, places = type(watch.algorithm).__name__, {*watch.algorithm.places()}
+    name, places = type(watch.algorithm).__name__, {*watch.algorithm.runs_at_events()}
     ran = {event for _, event in watch.ran}
     assert ran, f"{name} never ran in {case.batches} batches: declare events by runs_at, or let match return True."
     assert not places or ran <= places, f"{name} ran at {sorted(ran - places)[0]!r}, where it does not declare to run."
@@ -154,7 +158,7 @@ def check_effects(case: Case) -> None:
 
 def check_order(case: Case) -> None:
     """At each of its events it runs after lower stages and before higher ones, wherever it stands in the list."""
-    for event, stage in case.make().places().items():
+    for event, stage in case.make().runs_at_events().items():
         marks = [_mark(event, one) for one in Stage if one not in (stage, Stage.UNDECLARED)]
         for place in (0, len(marks)):
             algorithm = case.make()

@@ -69,7 +69,7 @@ _MEANINGS: Mapping[str, frozenset[str]] = {
     "get_elapsed_duration": frozenset({"timestamp", "max_duration", "dataloader_len"}),
     "predict_timestamp": frozenset({"timestamp"}),
     "previous_timestamp": frozenset({"timestamp"}),
-    "reached": frozenset({"timestamp", "max_duration", "dataloader_len"}),
+    "has_reached": frozenset({"timestamp", "max_duration", "dataloader_len"}),
     "set_dataloader": frozenset(),
     "stop_training": frozenset({"timestamp"}),
     "total_loss": frozenset({"loss"}),

@@ -152,7 +152,7 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
 
 
 def take_part(part: Any, chosen: Tensor, places: Callable[[], list[int]], num_samples: int) -> Any:
-    """Return the chosen samples of a part of a batch; ``places()`` returns the same numbers as ``chosen``."""
+    """Return the chosen samples of a part of a batch; ``runs_at_events()`` returns the same numbers as ``chosen``."""
     if isinstance(part, Tensor):
         return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
     if isinstance(part, (list, tuple)):

@@ -1,0 +1,11 @@
+"""Names that were changed still work for one release."""
+
+import pytest
+
+from composer.distributed import smallest
+
+
+def test_smallest_is_all_reduce_min():
+    """The former name returns the same, with a warning that has the present name."""
+    with pytest.warns(DeprecationWarning, match="all_reduce_min"):
+        assert smallest(16) == 16
