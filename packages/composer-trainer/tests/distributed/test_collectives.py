@@ -23,7 +23,7 @@ class TestTwoProcesses:
             ("objects", [{"rank": 0}, {"rank": 1}]),
             ("from_rank_zero", "name of 0"),
             ("any_rank", [True, False, True]),
-            ("smallest", 15),
+            ("all_reduce_min", 15),
             ("all_agree", [True, False]),
         ],
     )
@@ -69,7 +69,7 @@ class TestAlone:
         cd.broadcast_object_list(names)
         cd.barrier()
 
-        found = names, cd.all_gather_object(3), cd.from_rank_zero("run"), cd.all_agree(0.5), cd.smallest(-4)
+        found = names, cd.all_gather_object(3), cd.from_rank_zero("run"), cd.all_agree(0.5), cd.all_reduce_min(-4)
 
         assert found == (["mine"], [3], "run", True, -4)
         assert (cd.any_rank(flag=True), cd.any_rank(flag=False)) == (True, False)

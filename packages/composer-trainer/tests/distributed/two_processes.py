@@ -340,7 +340,7 @@ def check_collectives():
         "objects": cd.all_gather_object({"rank": rank}),
         "from_rank_zero": cd.from_rank_zero(f"name of {rank}"),
         "any_rank": [cd.any_rank(rank == 1), cd.any_rank(flag=False), cd.any_rank(flag=True)],
-        "smallest": cd.smallest(16 - rank),
+        "all_reduce_min": cd.all_reduce_min(16 - rank),
         "all_agree": [cd.all_agree("same"), cd.all_agree(rank)],
         "ranks": [rank, cd.get_local_rank(), cd.get_node_rank(), cd.get_world_size(), cd.get_local_world_size()],
         "unknown": refusal(lambda: cd.all_reduce(torch.ones(1), "MEDIAN")),

@@ -12,7 +12,9 @@ from composer.distributed.collectives import (
     broadcast_object_list,
     from_rank_zero,
     run_local_rank_zero_first,
-    smallest,
+)
+from composer.distributed.collectives import (
+    smallest as smallest,
 )
 from composer.distributed.environment import (
     get_global_rank,
@@ -80,5 +82,4 @@ __all__ = [
     "real_parts",
     "run_local_rank_zero_first",
     "set_epoch",
-    "smallest",
 ]
