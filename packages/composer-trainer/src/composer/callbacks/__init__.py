@@ -1,7 +1,6 @@
 """What watches a run and changes nothing of what is learnt."""
 
 from composer.callbacks.activation_monitor import ActivationMonitor
-from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.callbacks.cost_monitor import Cost, CostMonitor
 from composer.callbacks.early_stopper import EarlyStopper
 from composer.callbacks.export_for_inference import ExportForInferenceCallback
@@ -19,6 +18,7 @@ from composer.callbacks.runtime_estimator import RuntimeEstimator
 from composer.callbacks.speed_monitor import SpeedMonitor
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from composer.callbacks.threshold_stopper import ThresholdStopper
+from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback
 
 __all__ = [

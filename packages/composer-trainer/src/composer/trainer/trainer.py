@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from composer.callbacks.saving import SaveInterval, savers
+from composer.checkpoint.saver import SaveInterval, savers
 from composer.checkpoint.snapshot import refuse_sharded
 from composer.core import (
     Algorithm,

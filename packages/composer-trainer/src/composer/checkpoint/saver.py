@@ -21,7 +21,7 @@ from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, t
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.functional.checks import check_flags
 
-__all__ = ["CheckpointSaver"]
+__all__ = ["CheckpointSaver", "SaveInterval", "savers"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class CheckpointSaver(Callback):
         ignore_keys: IgnoreKeys = None,
         background: bool = True,
     ) -> None:
-        check_folder(folder)
+        _check_folder(folder)
         check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         _check_keeping(num_checkpoints_to_keep, keep_best)
         self.folder, self.filename, self.latest_filename = str(folder), filename, latest_filename
@@ -259,13 +259,57 @@ class CheckpointSaver(Callback):
         return folder
 
 
-def check_folder(folder: object, name: str = "folder") -> None:
+def savers(
+    folder: str | os.PathLike[str] | None,
+    filename: str,
+    latest_filename: str | None,
+    save_interval: SaveInterval,
+    *,
+    overwrite: bool,
+    num_checkpoints_to_keep: int,
+    weights_only: bool,
+    ignore_keys: IgnoreKeys,
+    goes_on: bool,
+) -> list[CheckpointSaver]:
+    """Return what saves checkpoints in a folder; nothing without one.
+
+    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, but for ``goes_on``: whether the run goes
+    on with what it finds in the folder, damaged checkpoints left aside.
+
+    Example:
+        >>> savers(
+        ...     None, "ep{epoch}", None, "1ep",
+        ...     overwrite=False, num_checkpoints_to_keep=-1, weights_only=False, ignore_keys=None, goes_on=False,
+        ... )
+        []
+    """
+    _check_keep_last(num_checkpoints_to_keep, "save_num_checkpoints_to_keep")
+    if not callable(save_interval):
+        Interval.named("save_interval", save_interval)
+    if folder is None:
+        return []
+    _check_folder(folder, "save_folder")
+    saver = CheckpointSaver(
+        folder,
+        filename,
+        latest_filename,
+        save_interval,
+        overwrite=overwrite,
+        num_checkpoints_to_keep=num_checkpoints_to_keep,
+        weights_only=weights_only,
+        ignore_keys=ignore_keys,
+    )
+    saver.goes_on = goes_on
+    return [saver]
+
+
+def _check_folder(folder: object, name: str = "folder") -> None:
     """Raise a TypeError if ``folder`` is neither a path nor an address; the error calls it by ``name``."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path or an address, got {folder!r}.")
 
 
-def check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:
+def _check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -> None:
     """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
     if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
         raise ValueError(
@@ -275,7 +319,7 @@ def check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") ->
 
 
 def _check_keeping(keep_last: object, keep_best: object) -> None:
-    check_keep_last(keep_last)
+    _check_keep_last(keep_last)
     if keep_best is not None and not isinstance(keep_best, KeepBest):
         raise TypeError(f"keep_best must be e.g. KeepBest('metrics/eval/MulticlassAccuracy', 3), got {keep_best!r}.")
     if keep_best is not None and keep_last == -1:
