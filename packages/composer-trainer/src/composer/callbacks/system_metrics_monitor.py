@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from composer.checkpoint.background import Task
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.background import Task
 from composer.core.checks import number_between, true_or_false
 from composer.loggers.products import import_product, require_product
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.checkpoint.background import in_threads
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.manifest import (
     FORMAT,
@@ -27,6 +26,7 @@ from composer.checkpoint.manifest import (
     new_hash,
     warn_of_unknown,
 )
+from composer.core.background import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.checkpoint.background import in_threads
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.local import check_digest, check_files
 from composer.checkpoint.manifest import new_hash
 from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.snapshot import EXTRA, MODEL, OPTIMIZERS, STATE, join, named_tensors
 from composer.checkpoint.tensor_file import allocate_tensors, map_tensors
+from composer.core.background import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

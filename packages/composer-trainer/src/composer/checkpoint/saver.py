@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
-from composer.checkpoint.background import Background, ThreadError
 from composer.checkpoint.errors import CheckpointSaveError
 from composer.checkpoint.finding import find_checkpoints
 from composer.checkpoint.folder import Folder, open_folder
@@ -19,6 +18,7 @@ from composer.checkpoint.retention import KeepBest, delete_old
 from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take_snapshot
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
+from composer.core.background import Background, ThreadError
 from composer.functional.checks import check_flags
 
 __all__ = ["CheckpointSaver", "SaveInterval", "savers"]

@@ -8,8 +8,8 @@ import queue
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer.checkpoint.background import Task, ThreadError
 from composer.core import Interval, Logger, LoggerDestination, State, Time
+from composer.core.background import Task, ThreadError
 from composer.core.checks import to_options, to_texts
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product

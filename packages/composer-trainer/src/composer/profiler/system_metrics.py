@@ -8,7 +8,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.background import Task
+from composer.core.background import Task
 from composer.functional.checks import check_flags, check_numbers
 from composer.loggers.products import import_product, require_product
 

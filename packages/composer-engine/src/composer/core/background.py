@@ -1,4 +1,4 @@
-"""Functions in threads of their own: waiting for one ends when its thread does, however that ends."""
+"""Run functions in threads; waiting for a thread ends when the thread ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ThreadError(RuntimeError):
 
 
 class Task(Generic[T]):
-    """A function that runs in a thread of its own, from the moment that this is constructed.
+    """Run a function in a new thread, which starts when the task is constructed.
 
-    ``threading.Thread.start`` waits until the thread answers, and one that has no memory left for its first line never
-    does. Here nothing waits for longer than the thread lives.
+    ``threading.Thread.start`` waits for a signal from the new thread, and blocks forever if the thread dies for lack of
+    memory before it sends one. A task never waits longer than its thread lives.
 
     Args:
         call: The function.
@@ -55,11 +55,11 @@ class Task(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread has ended, or is about to; a process that was forked meanwhile does not have it."""
+        """Whether the thread has ended or is about to; always true in a process forked after the start."""
         return self._outcome.done() or self._alive() is None or self.process != os.getpid()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the thread has ended, if given for so many seconds at most, and return whether it has."""
+        """Wait until the thread has ended, at most ``seconds`` if given, and return whether it has."""
         while not self.is_over and seconds != 0:
             step = _SECONDS_BETWEEN_LOOKS if seconds is None else min(seconds, _SECONDS_BETWEEN_LOOKS)
             wait([self._outcome], timeout=step)
@@ -67,10 +67,10 @@ class Task(Generic[T]):
         return self.is_over
 
     def result(self) -> T:
-        """Wait for what the function returns, or raise what it has raised.
+        """Wait for the function, and return its result or raise its exception.
 
         Raises:
-            ThreadError: The thread has ended without either, as it had no memory.
+            ThreadError: The thread ended without running the function, because it had no memory.
         """
         self.wait()
         if not self._outcome.done():
@@ -89,9 +89,10 @@ def _run(call: Callable[[], T], outcome: Future[T], _alive: object) -> None:
 
 @contextlib.contextmanager
 def in_threads(calls: Iterable[Callable[[], T]]) -> Iterator[list[Callable[[], T]]]:
-    """Run functions in threads of their own; when the context is left, none runs any more.
+    """Run each function in its own thread; leaving the context waits for all of them.
 
-    Gives for each a function that waits and returns its result. Where there are no more threads, that one runs it.
+    Yields, for each function, a function that waits and returns the result. If no thread can be started, that function
+    runs the call itself.
 
     Example:
         >>> with in_threads([lambda: "one", lambda: "two"]) as results:
@@ -125,10 +126,9 @@ def _result_of(task: Task[T], call: Callable[[], T]) -> Callable[[], T]:
 
 
 class Background:
-    """Runs one job at a time in a thread; a second one waits until the first is done.
+    """Run one job at a time in a thread; starting a second one waits for the first.
 
-    So there is never more than one copy of a run in memory. An error is raised once, by whichever method is called
-    next. When the program ends, the thread is waited for.
+    An error is raised once, by the next method that is called. Exiting the program waits for the thread.
 
     Example:
         >>> background, saved = Background(), []
@@ -143,40 +143,40 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is under way."""
+        """Whether a job is running."""
         return self._job is not None and not self._job.is_over
 
     def start(self, job: Callable[[], object]) -> None:
-        """Run a job, after the one before.
+        """Wait for the previous job, then start this one.
 
         Raises:
             ThreadError: No thread can be started; the job is not run.
-            Exception: The job before has failed; the new one is not run.
+            Exception: The previous job failed; the new one is not run.
         """
         self.wait()
         self._job = Task(job)
         atexit.register(self.wait)
 
     def check(self) -> None:
-        """Raise what a finished job has failed with; do not wait.
+        """Raise the error of a job that has finished with one; do not wait.
 
         Raises:
-            Exception: The job has failed.
+            Exception: The job failed.
         """
         if self._job is not None and self._job.is_over:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is under way.
+        """Wait until no job is running.
 
         Raises:
-            ThreadError: The job has not been run, as there is no memory left.
-            Exception: The job has failed.
+            ThreadError: The job was not run, because there is no memory left.
+            Exception: The job failed.
         """
         job = self._job
         if job is not None:
-            job.wait()  # Ctrl-C while this waits leaves the job to the next who waits
+            job.wait()  # after Ctrl-C here, the next call waits for the job
             self._job = None
             atexit.unregister(self.wait)
-            if job.process == os.getpid():  # a forked process has no part in what its parent saves
+            if job.process == os.getpid():  # a forked process does not have its parent's thread
                 job.result()
