@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,10 +15,12 @@ from composer.core.interval import Interval
 from composer.core.serialization import nearest
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically"]
+__all__ = ["Evaluator", "MetricValues", "ensure_evaluator", "evaluate_periodically", "evaluation_mode"]
 
 EvalInterval = Callable[["State", Event], bool]
 
@@ -173,3 +176,26 @@ def ensure_evaluator(
     if isinstance(evaluator, Evaluator):
         return evaluator
     return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and restore the mode of each of its modules at the end.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+        >>> with evaluation_mode(model):
+        ...     model.training
+        False
+        >>> [module.training for module in model]
+        [True, False]
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, was_training in modes:  # a part may have been in evaluation mode before
+            module.training = was_training

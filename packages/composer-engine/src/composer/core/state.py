@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
@@ -20,6 +19,7 @@ from composer.core.loading import load_model, load_optimizers, load_state
 from composer.core.model_state import numbered, optimizer_states, weights
 from composer.core.naming import check_run_name
 from composer.core.precision import Precision
+from composer.core.randomness import derive_seed
 from composer.core.saved_state import check_state, state_to_data
 from composer.core.time import Time, Timestamp, TimeUnit
 
@@ -401,10 +401,8 @@ class State:
         known = self._generators.get(key)
         if known is not None and known[0] == batch and known[1] == microbatch:
             return known[2]
-        words = f"{self.rank_zero_seed}/{self.rank}/{key}/{batch}/{microbatch}"
-        seed = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest())
         generator = torch.Generator() if known is None else known[2]
-        generator.manual_seed(seed)
+        generator.manual_seed(derive_seed(self.rank_zero_seed, self.rank, key, batch, microbatch))
         self._generators[key] = (batch, microbatch, generator)
         return generator
 

@@ -18,6 +18,8 @@ from composer.core import (
     get_precision_context,
 )
 from composer.core.checks import to_texts
+from composer.core.evaluator import evaluation_mode
+from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
 
 if TYPE_CHECKING:
@@ -118,10 +120,6 @@ class Generate(Callback):
             self._generate(state, logger)
 
     def _generate(self, state: State, logger: Logger) -> None:
-        # Here, as the trainer may itself want callbacks.
-        from composer.trainer.evaluation import evaluation_mode  # noqa: PLC0415
-        from composer.trainer.randomness import preserve_rng_state  # noqa: PLC0415
-
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad(), evaluation_weights(state):
             generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]

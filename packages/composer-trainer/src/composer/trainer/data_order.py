@@ -28,9 +28,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.distributed.environment import get_global_rank
 from composer.distributed.samplers import is_plain_distributed, num_real_samples_in_loader, real_indices
-from composer.trainer.randomness import derive_seed, preserve_rng_state, seed_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,23 +30,21 @@ from composer.core import (
 )
 from composer.core.batch import note_batch
 from composer.core.data_spec import move_batch
+from composer.core.evaluator import evaluation_mode
+from composer.core.randomness import preserve_rng_state
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
 from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
-from composer.trainer.randomness import preserve_rng_state
 from composer.trainer.run import compute_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
 __all__ = [
     "Evaluations",
     "SupportsMetrics",
     "evaluate",
-    "evaluation_mode",
     "in_evaluation",
     "prepare_metrics",
     "to_evaluators",
@@ -237,28 +235,6 @@ def with_evaluation_weights(state: State) -> Iterator[None]:
     with evaluation_weights(state):
         broadcast_buffers(state.model)
         yield
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore the mode of each of its modules at the end.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
-        >>> with evaluation_mode(model):
-        ...     model.training
-        False
-        >>> [module.training for module in model]
-        [True, False]
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(modes[0][1])
-        for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
-            module.training = was_training
 
 
 def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str, Any]:

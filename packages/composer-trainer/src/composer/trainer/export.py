@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.data_spec import move_batch
+from composer.core.randomness import preserve_rng_state
 from composer.loggers.products import require_product
 from composer.trainer.exported_call import ExportedCall, make_call, tensors_in
-from composer.trainer.randomness import preserve_rng_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

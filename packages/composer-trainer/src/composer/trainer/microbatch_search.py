@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core.randomness import global_rng_states
 from composer.distributed import all_reduce_min
 from composer.trainer.metric_state import load_metrics, save_metrics
-from composer.trainer.randomness import global_rng_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable

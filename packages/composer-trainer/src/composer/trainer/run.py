@@ -13,10 +13,10 @@ from torch import Tensor
 
 from composer.core import Batch, Engine, Event, TimeUnit
 from composer.core.batch import note_batch
+from composer.core.randomness import global_rng_states
 from composer.trainer.batches import END
 from composer.trainer.microbatch_search import MicrobatchSearch
 from composer.trainer.microbatching import scaled_losses, split_microbatches
-from composer.trainer.randomness import global_rng_states
 from composer.trainer.stopping import StopSignals
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from composer.core import (
 )
 from composer.core.data_spec import move_batch
 from composer.core.naming import check_run_name
+from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
     Parallelism,
     broadcast_model,
@@ -70,7 +71,6 @@ from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.prediction import predict
 from composer.trainer.progress import ResumeState, SavesProgress
-from composer.trainer.randomness import preserve_rng_state
 from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from composer.core.engine import Engine
 from composer.core.event import Event
+from composer.core.randomness import derive_seed, preserve_rng_state, seed_globals
 from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _BEFORE_TRAINING = (Event.AFTER_LOAD, Event.FIT_START)
 
 @contextlib.contextmanager
 def seeded(*words: object) -> Iterator[None]:
-    """Let Python, torch and, where it is loaded, NumPy draw what the words say, and put them back at the end.
+    """Seed the global generators of Python, torch and, where imported, NumPy by the words; restore them at the end.
 
     Example:
         >>> with seeded("epoch", 3):
@@ -41,21 +40,11 @@ def seeded(*words: object) -> Iterator[None]:
         ...     one == torch.rand(1)
         tensor([True])
     """
-    # A string seeds Python's generator by its hash function, which is the same in every process.
-    seed = random.Random(repr(words)).getrandbits(31)  # noqa: S311  (no secret)
-    numpy = sys.modules.get("numpy")
-    held = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)
-    try:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        if numpy:
-            numpy.random.seed(seed)
+    with preserve_rng_state():
+        seed = derive_seed(*words)
+        torch.manual_seed(seed)  # of every device
+        seed_globals(seed)
         yield
-    finally:
-        random.setstate(held[0])
-        torch.set_rng_state(held[1])
-        if numpy:
-            numpy.random.set_state(held[2])
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""Torch's, NumPy's and Python's global generators: kept as they are, seeded by a key, and saved."""
+"""Derived seeds, and the global generators of torch, NumPy and Python: seed, preserve, save and restore them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _PythonState:
 class _NumPyState:
     generator: str
     words: Tensor
-    # NumPy does not check it, and would read memory beyond its words.
+    # NumPy does not check the position, and would read memory beyond the words.
     position: int = attrs.field(validator=[ge(0), le(624)])
     has_gauss: int = attrs.field(validator=[ge(0), le(1)])
     gauss: float
@@ -56,7 +56,7 @@ class _RandomState:
 
 
 def derive_seed(*words: object) -> int:
-    """Return a number of 64 bits that stands for the words, the same in every process.
+    """Return a 64-bit seed computed from the words, the same in every process.
 
     Example:
         >>> derive_seed(17, "epoch", 3) == derive_seed(17, "epoch", 3) != derive_seed(17, "epoch", 4)
@@ -65,8 +65,8 @@ def derive_seed(*words: object) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest())
 
 
-def seed_globals(key: int) -> None:
-    """Seed the global generators of this process's CPU; those of other devices stay as they are.
+def seed_globals(seed: int) -> None:
+    """Seed the global CPU generators; those of other devices do not change.
 
     Example:
         >>> with preserve_rng_state():
@@ -76,42 +76,47 @@ def seed_globals(key: int) -> None:
         ...     first == random.random()
         True
     """
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
     numpy = sys.modules.get("numpy")
-    if numpy is not None:  # where nobody has imported NumPy, nobody draws from it
-        numpy.random.seed(key & 0xFFFFFFFF)
+    if numpy is not None:  # without an import of NumPy, nothing draws from it
+        numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextlib.contextmanager
 def preserve_rng_state(device: torch.device | None = None) -> Iterator[None]:
-    """Give the global generators of the CPU, and of a CUDA device, back as they were."""
-    give_back = _snapshot(torch.device("cpu") if device is None else device)
+    """Restore the global generators of the CPU, and of a CUDA device, at the end of the block.
+
+    Example:
+        >>> with preserve_rng_state():
+        ...     first = torch.rand(1)
+        >>> first == torch.rand(1)
+        tensor([True])
+    """
+    states = [
+        *global_rng_states(torch.device("cpu") if device is None else device),
+        (random.setstate, random.getstate()),
+    ]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states.append((numpy.random.set_state, numpy.random.get_state(legacy=False)))
     try:
         yield
     finally:
-        for put, state in give_back:
-            put(state)
+        for set_state, state in states:
+            set_state(state)
 
 
 def global_rng_states(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
-    """Return what sets torch's global generators, each with the state that it has: those that layers draw from."""
+    """Return ``(set_state, state)`` of each of torch's global generators, which layers draw from."""
     states: list[tuple[Callable[[Any], object], Any]] = [(torch.set_rng_state, torch.get_rng_state())]
     if device.type == "cuda":
         states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
     return states
 
 
-def _snapshot(device: torch.device) -> list[tuple[Callable[[Any], object], Any]]:
-    states = [*global_rng_states(device), (random.setstate, random.getstate())]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states.append((numpy.random.set_state, numpy.random.get_state(legacy=False)))
-    return states
-
-
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of the global generators, those of the CPU and of ``device``, as plain data and tensors.
+    """Return the states of the global generators of the CPU and of ``device``, as plain data and tensors.
 
     Example:
         >>> sorted(rng_state(torch.device("cpu")))
@@ -137,7 +142,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def check_rng_state(states: dict[str, Any], device: torch.device, path: str) -> None:
-    """Raise what :func:`load_rng_state` would raise, and change no generator.
+    """Check that :func:`load_rng_state` accepts ``states``, without changing a global generator.
 
     Raises:
         ValueError: ``states`` is not what :func:`rng_state` returns; the message begins with ``path``.
@@ -152,18 +157,18 @@ def check_rng_state(states: dict[str, Any], device: torch.device, path: str) -> 
 
 
 def load_rng_state(states: dict[str, Any], device: torch.device) -> None:
-    """Give the global generators the states that :func:`rng_state` returned; those that are not there stay."""
+    """Restore the states that :func:`rng_state` returned; generators without a saved state do not change."""
     _load(states, device, is_trial=False)
 
 
 def _load(states: dict[str, Any], device: torch.device, *, is_trial: bool) -> None:
-    """Set the global generators or, as a trial, new ones."""
+    """Set the states of the global generators or, in a trial, of new ones."""
     python, drawn, cuda = states["python"], states.get("numpy"), states.get("cuda")
     of_python: Any = random.Random() if is_trial else random  # noqa: S311  (no secret)
     of_python.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     (torch.Generator() if is_trial else torch.default_generator).set_state(states["torch"].cpu())
     if drawn is not None:
-        import numpy as np  # noqa: PLC0415  (who saved had it)
+        import numpy as np  # noqa: PLC0415  (the saving process used it)
 
         position, has_gauss, gauss = drawn["position"], drawn["has_gauss"], drawn["gauss"]
         words = np.array(drawn["words"].tolist(), dtype=np.uint32)
