@@ -106,10 +106,11 @@ def mmdet(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff."""
+    """Check style and formatting with ruff, and the wording of docstrings, comments, errors and pages."""
     install(session, *TOOLS["lint"])
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "tests/check_words.py")
 
 
 @nox.session

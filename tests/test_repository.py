@@ -1,6 +1,7 @@
 """What has to agree in several files does."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,13 @@ def test_the_commit_hook_uses_the_same_ruff():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
 
     assert set(re.findall(r"ruff==[\w.]+", hooks)) == {pin}
+
+
+def test_words_are_found_across_lines_and_literals():
+    """A phrase is found with its line, also where a line of a comment or a string literal ends within it."""
+    find = runpy.run_path(str(ROOT / "tests" / "check_words.py"))["find"]
+    text = 'one\n# green\n# house\nraise ValueError("Green " f"house")\n'
+
+    found = find(text, {"green house": "conservatory"})
+
+    assert [(line, better) for line, _, better in found] == [(2, "conservatory"), (4, "conservatory")]

@@ -1,4 +1,4 @@
-"""A run that stops anywhere goes on to exactly the bits that it would have come to without a stop.
+"""A run that is stopped at any point and resumed produces bit-identical results.
 
 ``RESUME_MATRIX=all`` in the environment takes every pair of algorithms, else there is a sample of them.
 """
