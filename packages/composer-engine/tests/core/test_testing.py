@@ -136,8 +136,11 @@ class TestDeclarations:
                 {"runs_at_events": lambda self: {Event.BATCH_START: Stage.MIX}},
                 r"runs_at_events\(\) has <Event.BATCH_START.*runs_at",
             ),
-            ({"reads": {"batch.input", "los"}}, "reads says 'los', which is no word for anything; the words are"),
-            ({"writes": {"weights"}}, "writes says 'weights', which is no word"),
+            (
+                {"reads": {"batch.input", "los"}},
+                "reads has 'los', which is not a field of the state; use 'batch.<key>' or one of",
+            ),
+            ({"writes": {"weights"}}, "writes has 'weights', which is not a field"),
         ],
     )
     def test_what_is_wrong_is_told(self, attributes, text):
@@ -247,7 +250,7 @@ class TestEffects:
     def test_undeclared_reads(self, word):
         """Whatever is looked at without saying so is told, with the event and what to write."""
         with pytest.raises(
-            AssertionError, match=rf"Jitter reads '{word}' at 'after_loss' .* Say reads = \{{.*'{word}'"
+            AssertionError, match=rf"Jitter reads '{word}' at 'after_loss' .* Declare reads = \{{.*'{word}'"
         ):
             check_effects(touching(READS[word], reads=ALL - {word}, writes=ALL))
 
@@ -255,7 +258,7 @@ class TestEffects:
     def test_undeclared_writes(self, word):
         """The same of what is changed: by assignment, in place, within what a field holds."""
         case = touching(WRITES[word], Event.AFTER_TRAIN_BATCH, reads=ALL, writes=ALL - {word})
-        with pytest.raises(AssertionError, match=rf"Jitter changes '{word}' at 'after_train_batch' .* Say writes"):
+        with pytest.raises(AssertionError, match=rf"Jitter writes '{word}' at 'after_train_batch' .* Declare writes"):
             check_effects(case)
 
     @pytest.mark.parametrize("word", [*READS, *WRITES])
@@ -269,14 +272,14 @@ class TestEffects:
     @pytest.mark.filterwarnings("ignore:Surgery")
     def test_changes_of_the_model(self, act):
         """Layers, hooks, modes and what is frozen are the model's, as weights are."""
-        with pytest.raises(AssertionError, match="Jitter changes 'model' at 'batch_end'"):
+        with pytest.raises(AssertionError, match="Jitter writes 'model' at 'batch_end'"):
             check_effects(touching(act, Event.BATCH_END, reads=ALL, writes=ALL - {"model"}))
 
     def test_buffers_that_a_forward_pass_moves(self):
         """An extra forward pass moves running statistics, and does not go unseen."""
         case = touching(lambda state: state.model(state.batch), reads=ALL, writes=set())
 
-        with pytest.raises(AssertionError, match="Jitter changes 'model'"):
+        with pytest.raises(AssertionError, match="Jitter writes 'model'"):
             check_effects(case)
 
     def test_batch_as_a_whole(self):

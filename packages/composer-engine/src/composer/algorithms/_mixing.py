@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer import functional as cf
-from composer.core import Event, Stage, get_precision_context
+from composer.core import Event, FieldsByEvent, Stage, get_precision_context
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from composer.core import Algorithm, BatchKey, State
 
-__all__ = ["MIX_LOSSES", "MIX_TARGETS", "blend_losses", "blend_targets", "generator_of"]
+__all__ = ["MIX_LOSSES", "MIX_READS", "MIX_TARGETS", "MIX_WRITES", "blend_losses", "blend_targets", "generator_of"]
 
 MIX_TARGETS: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
 """Where an algorithm runs that blends samples before the forward pass and their targets before the loss."""
@@ -26,6 +26,22 @@ MIX_LOSSES: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFT
 A blend of losses is the outermost, so its samples are blended after those of all who blend targets; and it comes before
 others take back what they did to the targets, so that the partner's loss sees that, too.
 """
+
+MIX_READS = FieldsByEvent(
+    {
+        Event.BEFORE_FORWARD: {"batch.input", "batch.target"},
+        Event.BEFORE_LOSS: {"batch.target", "outputs"},
+        Event.AFTER_LOSS: {"batch.input", "batch.target", "outputs", "loss", "model"},
+    }
+)
+MIX_WRITES = FieldsByEvent(
+    {
+        Event.BEFORE_FORWARD: {"batch.input"},
+        Event.BEFORE_LOSS: {"batch.target"},
+        Event.AFTER_LOSS: {"batch.target", "loss"},
+    }
+)
+"""The fields that both read and write; the partners' targets are in the batch while their loss is computed."""
 
 
 def generator_of(state: State, algorithm: Algorithm) -> torch.Generator:

@@ -8,7 +8,7 @@ import attrs
 
 from composer import functional as cf
 from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.core import Algorithm, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number_between, whole_number_from
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Alibi(Algorithm):
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = {"model", "optimizers", "batch"}
-    writes: ClassVar = {"model", "optimizers", "batch"}
+    reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
+    writes: ClassVar = reads
     owns: ClassVar = {
         ExclusiveResource(
             "the position embeddings", remedy="A second one would find them gone: choose one set of settings."

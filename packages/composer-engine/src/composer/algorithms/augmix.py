@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import add_transform
-from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
@@ -57,8 +57,10 @@ class AugMix(Algorithm):
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.AUGMENT, Event.AFTER_DATALOADER: Stage.AUGMENT}
-    reads: ClassVar = {"batch.input", "train_dataloader", "evaluators"}
-    writes: ClassVar = {"batch.input", "train_dataloader"}
+    reads: ClassVar = FieldsByEvent(
+        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input"}}
+    )
+    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input"}})
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, depth=self.depth == 0)

@@ -9,7 +9,7 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import add_transform
-from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Stage, State
 from composer.core.checks import number_between, true_or_false
 
 if TYPE_CHECKING:
@@ -58,8 +58,12 @@ class ColOut(Algorithm):
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
-    reads: ClassVar = {"batch.input", "batch.target", "train_dataloader", "evaluators"}
-    writes: ClassVar = {"batch.input", "batch.target", "train_dataloader"}
+    reads: ClassVar = FieldsByEvent(
+        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input", "batch.target"}}
+    )
+    writes: ClassVar = FieldsByEvent(
+        {Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input", "batch.target"}}
+    )
 
     def __attrs_post_init__(self) -> None:
         is_idle = self.p_row == self.p_col == 0

@@ -8,7 +8,15 @@ import attrs
 from torch import Tensor  # noqa: TC002  (attrs fields are looked up at run time)
 
 from composer import functional as cf
-from composer.algorithms._mixing import MIX_LOSSES, MIX_TARGETS, blend_losses, blend_targets, generator_of
+from composer.algorithms._mixing import (
+    MIX_LOSSES,
+    MIX_READS,
+    MIX_TARGETS,
+    MIX_WRITES,
+    blend_losses,
+    blend_targets,
+    generator_of,
+)
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between, true_or_false
 
@@ -54,8 +62,8 @@ class CutMix(Algorithm):
     _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {**MIX_TARGETS, Event.AFTER_LOSS: Stage.LOSS}
-    reads: ClassVar = {"batch.input", "batch.target", "outputs", "loss", "model"}
-    writes: ClassVar = {"batch.input", "batch.target", "loss"}
+    reads: ClassVar = MIX_READS
+    writes: ClassVar = MIX_WRITES
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return where it runs: the blend of labels comes before the loss, the blend of losses after it."""

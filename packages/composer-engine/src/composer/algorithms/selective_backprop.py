@@ -18,6 +18,7 @@ from composer.core import (
     BatchKey,
     Event,
     ExclusiveResource,
+    FieldsByEvent,
     Logger,
     NoEffectWarning,
     Stage,
@@ -72,8 +73,13 @@ class SelectiveBackprop(Algorithm):
     _is_due: bool = attrs.field(default=False, init=False, repr=False)  # the fit has been before its start
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT, Event.FIT_END: Stage.SELECT}
-    reads: ClassVar = {"batch", "model", "timestamp", "max_duration", "dataloader_len"}
-    writes: ClassVar = {"batch"}
+    reads: ClassVar = FieldsByEvent(
+        {
+            Event.AFTER_DATALOADER: {"batch", "model", "timestamp", "max_duration", "dataloader_len"},
+            Event.FIT_END: {"max_duration"},
+        }
+    )
+    writes: ClassVar = FieldsByEvent({Event.AFTER_DATALOADER: {"batch"}})
     owns: ClassVar = {
         ExclusiveResource(
             "the choice of samples", remedy="A second one would choose among those that are left: choose one keep."

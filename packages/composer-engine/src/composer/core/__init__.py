@@ -10,6 +10,7 @@ from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, evaluate_periodically
 from composer.core.event import Event
+from composer.core.fields import FieldsByEvent, ServedFields
 from composer.core.interval import Interval
 from composer.core.load_report import LoadReport, StateMismatchError
 from composer.core.logger import Logger, LoggerDestination, Trace
@@ -38,6 +39,7 @@ __all__ = [
     "Evaluator",
     "Event",
     "ExclusiveResource",
+    "FieldsByEvent",
     "Interval",
     "LoadReport",
     "Logger",
@@ -50,6 +52,7 @@ __all__ = [
     "Plan",
     "Precision",
     "Serializable",
+    "ServedFields",
     "Stage",
     "State",
     "StateMismatchError",

@@ -27,6 +27,7 @@ from composer.core.subscription import Subscription, check_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from composer.core.fields import ServedFields
     from composer.core.state import State
     from composer.core.time import Time
 
@@ -54,10 +55,12 @@ class Engine:
             among the passes; one or several.
         algorithms: Put into ``state.algorithms``, if given.
         log_traces: Whether to log for each event which algorithms ran.
+        serves: The events that the loop runs and the fields of the state that it serves there; all if None.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
         TypeError: ``state`` is not a :class:`State`.
+        ValueError: An algorithm needs an event or a field that the loop does not serve.
 
     Example:
         >>> from composer.core import State
@@ -73,12 +76,14 @@ class Engine:
         algorithms: Algorithm | Iterable[Algorithm] | None = None,
         *,
         log_traces: bool = False,
+        serves: ServedFields | None = None,
     ) -> None:
         if not callable(getattr(state, "on_components_change", None)):  # the class cannot be imported here
             raise TypeError(f"state must be a State, such as State(model=model), got {type(state).__name__}.")
         self.state = state
         self.logger = Logger(state) if logger is None else logger
         self.log_traces = log_traces
+        self._serves = serves
         self._passes = ObservableList(default_passes(), _check_pass)
         self._subscriptions: ObservableList[Subscription] = ObservableList((), check=_check_nothing)
         self._table: dict[str, tuple[Call, ...]] = {}
@@ -185,6 +190,7 @@ class Engine:
                 self.logger.destinations,
                 self._passes,
                 self._subscriptions,
+                self._serves,
             )
             fresh = [warning for warning in self._plan.warnings if warning not in self._warned]
             self._warned.update(fresh)

@@ -15,6 +15,7 @@ from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
 from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
+from composer.core.fields import ServedFields, fields_at
 from composer.core.hooks import hook_of, intervals_of, overrides
 from composer.core.ordering import apply_passes
 from composer.core.passes import default_passes, stage_of
@@ -49,7 +50,7 @@ class Entry:
         asked: Whether it decides by its own ``match`` each time.
         why: Why it comes where it comes, in a few words; empty where there is nothing to say.
         every: How often it is called there; None is each time.
-        reads, writes: What an algorithm declares that it looks at and changes, at one or another of its events.
+        reads, writes: The fields of the state that an algorithm declares to read and to write there.
         call: What it does there, ``f(state, logger)``.
     """
 
@@ -216,6 +217,7 @@ def build_plan(
     destinations: Sequence[LoggerDestination] = (),
     passes: Sequence[AlgorithmPass] | None = None,
     subscriptions: Sequence[Subscription] = (),
+    serves: ServedFields | None = None,
 ) -> Plan:
     """Return the plan of all that may be called, ordered by ``passes`` (the default ones if None).
 
@@ -223,7 +225,8 @@ def build_plan(
         AlgorithmConflictError: Two of the algorithms cannot work together.
         TypeError: An algorithm's declarations or a callback's intervals are not what they must be, or a pass returns
             nothing.
-        ValueError: One object is given twice, a pass returns what it was not given, or an interval is never due.
+        ValueError: One object is given twice, a pass returns what it was not given, an interval is never due, or an
+            algorithm needs more than the host ``serves``.
     """
     passes = default_passes() if passes is None else passes
     _check(algorithms, callbacks, destinations)
@@ -247,6 +250,8 @@ def build_plan(
             left_out += [LeftOut(keys[id(algorithm)], event, by) for algorithm, by in ordered.left_out]
             if entries:
                 plan[event] = _with_reasons(entries, event, {key: place for place, key in enumerate(keys.values())})
+    if serves is not None:
+        serves.check(plan)
     texts = [*map(_runs_nowhere, _idle(algorithms)), *(str(warning.message) for warning in caught)]
     declarations = tuple(_declaration(algorithm, keys[id(algorithm)]) for algorithm in algorithms)
     return Plan(plan, declarations, tuple(left_out), tuple(dict.fromkeys(texts)))
@@ -340,8 +345,8 @@ def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, .
         stage=stage_of(algorithm, event) if event in algorithm.runs_at_events() else None,
         placed_by=placed_by,
         asked=overrides_match(algorithm),
-        reads=tuple(sorted(algorithm.reads)),
-        writes=tuple(sorted(algorithm.writes)),
+        reads=tuple(sorted(fields_at(algorithm.reads, event))),
+        writes=tuple(sorted(fields_at(algorithm.writes, event))),
     )
 
 

@@ -14,9 +14,9 @@ from composer.core import precision, time
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.conflicts import find_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
+from composer.core.fields import ALWAYS_SERVED, FIELDS, FieldsByEvent, fields_at
 from composer.core.plan import build_plan, overrides_match
 from composer.core.stage import Stage
-from composer.core.testing.effects import FREE, WORDS, Effects
 from composer.core.testing.loop import Training, seeded, through_json
 from composer.core.testing.watching import Watch
 from composer.core.time import Timestamp
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from composer.core.logger import Logger
     from composer.core.state import State
+    from composer.core.testing.effects import Effects
 
 __all__ = [
     "CHECKS",
@@ -116,10 +117,15 @@ def check_declarations(case: Case) -> None:
         wrong = [event for event in Event if algorithm.match(event, state) != (event in places)]
         assert not wrong, f"{name}.match contradicts {name}.runs_at_events() for {wrong[0]!r}."
     for declared in ("reads", "writes"):
-        unknown = {word for word in getattr(algorithm, declared) if not word.startswith("batch.")} - WORDS - FREE
+        fields = getattr(algorithm, declared)
+        unknown = {field for field in fields if not field.startswith("batch.")} - FIELDS - ALWAYS_SERVED
         assert not unknown, (
-            f"{name}.{declared} says {sorted(unknown)[0]!r}, which is no word for anything; the words are "
-            f"{', '.join(sorted(WORDS))}, and 'batch.<key>'."
+            f"{name}.{declared} has {sorted(unknown)[0]!r}, which is not a field of the state; use 'batch.<key>' or "
+            f"one of {', '.join(sorted(FIELDS))}."
+        )
+        extra = {*fields.by_event} - {*algorithm.runs_at} if isinstance(fields, FieldsByEvent) else set()
+        assert not extra, (
+            f"{name}.{declared} has fields for {sorted(extra)[0]!r}, which runs_at of the class does not have."
         )
 
 
@@ -147,12 +153,12 @@ def check_effects(case: Case) -> None:
     watch, _ = case.watched()
     algorithm = watch.algorithm
     for event, effects in watch.effects.items():
-        for declared, verb, seen in (("reads", "reads", effects.reads - FREE), ("writes", "changes", effects.writes)):
-            words = getattr(algorithm, declared)
-            extra = {word for word in seen - {*words} if not (word.startswith("batch.") and "batch" in words)}
+        for attribute, observed in (("reads", effects.reads - ALWAYS_SERVED), ("writes", effects.writes)):
+            declared = fields_at(getattr(algorithm, attribute), event)
+            extra = {field for field in observed - declared if not (field.startswith("batch.") and "batch" in declared)}
             assert not extra, (
-                f"{type(algorithm).__name__} {verb} {sorted(extra)[0]!r} at {event.value!r} and does not declare it. "
-                f"Say {declared} = {{{', '.join(map(repr, sorted({*words, *extra})))}}}, or leave it alone."
+                f"{type(algorithm).__name__} {attribute} {sorted(extra)[0]!r} at {event.value!r} and does not declare "
+                f"it. Declare {attribute} = {{{', '.join(map(repr, sorted({*declared, *extra})))}}}, or do not use it."
             )
 
 

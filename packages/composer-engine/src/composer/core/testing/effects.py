@@ -11,57 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from composer.core.batch import batch_get
+from composer.core.fields import ALWAYS_SERVED, FIELDS
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["FREE", "WORDS", "Effects", "RecordingState", "observe"]
-
-WORDS = frozenset(
-    {
-        "algorithms",
-        "batch",
-        "batch.input",
-        "batch.target",
-        "callbacks",
-        "dataloader",
-        "dataloader_len",
-        "eval_metrics",
-        "evaluators",
-        "gradients",
-        "iteration_length",
-        "loss",
-        "max_duration",
-        "model",
-        "optimizers",
-        "outputs",
-        "scaler",
-        "schedulers",
-        "timestamp",
-        "train_dataloader",
-        "train_metrics",
-    }
-)
-"""What ``Algorithm.reads`` and ``Algorithm.writes`` may say; further items of a batch are ``"batch.<key>"``, and all of
-it together is ``"batch"``."""
-
-FREE = frozenset(
-    {
-        "component_key",
-        "dataloader_label",
-        "device",
-        "device_train_microbatch_size",
-        "microbatch",
-        "precision",
-        "profiler",
-        "rank",
-        "rank_zero_seed",
-        "run_name",
-        "seed",
-    }
-)
-"""What a run is given and nothing in it changes: it may be declared, and need not."""
+__all__ = ["Effects", "RecordingState", "observe"]
 
 _MEANINGS: Mapping[str, frozenset[str]] = {
     "eval_metric_values": frozenset({"eval_metrics"}),
@@ -133,7 +89,7 @@ class RecordingState:
         vars(self).update(effects=Effects(), generators=[], _state=state, _algorithm=algorithm)
 
     def __getattr__(self, name: str) -> Any:
-        self.effects.reads |= {name} if name in WORDS | FREE else _MEANINGS.get(name, set())
+        self.effects.reads |= {name} if name in FIELDS | ALWAYS_SERVED else _MEANINGS.get(name, set())
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,0 +1,186 @@
+"""Which fields algorithms need, and which a host of algorithms serves."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from composer.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
+from composer.core import Engine, Event, FieldsByEvent, ServedFields, Stage, State
+from composer.core.fields import fields_at
+
+LOSS_EVENTS = (Event.BEFORE_LOSS, Event.AFTER_LOSS)
+PLAIN_LOOP = ServedFields(
+    "PlainLoop",
+    readable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch", "outputs", "loss"})),
+    writable=dict.fromkeys(LOSS_EVENTS, frozenset({"outputs", "loss"})),
+)
+
+
+class Regression(nn.Linear):
+    """A linear model with the mean squared error as its loss."""
+
+    def forward(self, batch):
+        return super().forward(batch[0])
+
+    def loss(self, outputs, batch):
+        return mse_loss(outputs, batch[1])
+
+
+def train(*algorithms):
+    """Return the losses of a training loop that runs the two events around the loss only."""
+    state = State(Regression(2, 1))
+    engine = Engine(state, algorithms=algorithms, serves=PLAIN_LOOP)
+    losses = []
+    for state.batch in [(torch.ones(4, 2), torch.ones(4, 1))] * 2:
+        state.outputs = state.model(state.batch)
+        engine.run_event("before_loss")
+        state.loss = state.model.loss(state.outputs, state.batch)
+        engine.run_event("after_loss")
+        losses.append(state.loss.item())
+    return losses
+
+
+class TestServedFields:
+    def test_algorithm_within_what_the_host_serves_runs(self, make, calls):
+        """A loop with two events is enough for an algorithm that needs the loss."""
+        halve = make.algorithm("Halve", {Event.AFTER_LOSS: Stage.LOSS}, reads={"loss"}, writes={"loss"})
+
+        train(halve)
+
+        assert calls == [("Halve", "after_loss")] * 2
+
+    def test_mixup_is_refused_in_one_sentence(self):
+        """The error names the algorithm, the host, the events and the fields, before anything runs."""
+        with pytest.raises(ValueError, match=r"^MixUp cannot run in PlainLoop") as caught:
+            train(MixUp())
+
+        assert str(caught.value) == (
+            "MixUp cannot run in PlainLoop: it runs at 'before_forward' and writes 'batch.target' at 'before_loss', "
+            "which PlainLoop does not serve. Remove MixUp, or serve this in PlainLoop."
+        )
+
+    def test_reading_what_is_only_written_is_refused(self, make):
+        """A field must be served for reading to be read."""
+        loop = ServedFields("Loop", readable={}, writable={Event.AFTER_LOSS: {"loss"}})
+
+        with pytest.raises(ValueError, match=r"A cannot run in Loop: it reads 'loss' at 'after_loss', which"):
+            Engine(
+                State(None),
+                algorithms=make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, reads={"loss"}, writes={"loss"}),
+                serves=loop,
+            )
+
+    def test_all_refused_algorithms_are_named(self):
+        """One error has a line for each algorithm."""
+        with pytest.raises(ValueError, match="cannot run in PlainLoop") as caught:
+            train(BlurPool(), MixUp(), GradientClipping("norm", 1.0))
+
+        assert [line.split(" cannot")[0] for line in str(caught.value).splitlines()] == [
+            "BlurPool",
+            "MixUp",
+            "GradientClipping",
+        ]
+
+    def test_algorithm_that_is_added_later_is_refused_with_the_next_event(self, make):
+        """The check belongs to the plan."""
+        state = State(None)
+        engine = Engine(state, serves=PLAIN_LOOP)
+        engine.run_event("after_loss")
+        state.algorithms.append(make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, writes={"model"}))
+
+        with pytest.raises(ValueError, match="A cannot run in PlainLoop: it writes 'model' at 'after_loss'"):
+            engine.run_event("after_loss")
+
+    def test_batch_includes_its_items(self, make):
+        """LabelSmoothing needs the targets: a host that serves the whole batch serves them."""
+        loop = ServedFields(
+            "Loop",
+            readable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch", "outputs"})),
+            writable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch.target"})),
+        )
+
+        entries = Engine(State(None), algorithms=LabelSmoothing(), serves=loop).explain().entries
+
+        assert [*entries] == [*LOSS_EVENTS]
+
+    def test_events_of_an_evaluation_may_be_missing(self):
+        """EMA runs around evaluations and predictions, which a training need not have."""
+        fields = {"model", "timestamp", "max_duration", "dataloader_len"}
+        events = dict.fromkeys((Event.FIT_START, Event.BATCH_END, Event.FIT_END), fields)
+
+        Engine(State(None), algorithms=EMA(), serves=ServedFields("Loop", readable=events, writable=events))
+
+    def test_constants_of_a_run_are_always_served(self, make):
+        """The seed and the like need not be listed."""
+        Engine(
+            State(None),
+            algorithms=make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, reads={"seed", "precision"}),
+            serves=PLAIN_LOOP,
+        )
+
+    def test_algorithm_without_declared_events(self, make):
+        """It runs where match returns True: each field must be served at some event."""
+        options = {"match": lambda self, event, state: False}
+
+        Engine(State(None), algorithms=make.algorithm("A", reads={"loss"}, **options), serves=PLAIN_LOOP)
+
+        with pytest.raises(ValueError, match="A cannot run in PlainLoop: it writes 'model' at some event, which"):
+            Engine(State(None), algorithms=make.algorithm("A", writes={"model"}, **options), serves=PLAIN_LOOP)
+
+    def test_without_a_declaration_everything_is_served(self, make):
+        """The trainer runs all events and serves all fields."""
+        Engine(State(None), algorithms=[MixUp(), BlurPool()])
+
+    def test_unknown_fields_and_events_are_refused(self):
+        """A misspelt field would refuse every algorithm."""
+        with pytest.raises(ValueError, match=r"readable has the unknown field 'los'; use 'batch.<key>' or one of"):
+            ServedFields("Loop", readable={Event.AFTER_LOSS: {"los"}}, writable={})
+        with pytest.raises(ValueError, match="'after_los' is not a valid Event"):
+            ServedFields("Loop", readable={}, writable={"after_los": {"loss"}})
+
+    def test_string_instead_of_a_set_is_refused(self):
+        """A string is a set of its letters."""
+        with pytest.raises(TypeError, match="fields must map events to sets of fields, got the string 'loss'"):
+            ServedFields("Loop", readable={Event.AFTER_LOSS: "loss"}, writable={})
+
+
+class TestFieldsByEvent:
+    FIELDS = FieldsByEvent({Event.BEFORE_FORWARD: {"batch.input"}, "after_loss": {"loss", "model"}})
+
+    def test_is_the_set_of_all_fields(self):
+        """Code that asks whether an algorithm reads a field does not need the events."""
+        assert {"batch.input", "loss", "model"} == self.FIELDS
+
+    @pytest.mark.parametrize(
+        ("event", "fields"),
+        [
+            (Event.BEFORE_FORWARD, {"batch.input"}),
+            (Event.AFTER_LOSS, {"loss", "model"}),
+            (Event.BATCH_END, set()),
+        ],
+    )
+    def test_fields_at_an_event(self, event, fields):
+        """Events without fields have none."""
+        assert fields_at(self.FIELDS, event) == fields
+
+    def test_plain_set_applies_to_every_event(self):
+        """One declaration for all events is the short form."""
+        assert fields_at({"loss"}, Event.BATCH_END) == {"loss"}
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda fields: pickle.loads(pickle.dumps(fields))])
+    def test_copies_are_equal(self, copied):
+        """Copies have the same fields at the same events."""
+        assert copied(self.FIELDS).by_event == self.FIELDS.by_event
+
+    def test_plan_has_the_fields_of_each_event(self, make):
+        """What an entry reads is what the algorithm needs at that event."""
+        places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
+
+        plan = Engine(State(None), algorithms=make.algorithm("A", places, reads=self.FIELDS)).explain()
+
+        assert [plan.entries[event][0].reads for event in places] == [("batch.input",), ("loss", "model")]
+        assert plan.algorithms[0].reads == ("batch.input", "loss", "model")
