@@ -372,7 +372,7 @@ class TestArguments:
             ({"lr": float("nan")}, "lr must be at least 0, got nan"),
             ({"lr": 0.1, "weight_decay": -1e-5}, "weight_decay must be at least 0"),
             ({"lr": 0.1, "momentum": -1}, "momentum must be at least 0, got -1"),
-            ({"lr": 0.1, "nesterov": True}, "nesterov needs momentum above 0 and dampening=0, got momentum=0"),
+            ({"lr": 0.1, "nesterov": True}, "nesterov requires momentum above 0 and dampening=0, got momentum=0"),
             ({"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "nesterov": True}, r"dampening=0\.5"),
         ],
     )
@@ -426,9 +426,9 @@ class TestArguments:
     @pytest.mark.filterwarnings("error")
     def test_large_decay_warns(self):
         """A decay as for torch's AdamW would take off far too much; the warning is at the caller's line."""
-        with pytest.warns(UserWarning, match=r"weight_decay=0\.01 takes that share off.*1e-5 are usual") as caught:
+        with pytest.warns(UserWarning, match=r"weight_decay=0\.01 removes that fraction of.*1e-5 are usual") as caught:
             DecoupledAdamW(make_weights([(1,)]), weight_decay=0.01)
-        with pytest.warns(UserWarning, match=r"weight_decay=0\.001 takes"):
+        with pytest.warns(UserWarning, match=r"weight_decay=0\.001 removes"):
             DecoupledSGDW([{"params": make_weights([(1,)]), "weight_decay": 1e-3}], lr=0.1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -186,7 +186,7 @@ class TestPlotSchedule:
                 (lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2), "4ba"),
                 {},
                 ValueError,
-                "one of torch's.*in a run of 4ba it is not known when it steps",
+                "a torch scheduler.*in a run of 4ba it is not known when it steps",
             ),
         ],
     )

@@ -142,7 +142,7 @@ class TestRatio:
 
     def test_parts_of_an_epoch_of_unknown_length_are_refused(self):
         """Half an epoch cannot be found where nobody knows how long one is."""
-        with pytest.raises(ValueError, match="1ep: a part of an epoch needs a data loader that knows its length"):
+        with pytest.raises(ValueError, match="1ep: a part of an epoch needs a data loader with a known length"):
             schedules.StepScheduler("1ep")(make_state(batches=None), 0.5)
 
 
@@ -186,12 +186,12 @@ class TestUnits:
         """What cannot be converted is an error that says which times, and what to do."""
         schedule = schedules.CosineAnnealingWithWarmupScheduler("5ba")
 
-        with pytest.raises(ValueError, match=r"5ba and 1dur cannot be put on one scale.*in one unit"):
+        with pytest.raises(ValueError, match=r"5ba and 1dur cannot be converted to one unit.*in one unit"):
             schedule(make_state(batches=None))
 
     def test_samples_and_epochs_are_refused(self):
         """A number of samples is no number of batches."""
-        with pytest.raises(ValueError, match=r"50sp and 6ep cannot be put on one scale"):
+        with pytest.raises(ValueError, match=r"50sp and 6ep cannot be converted to one unit"):
             schedules.CosineAnnealingWithWarmupScheduler("50sp", "6ep")(make_state())
 
     def test_a_fraction_of_no_length_is_refused(self):
@@ -252,7 +252,7 @@ class TestWarmup:
         """A warm-up in samples beside a schedule in batches is refused with both times and the remedy."""
         schedule = schedules.LinearWithWarmupScheduler("50sp", t_max=t_max)
 
-        with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be put on one scale: say all.*in one unit"):
+        with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be converted to one unit: give all"):
             compile_composer_scheduler(schedule, make_state(optimizers=sgd(0.1)))
 
     @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ class TestArguments:
         ("make", "message"),
         [
             (lambda: schedules.LinearScheduler(t_max="soon"), "t_max must be .*'soon'"),
-            (lambda: schedules.MultiStepScheduler(["30ep", "9ep"]), "in the order of time, but 9ep comes after 30ep"),
+            (lambda: schedules.MultiStepScheduler(["30ep", "9ep"]), "in ascending order, got 9ep after 30ep"),
             (lambda: schedules.LinearScheduler(t_max="0ba"), "t_max must be longer than 0, got 0ba"),
             (lambda: schedules.CosineAnnealingWithWarmupScheduler("-1ba"), "t_warmup must not be negative, got -1ba"),
             (lambda: schedules.CosineAnnealingScheduler(alpha_f=-0.1), "alpha_f"),
@@ -504,7 +504,7 @@ class TestCompile:
         """Only where there is one, it need not be said which."""
         state = make_state(optimizers=optimizers)
 
-        with pytest.raises(ValueError, match=f"optimizer must say which of the {len(optimizers)}"):
+        with pytest.raises(ValueError, match=f"optimizer is required to choose one of the {len(optimizers)}"):
             compile_composer_scheduler(schedules.LinearScheduler(), state)
 
     def test_several_optimizers_have_one_each(self):

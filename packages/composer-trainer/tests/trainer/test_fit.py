@@ -642,7 +642,7 @@ class TestSchedulesOverSeveralFits:
             train_dataloader=Endless(), schedulers=CosineAnnealingWithWarmupScheduler("0.1dur"), max_duration="1ep"
         )
 
-        with pytest.raises(ValueError, match="knows its length"):
+        with pytest.raises(ValueError, match="a data loader with a known length"):
             trainer.fit()
 
 

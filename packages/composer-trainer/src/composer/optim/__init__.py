@@ -1,4 +1,4 @@
-"""Optimizers with decoupled weight decay, and schedules of the learning rate in any unit of time."""
+"""Optimizers with decoupled weight decay, and learning rate schedules in any unit of time."""
 
 from composer.optim.decoupled_weight_decay import DecoupledAdamW, DecoupledSGDW
 from composer.optim.plot import plot_schedule

@@ -1,4 +1,4 @@
-"""Where a run stands in the times of a schedule, and learning rates that follow it."""
+"""Convert a schedule's times to a run's clock, and set learning rates from that clock."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["ClockLR", "position"]
 
 _NO_COMMON_UNIT = (
-    "{spans} cannot be put on one scale: say all of a schedule's times in one unit, or in epochs, batches and "
+    "{spans} cannot be converted to one unit: give all of a schedule's times in one unit, or in epochs, batches and "
     "durations with a data loader that has a length."
 )
 
 
 def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[float]]:
-    """Return how much of the training is done and how long the spans are, all in one unit.
+    """Return the completed part of the training and the lengths of the spans, all in one unit.
 
-    Durations are fractions of ``state.max_duration``. Epochs are counted in batches where an epoch's length is known,
-    so that a schedule moves with every batch; else they are whole.
+    Durations are fractions of ``state.max_duration``. Epochs are counted in batches if the length of an epoch is known,
+    so that a schedule changes with every batch; otherwise only whole epochs count.
 
     Args:
         state: The run.
-        spans: Lengths of time, each with the scale schedule ratio by which it is multiplied if it is not a duration.
+        spans: Lengths of time, each with the scale schedule ratio that multiplies it unless it is a duration.
 
     Raises:
         ValueError: A span is a duration and the training has no length, or the spans have units that cannot be
@@ -58,8 +58,8 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
             return done + state.timestamp.count(TimeUnit.BATCH, in_epoch=True), in_batches
         if batches is None and any(length != int(length) for length in lengths):
             raise ValueError(
-                f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader that knows "
-                "its length. Give it one, or say the training's length and the schedule's times in batches."
+                f"{' and '.join(str(span) for span, _ in spans)}: a part of an epoch needs a data loader with a known "
+                "length. Define its __len__, or give max_duration and the schedule's times in batches."
             )
     if units.count(units[0]) != len(units):
         raise ValueError(_NO_COMMON_UNIT.format(spans=" and ".join(str(span) for span, _ in spans)))
@@ -68,12 +68,12 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
 
 def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
     if span.unit is not TimeUnit.DURATION:
-        # Rounding keeps 0.29 of 100 batches, 28.999999999999996, from coming a batch early.
+        # Without rounding, 0.29 of 100 batches (28.999999999999996) would be reached a batch early.
         return (span.value if ratio == 1 else round(span.value * ratio, 9)), span.unit
     whole = state.max_duration
     if whole is None:
-        raise ValueError(f"{span} is a fraction of the training, which has no length; say e.g. max_duration='10ep'.")
-    # Rounded here, too: 0.07 of 100 batches, 7.000000000000001, shall not come a batch late.
+        raise ValueError(f"{span} is a fraction of the training, which has no length; set e.g. max_duration='10ep'.")
+    # Without rounding, 0.07 of 100 batches (7.000000000000001) would be reached a batch late.
     length = span.value * whole.value
     return length if isinstance(length, int) else round(length, 9), whole.unit
 
@@ -85,14 +85,14 @@ def _batches_in_epoch(state: State) -> int | None:
 
 
 class ClockLR(LRScheduler):
-    """Sets each learning rate to its initial one times a factor that depends on nothing but the run's clock.
+    """Set each learning rate to its initial value times a factor that depends only on the run's clock.
 
-    torch's LambdaLR does that with a count of its own, and warns of a wrong order when a loss scaler skips the first
-    step or an algorithm wraps the optimizer, where the order is right.
+    ``torch.optim.lr_scheduler.LambdaLR`` counts its own steps instead, and warns about the order of steps when a loss
+    scaler skips the first step or an algorithm wraps the optimizer.
 
     Args:
-        optimizer: Whose learning rates.
-        factor: The factor now.
+        optimizer: The optimizer.
+        factor: Function that returns the current factor.
     """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[], float]) -> None:
@@ -100,14 +100,14 @@ class ClockLR(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the learning rates that the clock asks for."""
+        """Return the learning rates for the current clock."""
         factor = self._factor()
         if type(factor) is not float or not 0 <= factor < math.inf:
             factor = _checked(factor, self._factor)
         return [_initial_rate(group) * factor for group in self.optimizer.param_groups]
 
     def step(self, epoch: int | None = None) -> None:
-        """Set the learning rates; ``epoch`` is not needed."""
+        """Set the learning rates; ``epoch`` is ignored."""
         del epoch
         self._step_count += 1
         self.last_epoch += 1
@@ -119,15 +119,15 @@ class ClockLR(LRScheduler):
                 group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last learning rates, which only tell: the clock is all that is needed."""
+        """Return the last learning rates, for information: the clock alone determines the next ones."""
         return {"_last_lr": self._last_lr}
 
 
 def _checked(factor: Any, schedule: Any) -> float:
-    """Return a factor that is not a plain float as one.
+    """Return the factor as a plain float.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
         ValueError: It is negative, infinite or not a number (NaN).
     """
     schedule = getattr(schedule, "func", schedule)

@@ -31,30 +31,30 @@ _LARGE_DECAY = 1e-3
 
 
 class _DecoupledOptimizer(Optimizer, abc.ABC):
-    """Takes its share off the weights, and leaves the rest of a step to a function of torch on lists of tensors."""
+    """Decay the weights, and compute the rest of a step with a torch function on lists of tensors."""
 
     def __init__(self, params: Params, defaults: Group) -> None:
         super().__init__(params, defaults)
         large = max(group["weight_decay"] for group in self.param_groups)
         if large >= _LARGE_DECAY:
             warnings.warn(
-                f"weight_decay={large} takes that share off the weights at each step, as {type(self).__name__} does "
-                "not multiply it by the learning rate; values about 1e-5 are usual. What torch.optim.AdamW does with "
-                "weight_decay is done here with lr * weight_decay.",
+                f"weight_decay={large} removes that fraction of the weights at each step: {type(self).__name__} does "
+                "not multiply it by the learning rate. Values about 1e-5 are usual. The equivalent of weight_decay in "
+                "torch.optim.AdamW is lr * weight_decay here.",
                 UserWarning,
                 stacklevel=3,
             )
 
     @abc.abstractmethod
     def _check(self, group: Group) -> None:
-        """Raise an error if a group has settings that cannot be."""
+        """Raise an error if a setting of a group is invalid."""
 
     @abc.abstractmethod
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-        """Change the weights by the gradients."""
+        """Update the weights from the gradients."""
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group of parameters; its ``initial_lr`` is its learning rate, if it has none."""
+        """Add a parameter group; its ``initial_lr`` defaults to its learning rate."""
         group = {**self.defaults, **param_group}
         _check_number("lr", group["lr"])
         _check_number("weight_decay", group["weight_decay"])
@@ -66,20 +66,20 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
         super().__setstate__(state)
         for group in self.param_groups:
             _complete(group)
-        for held in self.state.values():
-            # A fused optimizer of torch's keeps the count on the device, and reading it there would wait.
-            if "step" in held:
-                held["step"] = torch.as_tensor(held["step"], dtype=torch.float32, device="cpu")
+        for values in self.state.values():
+            # Fused torch optimizers keep the count on the device, where reading it would synchronize.
+            if "step" in values:
+                values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change the weights; parameters without a gradient are left alone. This does not wait for the device.
+        """Update the parameters that have a gradient. This does not synchronize with the device.
 
         Args:
-            closure: Computes loss and gradients anew, if they are not there yet.
+            closure: Function that computes the loss and the gradients, if they are not computed yet.
 
         Returns:
-            What ``closure`` returned, if there is one.
+            The result of ``closure``, or None without one.
 
         Raises:
             ValueError: A gradient is sparse.
@@ -93,8 +93,8 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
             gradients = [weight.grad for weight in weights]
             if any(gradient.is_sparse for gradient in gradients):
                 raise ValueError(
-                    f"{type(self).__name__} cannot use sparse gradients. Make the embedding with sparse=False, "
-                    "or give its weights to torch.optim.SparseAdam."
+                    f"{type(self).__name__} cannot use sparse gradients. Create the embedding with sparse=False, "
+                    "or optimize its weights with torch.optim.SparseAdam."
                 )
             if weights:
                 _decay(weights, group)
@@ -112,18 +112,18 @@ class DecoupledSGDW(_DecoupledOptimizer):
     - ``weights <- weights - lr * v_t``, or with ``nesterov``, ``weights - lr * (gradient_t + momentum * v_t)``.
 
     Without weight decay it is :class:`torch.optim.SGD`, and their states are interchangeable. ``initial_lr`` is the
-    learning rate that a group was made with; schedules start from it. ``OneCycleLR`` puts its own first rate there.
+    learning rate that a group was created with; schedules start from it. ``OneCycleLR`` overwrites it.
 
     Args:
-        params: Parameters, ``(name, parameter)`` pairs, or groups of them with settings of their own.
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups with their own settings.
         lr: The learning rate, at least 0.
-        momentum: How much of the last step is kept, at least 0.
-        dampening: How much of the gradient does not go into the momentum.
-        weight_decay: The share that is taken off the weights at each step at the initial learning rate, at least 0.
-        nesterov: Whether to look ahead; needs momentum, and no dampening.
+        momentum: Fraction of the previous step that is kept, at least 0.
+        dampening: Fraction of the gradient that is left out of the momentum.
+        weight_decay: Fraction of the weights removed at each step at the initial learning rate, at least 0.
+        nesterov: Whether to use Nesterov momentum; requires momentum, and no dampening.
 
     Raises:
-        TypeError: ``lr`` or ``weight_decay`` is no number.
+        TypeError: ``lr`` or ``weight_decay`` is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -160,8 +160,8 @@ class DecoupledSGDW(_DecoupledOptimizer):
         _check_number("momentum", group["momentum"])
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError(
-                f"nesterov needs momentum above 0 and dampening=0, got momentum={group['momentum']} and "
-                f"dampening={group['dampening']}. Set momentum=0.9, or leave nesterov out."
+                f"nesterov requires momentum above 0 and dampening=0, got momentum={group['momentum']} and "
+                f"dampening={group['dampening']}. Set momentum=0.9, or omit nesterov."
             )
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
@@ -194,19 +194,19 @@ class DecoupledAdamW(_DecoupledOptimizer):
     - ``weights <- weights - lr * (m_t / (1 - beta_1**t)) / (sqrt(v_t / (1 - beta_2**t)) + eps)``.
 
     At a constant rate it is :class:`torch.optim.AdamW` with ``weight_decay / lr``, and their states are
-    interchangeable. ``initial_lr`` is the learning rate that a group was made with; schedules start from it.
-    ``OneCycleLR`` puts its own first rate there.
+    interchangeable. ``initial_lr`` is the learning rate that a group was created with; schedules start from it.
+    ``OneCycleLR`` replaces it with its own first rate.
 
     Args:
-        params: Parameters, ``(name, parameter)`` pairs, or groups of them with settings of their own.
+        params: Parameters, ``(name, parameter)`` pairs, or parameter groups with their own settings.
         lr: The learning rate, at least 0.
-        betas: How much of the two averages is kept at each step, in ``[0, 1)``.
+        betas: Decay rates of the two averages, in ``[0, 1)``.
         eps: Added to the denominator, at least 0.
-        weight_decay: The share that is taken off the weights at each step at the initial learning rate, at least 0.
+        weight_decay: Fraction of the weights removed at each step at the initial learning rate, at least 0.
         amsgrad: Whether to divide by the largest ``v_t`` so far (Reddi et al. 2018, arXiv:1904.09237).
 
     Raises:
-        TypeError: ``lr`` or ``weight_decay`` is no number.
+        TypeError: ``lr`` or ``weight_decay`` is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -238,7 +238,7 @@ class DecoupledAdamW(_DecoupledOptimizer):
         is_pair = isinstance(betas, (tuple, list)) and all(isinstance(beta, numbers.Real) for beta in betas)
         if not is_pair or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise (ValueError if is_pair else TypeError)(
-                f"betas must be two numbers in [0, 1), got {betas}. They are what averages keep of the past."
+                f"betas must be two numbers in [0, 1), got {betas}. They are the decay rates of the two averages."
             )
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
@@ -247,10 +247,10 @@ class DecoupledAdamW(_DecoupledOptimizer):
         adamw(
             weights,
             gradients,
-            [held["exp_avg"] for held in states],
-            [held["exp_avg_sq"] for held in states],
-            [held["max_exp_avg_sq"] for held in states] if group["amsgrad"] else [],
-            [held["step"] for held in states],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            [state["step"] for state in states],
             foreach=True,
             has_complex=any(weight.is_complex() for weight in weights),
             amsgrad=group["amsgrad"],
@@ -263,14 +263,14 @@ class DecoupledAdamW(_DecoupledOptimizer):
         )
 
     def _state_of(self, weight: Tensor, amsgrad: bool) -> dict[str, Any]:
-        held: dict[str, Any] = self.state[weight]
-        if not held:
-            held["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            held["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-            held["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        if amsgrad and "max_exp_avg_sq" not in held:
-            held["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        return held
+        state: dict[str, Any] = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        if amsgrad and "max_exp_avg_sq" not in state:
+            state["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return state
 
 
 def _complete(group: Group) -> None:
@@ -282,7 +282,7 @@ def _decay(weights: list[Tensor], group: Group) -> None:
     rate, first, decay = group["lr"], group["initial_lr"], group["weight_decay"]
     if decay == 0 or rate == 0:
         return
-    # One call for all would be right too, but on a GPU a list of several dtypes starts a kernel for each tensor.
+    # On a GPU, a list with several dtypes would launch one kernel per tensor.
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for weight in weights:
         alike.setdefault((weight.device, weight.dtype), []).append(weight)

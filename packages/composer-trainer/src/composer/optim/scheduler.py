@@ -1,7 +1,7 @@
 """Schedules: the factor of the learning rate as a function of the run's clock.
 
-A factor is a function of how much of the training is done *before* the batch that it is used for: batch ``k``, counted
-from 0, is trained with exactly ``f(k)``. In the formulas ``t`` is what is done, and ``w`` the length of the warm-up.
+A factor is a function of how much of the training is complete *before* the batch that uses it: batch ``k``, counted
+from 0, is trained with exactly ``f(k)``. In the formulas ``t`` is the completed part and ``w`` the warm-up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "compile_composer_scheduler",
 ]
 
-# 0.07 of 100 batches is 7.000000000000001: a step at that time must not come a batch late.
+# 0.07 of 100 batches is 7.000000000000001: without a margin, a step at that time would be a batch late.
 _ROUNDING = 1e-9
 _WHOLE_TRAINING = Time(1, TimeUnit.DURATION)
 _AN_EPOCH = Time(1, TimeUnit.EPOCH)
@@ -55,9 +55,9 @@ _POWER = number_between(0, above=True, meaning="It is the exponent of the decay.
 
 @runtime_checkable
 class ComposerScheduler(Protocol):
-    """What a schedule is: a function from a run's state to the factor by which each learning rate is multiplied.
+    """A schedule: a function from a run's state to the factor that multiplies each learning rate.
 
-    One of your own is any function of this form.
+    Any function with this signature is a schedule.
 
     Example:
         >>> def half_after_five_epochs(state, ssr=1.0):
@@ -70,8 +70,8 @@ class ComposerScheduler(Protocol):
         """Return the factor for the next batch.
 
         Args:
-            state: The run: its clock, ``max_duration`` and ``dataloader_len``.
-            ssr: The scale schedule ratio, by which times other than durations are multiplied.
+            state: The run, of which the clock, ``max_duration`` and ``dataloader_len`` are read.
+            ssr: The scale schedule ratio, which multiplies all times except durations.
         """
         ...
 
@@ -81,13 +81,13 @@ def compile_composer_scheduler(
 ) -> LRScheduler:
     """Return a torch scheduler that sets an optimizer's learning rates from the run's clock.
 
-    It has nothing to remember: call its ``step()`` after the clock was moved on, once a batch or once an epoch.
+    It has no state of its own: call its ``step()`` after the clock has advanced, once per batch or once per epoch.
 
     Args:
         scheduler: The schedule.
         state: The run.
         ssr: The scale schedule ratio; ``state.max_duration`` must have been multiplied by it.
-        optimizer: Whose learning rates; the only one of ``state.optimizers`` if None.
+        optimizer: The optimizer whose learning rates to set; the only one of ``state.optimizers`` if None.
 
     Raises:
         ValueError: No optimizer is given and the state has none or several; the schedule does not fit the state; or it
@@ -103,8 +103,8 @@ def compile_composer_scheduler(
     if optimizer is None:
         if len(state.optimizers) != 1:
             raise ValueError(
-                f"optimizer must say which of the {len(state.optimizers)} optimizers of the state is meant; "
-                "only when there is exactly one it can be left out."
+                f"optimizer is required to choose one of the {len(state.optimizers)} optimizers of the state; "
+                "it can be omitted only if there is exactly one."
             )
         optimizer = state.optimizers[0]
     if isinstance(scheduler, _WarmsUp):
@@ -133,7 +133,7 @@ def _length(name: str, given: Time | str) -> Time:
     return time
 
 
-# One for each field: type checkers know a converter's argument only of a named function.
+# One per field: type checkers infer a converter's argument only from a named function.
 def _to_t_warmup(given: Time | str) -> Time:
     return _time("t_warmup", given)
 
@@ -161,12 +161,12 @@ def _to_milestones(given: Time | str | Sequence[Time | str]) -> tuple[Time, ...]
         raise ValueError("milestones must be one or several times, such as ['30ep', '60ep'], got none.")
     for earlier, later in itertools.pairwise(times):
         if earlier.unit is later.unit and later < earlier:
-            raise ValueError(f"milestones must be in the order of time, but {later} comes after {earlier}.")
+            raise ValueError(f"milestones must be in ascending order, got {later} after {earlier}.")
     return times
 
 
 def _fraction(done: float, length: float) -> float:
-    """Return how much of ``length`` is done, at most 1."""
+    """Return the completed fraction of ``length``, at most 1."""
     return min(done / length, 1.0) if length > 0 else 1.0
 
 
@@ -192,22 +192,15 @@ class _WarmsUp(Protocol):
     def scale_warmup(self) -> bool: ...
 
 
-class _WarmsUpWithin(_WarmsUp, Protocol):
-    """One whose warm-up is part of its length."""
-
-    @property
-    def t_max(self) -> Time: ...
-
-
 def _warmup(schedule: _WarmsUp, ssr: float) -> tuple[Time, float]:
-    """Return the warm-up, with the ratio by which it is stretched."""
+    """Return the warm-up, with the ratio that stretches it."""
     return schedule.t_warmup, ssr if schedule.scale_warmup else 1.0
 
 
 def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
-    """Return the end of a schedule, with the ratio by which it is stretched.
+    """Return the end of a schedule, with the ratio that stretches it.
 
-    The trainer cuts ``max_duration`` off to a whole number of its unit. A schedule that is as long ends with it.
+    The trainer truncates ``max_duration`` to a whole number of its unit; a schedule of the same length ends with it.
     """
     if ssr == 1 or t_max.unit is TimeUnit.DURATION:
         return t_max, 1.0
@@ -215,25 +208,27 @@ def _end(state: State, t_max: Time, ssr: float) -> tuple[Time, float]:
     return (whole, 1.0) if whole == state.max_duration else (t_max, ssr)
 
 
-def _after_warmup(schedule: _WarmsUpWithin, state: State, ssr: float) -> tuple[float, float]:
-    """Return how much is done of the warm-up and of the rest of ``t_max``, both in ``[0, 1]``.
+def _after_warmup(schedule: _WarmsUp, state: State, ssr: float, t_max: Time | None = None) -> tuple[float, float]:
+    """Return the completed fractions of the warm-up and of the rest of ``t_max``; the rest is 0 without ``t_max``.
 
     Raises:
         ValueError: The warm-up is longer than ``t_max``.
     """
-    done, (warmup, whole) = position(state, _warmup(schedule, ssr), _end(state, schedule.t_max, ssr))
-    if warmup > whole:
-        raise ValueError(
-            f"t_warmup must not be longer than t_max, which it is part of; got t_warmup={schedule.t_warmup} and "
-            f"t_max={schedule.t_max} in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
-        )
-    if done < warmup:
-        return done / warmup, 0.0
-    return 1.0, _fraction(done - warmup, whole - warmup)
+    ends = () if t_max is None else (_end(state, t_max, ssr),)
+    done, (warmup, *wholes) = position(state, _warmup(schedule, ssr), *ends)
+    for whole in wholes:
+        if warmup > whole:
+            raise ValueError(
+                f"t_warmup must not be longer than t_max, which includes it; got t_warmup={schedule.t_warmup} and "
+                f"t_max={t_max} in a training of {state.max_duration} with a scale schedule ratio of {ssr}."
+            )
+        if done >= warmup:
+            return 1.0, _fraction(done - warmup, whole - warmup)
+    return (done / warmup if done < warmup else 1.0), 0.0
 
 
 def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> None:
-    """Warn if the training ends before the warm-up does, where the two can be compared."""
+    """Warn if the training ends before the warm-up does, provided that the two can be compared."""
     try:
         _, (warmup, whole) = position(state, _warmup(schedule, ssr), (_WHOLE_TRAINING, 1.0))
     except ValueError:
@@ -241,7 +236,7 @@ def _warn_of_endless_warmup(schedule: _WarmsUp, state: State, ssr: float) -> Non
     if warmup > whole:
         warnings.warn(
             f"t_warmup={schedule.t_warmup} is longer than the training of {state.max_duration}: the learning rate "
-            "never gets to its full height. Shorten it, or give a part of the training: t_warmup='0.1dur'.",
+            "never reaches its full value. Shorten the warm-up, or give a fraction of the training: t_warmup='0.1dur'.",
             UserWarning,
             stacklevel=4,
         )
@@ -270,10 +265,10 @@ class ConstantWithWarmupScheduler:
     """From 0 to ``alpha`` in ``t_warmup``, ``alpha`` until ``t_max``, then 0.
 
     Args:
-        t_warmup: The warm-up, which is part of ``t_max``.
+        t_warmup: Length of the warm-up, which is included in ``t_max``.
         alpha: The factor.
-        t_max: How long it lasts.
-        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+        t_max: Length of the schedule.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
         ValueError: A value is out of range.
@@ -290,13 +285,13 @@ class ConstantWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr)
+        warm, rest = _after_warmup(self, state, ssr, self.t_max)
         return self.alpha * warm if rest < 1 else 0.0
 
 
 @attrs.frozen
 class LinearScheduler:
-    """A line from ``alpha_i`` to ``alpha_f`` at ``t_max``: ``alpha_i + (alpha_f - alpha_i) * t / t_max``.
+    """Linear from ``alpha_i`` to ``alpha_f`` at ``t_max``: ``alpha_i + (alpha_f - alpha_i) * t / t_max``.
 
     Example:
         >>> LinearScheduler(alpha_i=1.0, alpha_f=0.5)(State(model=None, max_duration="4ba"))
@@ -318,11 +313,11 @@ class LinearWithWarmupScheduler:
     """From 0 to ``alpha_i`` in ``t_warmup``, then a line to ``alpha_f`` at ``t_max``.
 
     Args:
-        t_warmup: The warm-up, which is part of ``t_max``.
+        t_warmup: Length of the warm-up, which is included in ``t_max``.
         alpha_i: The factor after the warm-up.
         alpha_f: The factor at the end.
-        t_max: How long it lasts.
-        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+        t_max: Length of the schedule.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
         ValueError: A value is out of range.
@@ -340,7 +335,7 @@ class LinearWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr)
+        warm, rest = _after_warmup(self, state, ssr, self.t_max)
         return self.alpha_i * warm if warm < 1 else _line(rest, self.alpha_i, self.alpha_f)
 
 
@@ -371,10 +366,10 @@ class CosineAnnealingWithWarmupScheduler:
     ``t / w`` while ``t < w``, then ``alpha_f + (1 - alpha_f) * (1 + cos(pi * (t - w) / (t_max - w))) / 2``
 
     Args:
-        t_warmup: The warm-up, which is part of ``t_max``; ``"0ba"`` is none.
-        t_max: How long it lasts.
+        t_warmup: Length of the warm-up, which is included in ``t_max``; ``"0ba"`` for none.
+        t_max: Length of the schedule.
         alpha_f: The factor at the end.
-        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
         ValueError: A value is out of range.
@@ -391,13 +386,13 @@ class CosineAnnealingWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr)
+        warm, rest = _after_warmup(self, state, ssr, self.t_max)
         return warm if warm < 1 else _cosine(rest, self.alpha_f)
 
 
 @attrs.frozen
 class CosineAnnealingWarmRestartsScheduler:
-    """Half cosines from 1 to ``alpha_f``, the first ``t_0`` long, each ``t_mult`` times the last (arXiv:1608.03983).
+    """Half cosines from 1 to ``alpha_f`` (arXiv:1608.03983), the first ``t_0`` long, each next ``t_mult`` times longer.
 
     Example:
         >>> CosineAnnealingWarmRestartsScheduler("10ba", t_mult=2.0)(State(model=None))
@@ -424,7 +419,7 @@ class CosineAnnealingWarmRestartsScheduler:
 
 @attrs.frozen
 class ExponentialScheduler:
-    """``gamma ** (t / decay_period)``, moving with every batch.
+    """``gamma ** (t / decay_period)``, updated with every batch.
 
     Example:
         >>> ExponentialScheduler(gamma=0.9)(State(model=None))
@@ -480,11 +475,11 @@ class MultiStepWithWarmupScheduler:
     """From 0 to 1 in ``t_warmup``, then ``gamma`` to the power of the number of ``milestones`` that have been reached.
 
     Args:
-        t_warmup: The warm-up.
+        t_warmup: Length of the warm-up.
         milestones: When the factor is multiplied by ``gamma``, counted from the beginning of the training. One within
-            the warm-up counts when that is over.
-        gamma: By what.
-        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+            the warm-up takes effect when the warm-up ends.
+        gamma: The factor of each step.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
         ValueError: A value is out of range.
@@ -501,8 +496,8 @@ class MultiStepWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        done, (warmup,) = position(state, _warmup(self, ssr))
-        return done / warmup if done < warmup else _steps(state, self.milestones, self.gamma, ssr)
+        warm, _ = _after_warmup(self, state, ssr)
+        return warm if warm < 1 else _steps(state, self.milestones, self.gamma, ssr)
 
 
 def _steps(state: State, milestones: Sequence[Time], gamma: float, ssr: float) -> float:
@@ -537,11 +532,11 @@ class PolynomialWithWarmupScheduler:
     """From 0 to 1 in ``t_warmup``, then ``alpha_f + (1 - alpha_f) * (1 - (t - w) / (t_max - w)) ** power``.
 
     Args:
-        t_warmup: The warm-up, which is part of ``t_max``.
+        t_warmup: Length of the warm-up, which is included in ``t_max``.
         power: The exponent.
-        t_max: How long it lasts.
+        t_max: Length of the schedule.
         alpha_f: The factor at the end.
-        scale_warmup: Whether the scale schedule ratio stretches the warm-up, too.
+        scale_warmup: Whether the scale schedule ratio also stretches the warm-up.
 
     Raises:
         ValueError: A value is out of range.
@@ -559,5 +554,5 @@ class PolynomialWithWarmupScheduler:
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor for the next batch."""
-        warm, rest = _after_warmup(self, state, ssr)
+        warm, rest = _after_warmup(self, state, ssr, self.t_max)
         return warm if warm < 1 else _power(rest, self.power, self.alpha_f)
