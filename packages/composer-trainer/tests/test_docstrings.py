@@ -9,6 +9,7 @@ import pytest
 
 MODULES = [
     "composer.distributed",
+    "composer.export",
     "composer.loggers",
     "composer.callbacks",
     "composer.checkpoint",

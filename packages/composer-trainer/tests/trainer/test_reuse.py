@@ -215,7 +215,7 @@ def make_run(make_trainer, monkeypatch):
     """Return a function that makes a trainer whose steps change nothing, with what was seen of its component."""
     # Time passes with each look at the clock, so that measurements are the same each time.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
-    monkeypatch.setattr("composer.trainer.export.export_for_inference", _note_sample)
+    monkeypatch.setattr("composer.callbacks.export_for_inference.export_for_inference", _note_sample)
     for tracker in TRACKERS:
         _let_store(monkeypatch, tracker)
     monkeypatch.setattr("slack_sdk.WebClient.chat_postMessage", _post)

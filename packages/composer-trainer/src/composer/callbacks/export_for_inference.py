@@ -11,6 +11,7 @@ from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
 from composer.core.naming import fill_in
+from composer.export import export_for_inference
 
 if TYPE_CHECKING:
     import os
@@ -27,7 +28,7 @@ def _to_save_path(given: str | os.PathLike[str]) -> str:
 
 @attrs.define(eq=False)
 class ExportForInferenceCallback(Callback):
-    """Export the model at the end of a training; see :func:`composer.trainer.export.export_for_inference`.
+    """Export the model at the end of a training; see :func:`composer.export.export_for_inference`.
 
     What is exported are the weights that the model is evaluated with: those of EMA or SWA, where a run has them. In a
     distributed run the first process exports.
@@ -78,9 +79,6 @@ class ExportForInferenceCallback(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export."""
         del logger
-        # Here, as the trainer may itself want callbacks.
-        from composer.trainer.export import export_for_inference  # noqa: PLC0415
-
         if state.rank != 0:
             return
         given = self._seen if self.sample_input is None else self.sample_input

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from attrs.validators import ge
+from torch.utils._pytree import tree_leaves
 
 from composer.core.conversion import from_data
 from composer.core.data_spec import move_batch
@@ -17,10 +19,9 @@ from composer.distributed import all_agree, all_gather_object, all_reduce_min, g
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order
 from composer.trainer.data_state import DataState, is_data_state
-from composer.trainer.exported_call import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from composer.core import Batch, DataSpec
 
@@ -343,7 +344,9 @@ def _warn_of_repeats(loader: object) -> None:
 
 def _warn_if_equal(batch: Batch) -> None:
     """Warn if all processes have the same first batch; of large tensors, the first numbers are compared."""
-    dense = [one for one in tensors_in(batch) if one.layout is torch.strided and not one.is_nested]
+    values = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
     beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
     if all_agree(beginnings) and beginnings:
         warnings.warn(

@@ -23,6 +23,7 @@ import attrs
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from composer.core import NotSerializableError, Serializable
 from composer.core.serializable import saved_fields
@@ -40,7 +41,6 @@ from composer.trainer.attribute_values import (
     restored,
     text_keys,
 )
-from composer.trainer.exported_call import tensors_in
 from composer.trainer.generator_states import generator_state, is_generator, set_generator_state
 
 __all__ = ["OwnState", "is_own_state", "warn_of_misfits", "without"]
@@ -296,7 +296,10 @@ def _state_of(one: Any, path: str = "") -> Any:
         raise UnsavedError(f"has a state_dict() that cannot be saved: {error}") from None
     except Exception as error:  # noqa: BLE001  (of the user's own method)
         raise UnsavedError(f"has a state_dict() that fails: {type(error).__name__}: {error}") from None
-    if get_world_size() > 1 and sum(tensor.nbytes for tensor in tensors_in(state)) > MAX_BYTES:
+    if (
+        get_world_size() > 1
+        and sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)) > MAX_BYTES
+    ):
         raise UnsavedError(
             "has a state_dict() of more than 1 MiB, the most that is saved for each of several processes"
         )

@@ -39,6 +39,7 @@ from composer.distributed import (
     initialize_dist,
 )
 from composer.distributed.failures import explain_loss, explaining_loss
+from composer.export.inference import Transform, export_for_inference
 from composer.loggers.terminal import terminal_destinations
 from composer.trainer.arguments import (
     Problems,
@@ -64,7 +65,6 @@ from composer.trainer.evaluation import (
     prepare_metrics,
     to_evaluators,
 )
-from composer.trainer.export import Transform, export_for_inference
 from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
@@ -580,7 +580,7 @@ class Trainer:
         """Export the model as it is evaluated, for programs that have neither this library nor the model's code.
 
         Args:
-            save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.trainer.export.export_for_inference`.
+            save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.export.export_for_inference`.
             save_path: The file, or a URL that fsspec knows.
             sample_input: A batch; the first to evaluate or else to train on if None.
             transforms: Functions that change a copy of the model before it is exported.

@@ -9,8 +9,8 @@ from torch import nn
 
 from composer.algorithms import EMA, BlurPool, Factorize, SqueezeExcite
 from composer.core import DataSpec, evaluation_weights
+from composer.export import ExportError, export_for_inference
 from composer.models import ComposerClassifier
-from composer.trainer.export import ExportError, export_for_inference
 
 ELSEWHERE = """
 import sys
@@ -388,6 +388,17 @@ def test_resnet(save_format, tmp_path):
     export_for_inference(model, save_format, tmp_path / "model", sample_input=inputs)
 
     assert (tmp_path / "model").stat().st_size > 40_000_000
+
+
+class TestFormerModule:
+    def test_names_are_importable(self):
+        """composer.trainer.export offers the names with a DeprecationWarning."""
+        import composer.trainer.export as former
+
+        with pytest.warns(DeprecationWarning, match="has moved to composer.export"):
+            assert former.export_for_inference is export_for_inference
+        with pytest.raises(AttributeError):
+            _ = former.unknown
 
 
 class TestOfATrainer:
