@@ -36,7 +36,7 @@ from composer.distributed import broadcast_buffers, check_sampler, num_real_samp
 from composer.trainer.arguments import check_subset
 from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
-from composer.trainer.run import compute_metrics
+from composer.trainer.metrics import compute_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

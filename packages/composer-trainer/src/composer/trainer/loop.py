@@ -1,13 +1,15 @@
-"""The training loop. It reads like the drawing in :class:`composer.core.Event`; all else is a part that it calls.
+"""The training loop. It follows the drawing in :class:`composer.core.Event` and calls the parts of a :class:`Run`.
 
-Events are named by their values: at every step, an enum's members would have to be looked up a dozen times.
+Events are named by their values, which saves a dozen look-ups of an enum's members in every step.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from composer.core import Event
+from composer.trainer.metrics import update_train_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +24,7 @@ def train(run: Run) -> None:
     state, event = run.state, run.engine.run_event
     event("fit_start")
     run.begin()
-    _end_iteration_if_done(run)  # of a run that was saved when its last epoch was counted
+    _end_iteration_if_done(run)  # resumed from a checkpoint of the end of an epoch
     while not run.is_over():
         if run.begins_iteration():
             event("iteration_start")
@@ -71,15 +73,16 @@ def _train_batches(run: Run) -> None:
 
 
 def _compute_gradients(run: Run) -> Tensor:
-    """Compute the batch's gradients; an optimizer may want them several times in a step."""
+    """Compute the batch's gradients; an optimizer may call this several times in a step."""
     state, event = run.state, run.engine.run_event
     event("before_train_batch")
     run.begin_gradients()
     whole_batch = state.batch
     for state.microbatch, (state.batch, weight) in enumerate(run.microbatches()):
-        # The last graph goes before the next one is built: its memory is used again while it is still in the cache.
+        # Free the last graph before the next one is built, so that its memory is reused while it is in the cache.
         state.outputs = state.loss = None
-        original = run.remember_for_metrics(state.batch)
+        # Training metrics use the targets before algorithms change them, and the first outputs of several in a step.
+        original = copy.copy(state.batch) if state.train_metrics and run.losses.times_computed == 1 else None
         event("before_forward")
         try:
             state.outputs = run.forward(state.batch)
@@ -93,8 +96,10 @@ def _compute_gradients(run: Run) -> Tensor:
         event("before_backward")
         run.optimization.backward(state.loss, weight)
         event("after_backward")
-        run.accumulate_loss(state.loss, weight, original)
+        run.losses.add(state.loss, weight)
+        if original is not None and weight:  # a part of weight 0 only keeps the processes in step
+            update_train_metrics(state, original)
     state.batch = whole_batch
     run.finish_gradients()
     event("after_train_batch")
-    return run.total_loss
+    return run.losses.total

@@ -1,4 +1,4 @@
-"""Gradient accumulation: a batch in parts, and losses weighed so that the split makes no difference."""
+"""Gradient accumulation: split a batch into microbatches, and sum their weighted losses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from composer.core import Batch, DataSpec
+    from composer.core import Batch, DataSpec, State
 
-__all__ = ["scaled_losses", "split_microbatches", "total_of"]
+__all__ = ["LossSum", "scaled_losses", "split_microbatches", "total_of"]
 
 
 def split_microbatches(
@@ -18,8 +18,8 @@ def split_microbatches(
 ) -> Sequence[tuple[Batch, float]]:
     """Return the microbatches, each with its weight: its fraction of the batch.
 
-    A mean over the batch is the sum of the microbatches' means times these shares, whatever their sizes. What is shared
-    are samples, or what ``count`` counts in a batch.
+    The mean over the batch equals the sum of the microbatches' means times these weights, whatever their sizes. Samples
+    are counted, or what ``count`` returns for a batch.
 
     Example:
         >>> import torch
@@ -35,17 +35,17 @@ def split_microbatches(
         return ((batch, 1.0),)
     parts = spec.split_batch(batch, microbatch_size)
     counts = list(map(count or spec.get_num_samples_in_batch, parts))
-    whole = sum(counts)
-    if not whole:
+    total = sum(counts)
+    if not total:
         raise ValueError(
             "accumulate_train_batch_on_tokens=True, but a batch has no token. Tokens are counted in "
             "batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
         )
-    return [(part, number / whole) for part, number in zip(parts, counts, strict=True)]
+    return [(part, number / total) for part, number in zip(parts, counts, strict=True)]
 
 
 def total_of(loss: Any) -> Tensor:
-    """Return what is minimised: a loss as it is; of several the one named ``"total"``, or else their sum.
+    """Return the loss to minimize: a tensor as it is; of several losses the one named ``"total"``, or else their sum.
 
     Raises:
         TypeError: ``loss`` is neither a tensor nor a dictionary or sequence of tensors.
@@ -60,7 +60,7 @@ def total_of(loss: Any) -> Tensor:
 
 
 def scaled_losses(loss: Any, weight: float) -> dict[str, Tensor]:
-    """Return what to log of a microbatch's loss: ``total``, and each part where the model has several."""
+    """Return a microbatch's losses times its weight, without graphs: ``total``, and each of several losses by name."""
     if isinstance(loss, Tensor):
         return {"total": loss.detach() if weight == 1 else loss.detach() * weight}
     if isinstance(loss, Mapping):
@@ -68,3 +68,37 @@ def scaled_losses(loss: Any, weight: float) -> dict[str, Tensor]:
     else:
         parts = {"total": total_of(loss), **{f"loss{index}": one for index, one in enumerate(loss)}}
     return {name: one.detach() if weight == 1 else one.detach() * weight for name, one in parts.items()}
+
+
+class LossSum:
+    """The losses of a batch, summed over its microbatches.
+
+    An optimizer may compute a batch several times in a step. The losses to log are those of the first time, as later
+    ones are computed at trial weights.
+
+    Args:
+        state: Its ``total_loss`` is set; its ``microbatch`` is 0 where a sum begins.
+
+    Attributes:
+        total: The sum of the current computation, without its graph.
+        logged: The losses to log, by name.
+        times_computed: How often the batch has been computed, including the current computation.
+    """
+
+    total: Tensor
+
+    def __init__(self, state: State) -> None:
+        self._state, self.times_computed = state, 0
+        self.logged: dict[str, Tensor] = {}
+        self._parts: dict[str, Tensor] = {}
+
+    def add(self, loss: Any, weight: float) -> None:
+        """Add the loss of a microbatch."""
+        is_unweighted = weight == 1 and isinstance(loss, Tensor)  # the usual case, without a further call
+        parts = {"total": loss.detach()} if is_unweighted else scaled_losses(loss, weight)
+        if self._state.microbatch > 0:
+            parts = {name: self._parts[name] + part for name, part in parts.items()}
+        self._parts, self.total = parts, parts["total"]
+        if self.times_computed == 1:
+            self.logged = parts
+        self._state.total_loss = self.logged["total"]

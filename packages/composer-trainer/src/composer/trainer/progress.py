@@ -17,7 +17,7 @@ from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
 from composer.trainer.batches import check_place
 from composer.trainer.data_state import data_components
-from composer.trainer.metric_state import SavedMetric, check_metrics, load_metrics, save_metrics
+from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits, without
 
 if TYPE_CHECKING:

@@ -1,0 +1,135 @@
+"""Training metrics: update, compute and log them, and save and restore their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from composer.core import Batch, Logger, State
+
+__all__ = [
+    "SavedMetric",
+    "check_metrics",
+    "compute_metrics",
+    "load_metrics",
+    "log_train_metrics",
+    "save_metrics",
+    "update_train_metrics",
+]
+
+
+def update_train_metrics(state: State, batch: Batch) -> None:
+    """Update the training metrics with the state's outputs for a batch."""
+    with torch.no_grad():
+        outputs = state.model.eval_forward(batch, state.outputs)
+        for metric in state.train_metrics.values():
+            state.model.update_metric(batch, outputs, metric)
+
+
+def log_train_metrics(state: State, logger: Logger) -> None:
+    """Compute, log and reset the training metrics."""
+    state.train_metric_values = compute_metrics(state.train_metrics)
+    logger.log_metrics(
+        {f"metrics/{state.dataloader_label}/{name}": value for name, value in state.train_metric_values.items()}
+    )
+    for metric in state.train_metrics.values():
+        metric.reset()
+
+
+def compute_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the computed values by name; a metric that returns several values has ``name/part`` for each."""
+    values: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        value = metric.compute()
+        values |= (
+            {f"{name}/{part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return values
+
+
+@attrs.frozen
+class SavedMetric:
+    """The saved state of one metric of torchmetrics.
+
+    Args:
+        updates: The number of its updates.
+        state: Its states by name: tensors, and lists of tensors.
+    """
+
+    updates: int = attrs.field(validator=attrs.validators.ge(0))
+    state: dict[str, Any]
+
+
+def save_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of the metrics' states by name, and by the path of each metric that they contain.
+
+    Metrics that are not from torchmetrics are skipped.
+
+    Example:
+        >>> from torchmetrics import SumMetric
+        >>> metric = SumMetric()
+        >>> metric.update(3.0)
+        >>> save_metrics({"sum": metric})["sum"][""]["updates"]
+        1
+    """
+    return {
+        name: {
+            path: {
+                "updates": int(part._update_count),  # noqa: SLF001  (torchmetrics has no other way)
+                "state": {key: _copied(value) for key, value in part.metric_state.items()},
+            }
+            for path, part in _parts(metric).items()
+        }
+        for name, metric in metrics.items()
+    }
+
+
+def check_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Return the problems of states that :func:`save_metrics` returned, if they do not fit the metrics."""
+    return [
+        f"{'.'.join(filter(None, (name, path, key)))}: must be {_kind(default)}, got {_kind(value)}."
+        for name, metric in metrics.items()
+        for path, part in _parts(metric).items()
+        for key, value in saved.get(name, {}).get(path, {"state": {}})["state"].items()
+        if (default := part._defaults.get(key)) is not None and not _fits(value, default)  # noqa: SLF001
+    ]
+
+
+def load_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+    """Restore states that :func:`save_metrics` returned; metrics without a saved state do not change."""
+    for name, metric in metrics.items():
+        for path, part in _parts(metric).items():
+            counted = saved.get(name, {}).get(path)
+            if counted is not None:
+                for key in part.metric_state.keys() & counted["state"].keys():
+                    setattr(part, key, _copied(counted["state"][key], device))
+                part._update_count = counted["updates"]  # noqa: SLF001
+                part._computed = None  # noqa: SLF001
+
+
+def _parts(metric: Any) -> dict[str, Any]:
+    """Return a metric and those that it wraps or collects, by their path."""
+    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
+    return {path: part for path, part in modules if hasattr(part, "_update_count")}
+
+
+def _fits(value: Any, default: Tensor | list[Any]) -> bool:
+    if isinstance(default, Tensor):  # the shape of a single number may change with its updates
+        return isinstance(value, Tensor) and (default.numel() == 1 or value.shape == default.shape)
+    return isinstance(value, list) and all(isinstance(one, (Tensor, tuple)) for one in value)
+
+
+def _kind(state: Any) -> str:
+    return f"a tensor of shape {tuple(state.shape)}" if isinstance(state, Tensor) else f"a {type(state).__name__}"
+
+
+def _copied(value: Any, device: torch.device | None = None) -> Any:
+    if isinstance(value, Tensor):
+        copied = value.detach().clone()
+        return copied if device is None else copied.to(device)
+    return [_copied(item, device) for item in value] if isinstance(value, list) else value

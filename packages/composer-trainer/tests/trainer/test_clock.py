@@ -1,0 +1,42 @@
+"""The clock of a training."""
+
+import itertools
+import time
+
+import pytest
+
+from composer.core import State
+from composer.trainer.clock import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock for which every look at the time takes a second."""
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
+    return Clock(State(model=None))
+
+
+def test_elapsed_since_the_last_call(clock):
+    """Each call returns the microseconds since the last one."""
+    assert [clock.elapsed(), clock.elapsed()] == [1_000_000, 1_000_000]
+
+
+def test_paused_time_does_not_count(clock):
+    """The time within a paused block is left out."""
+    with clock.paused():
+        time.perf_counter()
+
+    assert clock.elapsed() == 2_000_000  # of 4 seconds
+
+
+@pytest.mark.parametrize(("microseconds", "seconds"), [(None, 1), (5_000_000, 5)])
+def test_count_batch(clock, microseconds, seconds):
+    """A batch advances the timestamp by its samples, tokens and time, and keeps the previous one."""
+    before = clock.state.timestamp
+
+    clock.count_batch(4, 8, microseconds)
+
+    now = clock.state.timestamp
+    assert (now.batch, now.sample, now.token) == (1, 4, 8)
+    assert now.total_wct.total_seconds() == seconds
+    assert clock.state.previous_timestamp is before
