@@ -220,7 +220,7 @@ class TestCheckpoint:
         assert tokenizer is not None
 
     def test_adapters_alone(self, wrap, make_model, make_batch, save, tmp_path):
-        """A checkpoint of adapters finds the base model where that was read from."""
+        """A checkpoint of adapters is put around the base model that the caller names."""
         from transformers import LlamaForCausalLM
 
         make_model("llama").save_pretrained(tmp_path / "base")
@@ -228,14 +228,27 @@ class TestCheckpoint:
         model, batch = HuggingFaceModel(bare, peft_config=_lora()), make_batch("llama")
         _train(model, batch)
 
-        again, _ = HuggingFaceModel.hf_from_composer_checkpoint(save(model))
+        again, _ = HuggingFaceModel.hf_from_composer_checkpoint(save(model), base_model=tmp_path / "base")
 
         assert torch.equal(again(**batch)["logits"], model.eval()(batch)["logits"])
 
-    def test_base_model_of_unknown_origin(self, wrap, save):
-        """Where no base model is to be found, the way to go is named."""
-        with pytest.raises(ValueError, match=r"adapters alone, .* wrap it in HuggingFaceModel\(model, peft_config"):
-            HuggingFaceModel.hf_from_composer_checkpoint(save(wrap()))
+    def test_a_checkpoint_does_not_choose_the_base_model(self, make_model, save, tmp_path):
+        """The base model is not read from the place that the checkpoint names."""
+        from transformers import LlamaForCausalLM
+
+        make_model("llama").save_pretrained(tmp_path / "base")
+        bare = LlamaForCausalLM.from_pretrained(tmp_path / "base", local_files_only=True)
+        folder = save(HuggingFaceModel(bare, peft_config=_lora()))
+
+        with pytest.raises(
+            ValueError, match=r"adapters alone, .*/base'\. Pass its folder or name as base_model="
+        ) as one:
+            HuggingFaceModel.hf_from_composer_checkpoint(folder)
+        with pytest.raises(ValueError, match="base_model=") as other:
+            write_huggingface_pretrained_from_composer_checkpoint(folder, tmp_path / "exported")
+
+        assert str(one.value) == str(other.value)
+        assert not (tmp_path / "exported").exists()
 
     def test_export(self, wrap, make_model, make_batch, save, tmp_path):
         """What is written is a folder of adapters that PEFT reads."""

@@ -90,6 +90,7 @@ def rebuild_model(
     model_class: Any,
     config_settings: Mapping[str, Any] | None,
     trust_remote_code: bool,
+    base_model: str | Path | None,
 ) -> PreTrainedModel | PeftModel:
     """Build the model that was described and give it the weights.
 
@@ -100,10 +101,12 @@ def rebuild_model(
             ``transformers``; that of the model that was saved if None.
         config_settings: Changes to the configuration.
         trust_remote_code: Whether code that was saved with the configuration may run.
+        base_model: Folder or name of the base model of adapters that were saved alone. What is saved does not
+            choose it.
 
     Raises:
-        ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and the
-            base model is nowhere to be found.
+        ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and
+            there is no ``base_model``.
     """
     cls = _model_class(described["model"]["class"] if model_class is None else model_class)
     with _folder() as folder:
@@ -112,7 +115,7 @@ def rebuild_model(
         for name, value in (config_settings or {}).items():
             setattr(config, name, value)
         if described.get("peft"):
-            return _rebuild_adapters(described["peft"], weights, cls, config, folder)
+            return _rebuild_adapters(described["peft"], weights, cls, config, folder, base_model)
         model = _build(cls, config, folder)
     _load_weights(model, weights)
     return model
@@ -193,9 +196,14 @@ def _build(cls: Any, config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
 
 
 def _rebuild_adapters(
-    described: Mapping[str, Any], weights: Mapping[str, Tensor], cls: Any, config: PreTrainedConfig, folder: Path
+    described: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    cls: Any,
+    config: PreTrainedConfig,
+    folder: Path,
+    base_model: str | Path | None,
 ) -> PeftModel:
-    """Put adapters with their weights around the base model, whose weights are among them or where it came from."""
+    """Put adapters with their weights around the base model, which was saved with them or is read from a folder."""
     from peft import PeftConfig  # noqa: PLC0415 (an extra)
 
     configs: dict[str, PeftConfig] = {}
@@ -205,7 +213,14 @@ def _rebuild_adapters(
             configs[name] = PeftConfig.from_pretrained(str(own))
     first, *others = configs
     alone = described["saved_alone"]
-    base = _load_base(cls, config, configs[first].base_model_name_or_path) if alone else _build(cls, config, folder)
+    if alone and base_model is None:
+        raise ValueError(
+            "The checkpoint holds adapters alone, trained on the base model "
+            f"{configs[first].base_model_name_or_path!r}. Pass its folder or name as base_model=..., as a checkpoint "
+            "does not choose what is read; or wrap the model in HuggingFaceModel(model, peft_config=...) and load the "
+            "checkpoint into it."
+        )
+    base = _load_base(cls, config, base_model) if alone and base_model else _build(cls, config, folder)
     model = with_adapters(base, configs[first], first)
     for name in others:
         model.add_adapter(name, configs[name])
@@ -213,13 +228,8 @@ def _rebuild_adapters(
     return model.eval()
 
 
-def _load_base(cls: Any, config: PreTrainedConfig, place: str | None) -> PreTrainedModel:
-    if not place:
-        raise ValueError(
-            "The checkpoint holds adapters alone, and does not say where their base model came from. Build that, wrap "
-            "it in HuggingFaceModel(model, peft_config=...), and load the checkpoint into it."
-        )
-    base: PreTrainedModel = cls.from_pretrained(place, use_safetensors=True)
+def _load_base(cls: Any, config: PreTrainedConfig, base_model: str | Path) -> PreTrainedModel:
+    base: PreTrainedModel = cls.from_pretrained(base_model, use_safetensors=True)
     vocab_size = getattr(config, "vocab_size", None)
     if vocab_size is not None and vocab_size != base.get_input_embeddings().weight.shape[0]:
         base.resize_token_embeddings(vocab_size, mean_resizing=False)

@@ -320,6 +320,7 @@ class HuggingFaceModel(ComposerModel):
         model_instantiation_class: type | str | None = None,
         model_config_kwargs: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        base_model: str | Path | None = None,
     ) -> PreTrainedModel | PeftModel:
         """Build the model that was saved.
 
@@ -330,12 +331,14 @@ class HuggingFaceModel(ComposerModel):
             model_instantiation_class: Another class to build, see :meth:`hf_from_composer_checkpoint`.
             model_config_kwargs: Changes to the configuration.
             trust_remote_code: Whether code that was saved with the configuration may run.
+            base_model: Folder or name of the base model, if adapters were saved alone.
 
         Returns:
             The model, in evaluation mode.
 
         Raises:
-            ValueError: The class is not one of Transformers', or the weights do not fit.
+            ValueError: The class is not one of Transformers', the weights do not fit, or adapters were saved alone and
+                there is no ``base_model``.
         """
         return rebuild_model(
             hf_state,
@@ -343,6 +346,7 @@ class HuggingFaceModel(ComposerModel):
             model_class=model_instantiation_class,
             config_settings=model_config_kwargs,
             trust_remote_code=trust_remote_code,
+            base_model=base_model,
         )
 
     @staticmethod
@@ -352,6 +356,7 @@ class HuggingFaceModel(ComposerModel):
         model_config_kwargs: Mapping[str, Any] | None = None,
         local_checkpoint_save_location: str | Path | None = None,
         trust_remote_code: bool = False,
+        base_model: str | Path | None = None,
     ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase | None]:
         """Build model and tokenizer from a checkpoint of a training. Nothing in it is executed.
 
@@ -362,13 +367,16 @@ class HuggingFaceModel(ComposerModel):
             model_config_kwargs: Changes to the configuration.
             local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
             trust_remote_code: Whether code that was saved with configuration or tokenizer may run.
+            base_model: Folder or name of the base model, if the checkpoint holds adapters alone. It is read with
+                ``from_pretrained``; the name in the checkpoint is never used, as a file does not choose what is read.
 
         Returns:
             The Transformers (or PEFT) model in evaluation mode, and the tokenizer; ``None`` if none was saved.
 
         Raises:
             FileNotFoundError: There is no such checkpoint.
-            ValueError: It holds no Transformers model, its class is unknown, or the weights do not fit.
+            ValueError: It holds no Transformers model, its class is unknown, the weights do not fit, or it holds
+                adapters alone and there is no ``base_model``.
         """
         described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
         model = rebuild_model(
@@ -377,6 +385,7 @@ class HuggingFaceModel(ComposerModel):
             model_class=model_instantiation_class,
             config_settings=model_config_kwargs,
             trust_remote_code=trust_remote_code,
+            base_model=base_model,
         )
         return model, rebuild_tokenizer(described, trust_remote_code=trust_remote_code, save_dir=None)
 
@@ -385,6 +394,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     checkpoint_path: str | Path,
     output_folder: str | Path,
     local_checkpoint_save_location: str | Path | None = None,
+    base_model: str | Path | None = None,
 ) -> None:
     """Write a checkpoint of a training as a folder that Transformers' ``from_pretrained`` reads.
 
@@ -395,10 +405,11 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         checkpoint_path: The checkpoint's folder, also a remote one.
         output_folder: Where to write configuration, weights (safetensors) and tokenizer.
         local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
+        base_model: Folder or name of the base model, if the checkpoint holds adapters alone.
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
-        ValueError: It holds no Transformers model, or the weights do not fit.
+        ValueError: It holds no Transformers model, the weights do not fit, or there is no ``base_model`` for adapters.
 
     Example:
         >>> write_huggingface_pretrained_from_composer_checkpoint("checkpoints/ep3-ba1200", "exported")
@@ -406,7 +417,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         FileNotFoundError: checkpoints/ep3-ba1200 must be a checkpoint: a folder with manifest.json, ...
     """
     model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(
-        checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location
+        checkpoint_path, local_checkpoint_save_location=local_checkpoint_save_location, base_model=base_model
     )
     save = {"save_embedding_layers": False} if is_peft_model(model) else {}
     model.save_pretrained(str(output_folder), **save)
