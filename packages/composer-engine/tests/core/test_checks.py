@@ -1,13 +1,17 @@
 import inspect
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
+import torch
 
 import composer.algorithms
 from composer.core.checks import (
+    describe,
+    nearest,
     number_between,
     one_of,
     to_options,
@@ -104,3 +108,34 @@ def test_flags_of_algorithms_accept_no_text(algorithm, field):
     """A text for a flag is an error, as every text counts as true."""
     with pytest.raises(TypeError, match=f"{field.name} must be True or False, got 'no'"):
         algorithm(**{field.name: "no"})
+
+
+class TestErrorText:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (print, "function builtins.print"),
+            (lambda x: x, "function .*<lambda>"),
+            (int, "class builtins.int"),
+            (torch.relu, r"function .*relu"),
+            (object(), "object of builtins.object"),
+            ([1, "a"], r"\(1, 'a'\)"),
+            (list(range(9)), r"\(0, 1, 2, 3, \.\.\.\)"),
+            ("x" * 200, "'x{50,80}\\.\\.\\."),
+        ],
+    )
+    def test_describe(self, value, text):
+        """The same in every run: without addresses, and short."""
+        assert re.fullmatch(text, describe(value))
+
+    def test_nearest(self):
+        """A question where something is near, else the end of the sentence."""
+        assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
+        assert nearest("x", ["alpha"]) == "."
+        assert nearest(3, []) == "."
+
+    def test_nearest_of_endless_names(self):
+        """Texts that are no names, each as long as a file, are not compared: that would take hours."""
+        name = "".join(chr(97 + place * place % 251) for place in range(300_000))
+
+        assert nearest(name, [name[1:]]) == "."

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from composer.core import Event, ExclusiveResource, NoEffectWarning, TimeUnit
-from composer.core.conversion import from_data
 from composer.core.evaluation_weights import reshard
+from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

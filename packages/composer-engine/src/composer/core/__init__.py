@@ -4,7 +4,6 @@ from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
 from composer.core.conflicts import Conflict, ExclusiveResource, Owned
-from composer.core.conversion import from_data, to_data
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
@@ -18,9 +17,15 @@ from composer.core.passes import AlgorithmPass
 from composer.core.plan import AlgorithmConflictError, Plan, explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.registry import algorithm_classes, rebuild_algorithm
-from composer.core.serializable import Serializable
-from composer.core.serialization import NotSerializableError, saved
-from composer.core.splitting import join_tensors, split_tensors
+from composer.core.serialization import (
+    NotSerializableError,
+    Serializable,
+    from_data,
+    join_tensors,
+    saved,
+    split_tensors,
+    to_data,
+)
 from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
 from composer.core.subscription import Subscription

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.core.serializable import Serializable
+from composer.core.serialization import Serializable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

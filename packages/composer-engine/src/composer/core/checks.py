@@ -1,14 +1,14 @@
-"""Checks of arguments; every error names the parameter and the value. Some are validators for attrs fields."""
+"""Checks of arguments, some as validators of attrs fields, and the text of errors: values, names and suggestions."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from composer.core.serialization import shortened
 from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
@@ -16,7 +16,22 @@ if TYPE_CHECKING:
 
     import attrs
 
-__all__ = ["number_between", "one_of", "to_options", "to_path", "to_texts", "true_or_false", "whole_number_from"]
+__all__ = [
+    "abridged",
+    "describe",
+    "nearest",
+    "number_between",
+    "one_of",
+    "shortened",
+    "to_options",
+    "to_path",
+    "to_texts",
+    "true_or_false",
+    "whole_number_from",
+]
+
+_LONGEST_NAME = 500
+_LONGEST_LINE = 600
 
 
 def number_between(
@@ -111,3 +126,59 @@ def to_path(name: str, given: str | os.PathLike[str]) -> str:
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"{name} must be a text or a path, got {shortened(given)}.")
     return str(given)
+
+
+def describe(value: Any) -> str:
+    """Return a short text of what a value is, which is the same in every run.
+
+    Example:
+        >>> import torch
+        >>> describe(print), describe(torch.nn.GELU()), describe((int, 1))
+        ('function builtins.print', 'object of torch.nn.modules.activation.GELU', '(class builtins.int, 1)')
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return shortened(value)
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(describe, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    category = "class" if isinstance(value, type) else "function" if hasattr(value, "__qualname__") else "object of"
+    named: Any = type(value) if category == "object of" else value
+    return (
+        f"{category} {named.__module__}.{named.__qualname__}"
+        if named.__module__
+        else f"{category} {named.__qualname__}"
+    )
+
+
+def shortened(value: object) -> str:
+    """Return the ``repr`` of an object, truncated if it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def abridged(text: str) -> str:
+    """Return a text without the middle of lines that are longer than any sentence, as by a name from a file.
+
+    Example:
+        >>> len(abridged(f"model.{'a' * 5_000_000} is not saved."))
+        645
+    """
+    lines, half = text.split("\n"), _LONGEST_LINE // 2
+    for place, line in enumerate(lines):
+        if len(line) > _LONGEST_LINE:
+            omitted = len(line) - _LONGEST_LINE
+            lines[place] = f"{line[:half]} ... ({omitted:,} characters are left out) ... {line[-half:]}"
+    return "\n".join(lines)
+
+
+def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
+    """Return the end of a sentence: a suggestion of the most similar name, or ``end`` if none is similar.
+
+    Example:
+        >>> nearest("halflife", ["half_life", "smoothing"])
+        "; did you mean 'half_life'?"
+    """
+    text = str(name)
+    # The time of the comparison is quadratic in the length of the names.
+    candidates = [one for one in names if len(one) <= _LONGEST_NAME] if len(text) <= _LONGEST_NAME else []
+    matches = difflib.get_close_matches(text, candidates, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else end

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composer.core.checks import to_texts
+from composer.core.checks import nearest, to_texts
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
-from composer.core.serialization import nearest
 
 if TYPE_CHECKING:
     from torch import nn

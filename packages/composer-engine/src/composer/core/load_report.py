@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from composer.core.serialization import abridged
+from composer.core.checks import abridged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

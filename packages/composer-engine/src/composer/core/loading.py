@@ -12,7 +12,6 @@ import attrs
 import torch
 
 from composer.core import model_state
-from composer.core.conversion import field_types
 from composer.core.engine import Engine, PassAt
 from composer.core.event import Event
 from composer.core.load_report import Findings, LoadReport, StateMismatchError
@@ -21,7 +20,7 @@ from composer.core.passes import AlgorithmPass
 from composer.core.plan import explain
 from composer.core.registry import rebuild_algorithm
 from composer.core.saved_state import COMPONENTS, check_part, check_state, components_by_key, malformed, stays
-from composer.core.serializable import read_field, saved_fields
+from composer.core.serialization import field_types, read_field, saved_fields
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm

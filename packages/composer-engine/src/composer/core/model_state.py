@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from composer.core.serialization import is_number, nearest, plain, shortened
+from composer.core.checks import nearest, shortened
+from composer.core.serialization import is_number, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
-from composer.core.checks import to_path
-from composer.core.serialization import shortened
+from composer.core.checks import shortened, to_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

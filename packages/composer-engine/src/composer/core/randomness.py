@@ -14,7 +14,7 @@ import torch
 from attrs.validators import ge, le
 from torch import Tensor
 
-from composer.core.conversion import from_data
+from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from composer.core.algorithm import Algorithm
-from composer.core.conversion import field_types, from_data, to_data
-from composer.core.serialization import NotSerializableError, describe, nearest
+from composer.core.checks import nearest
+from composer.core.serialization import field_types, from_data, is_unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["algorithm_classes", "rebuild_algorithm", "settings_to_data"]
+__all__ = ["algorithm_classes", "rebuild_algorithm"]
 
 
 def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list[type[Algorithm]]]:
@@ -129,42 +129,3 @@ def _read_settings(kind: Any, settings: Mapping[str, Any]) -> tuple[list[str], d
             except ValueError as error:
                 problems.append(str(error))
     return problems, values
-
-
-def settings_to_data(component: Any) -> dict[str, Any]:
-    """Return the settings of an algorithm or callback as data.
-
-    What is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A run with such
-    a setting can be saved and goes on with an object that the caller makes; only making it from what was saved fails.
-
-    Example:
-        >>> @attrs.define(eq=False)
-        ... class Scale(Algorithm):
-        ...     factor: float = 2.0
-        ...     log: "object" = None
-        ...     def apply(self, event, state, logger):
-        ...         state.loss = self.factor * state.loss
-        >>> settings_to_data(Scale(log=print))
-        {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
-    """
-    kind = type(component)
-    if not attrs.has(kind):
-        return {}
-    types = field_types(kind)
-    return {
-        str(field.alias): _setting_to_data(getattr(component, field.name), types[field.name])
-        for field in attrs.fields(kind)
-        if field.init
-    }
-
-
-def _setting_to_data(value: Any, kind: Any) -> Any:
-    try:
-        return to_data(value, kind)
-    except NotSerializableError:
-        return {"unsaved": describe(value)}
-
-
-def is_unsaved(data: Any) -> bool:
-    """Return whether a saved setting is only described."""
-    return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)

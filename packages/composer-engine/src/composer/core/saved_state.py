@@ -11,11 +11,18 @@ from torch import Tensor
 
 from composer.core import model_state
 from composer.core.algorithm import Algorithm
-from composer.core.conversion import field_types, to_data
+from composer.core.checks import nearest
 from composer.core.load_report import Findings, LoadReport
-from composer.core.registry import is_unsaved, settings_to_data
-from composer.core.serializable import read_field, saved_fields
-from composer.core.serialization import NotSerializableError, nearest, plain
+from composer.core.serialization import (
+    NotSerializableError,
+    field_types,
+    is_unsaved,
+    plain,
+    read_field,
+    saved_fields,
+    settings_to_data,
+    to_data,
+)
 
 if TYPE_CHECKING:
     import attrs

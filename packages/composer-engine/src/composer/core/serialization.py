@@ -1,56 +1,565 @@
-"""What a checkpoint may hold: plain data and tensors, and nothing else."""
+"""What a checkpoint holds: plain data and tensors, encoded from typed values and decoded with all checks.
+
+:func:`to_data` encodes a value by its declared type and :func:`from_data` decodes it, through one cattrs converter.
+:func:`split_tensors` encodes plain data as JSON and tensors, and :func:`join_tensors` decodes both.
+"""
 
 from __future__ import annotations
 
 import collections.abc
+import contextlib
+import dataclasses
 import datetime as dt
-import difflib
 import enum
+import functools
+import itertools
+import math
 import numbers
 import operator
 import pathlib
-from typing import TYPE_CHECKING, Any
+import sys
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+import cattrs
 import torch
+from cattrs.errors import ForbiddenExtraKeysError
 from torch import Tensor
 
+from composer.core.checks import describe, nearest, shortened
 from composer.core.time import Time, Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "MAX_DEPTH",
     "NotSerializableError",
-    "abridged",
+    "Serializable",
     "at",
-    "describe",
+    "equal",
+    "field_types",
+    "from_data",
     "is_number",
-    "nearest",
+    "is_unsaved",
+    "join_tensors",
     "plain",
     "plain_number",
+    "read_field",
+    "reset_fields",
     "saved",
-    "shortened",
+    "saved_fields",
+    "settings_to_data",
+    "split_tensors",
+    "to_data",
 ]
 
 MAX_DEPTH = 64
 MAX_BITS = 4096
-_LONGEST_NAME = 500
-_LONGEST_LINE = 600
-_HOLDS = "A checkpoint holds numbers, text, lists, tuples, dictionaries, None and tensors"
 
 
 class NotSerializableError(TypeError):
-    """Something that is neither plain data nor a tensor was to be saved; ``path`` says where, ``reason`` why not."""
+    """A value that is neither plain data nor a tensor cannot be saved; ``path`` is its place, ``reason`` the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path, self.reason = path, reason
 
 
+# Encoding ------------------------------------------------------------------------------------------------------------
+
+
+def to_data(value: Any, kind: Any = Any, path: str = "") -> Any:
+    """Encode a value of a declared type as plain data and tensors.
+
+    A :class:`Time` becomes its text, an enumeration's member its value, a duration its seconds, a dtype, device or file
+    path its name, a tuple or set a list, an attrs object a dictionary. A value of type ``Any`` must be plain data.
+
+    Args:
+        value: The value to encode.
+        kind: Its type, as annotated.
+        path: The place of the value, for the error.
+
+    Raises:
+        NotSerializableError: The value is not of this type, contains something that is neither data nor a tensor, or
+            would be decoded as another member of a union.
+
+    Example:
+        >>> to_data(Time(10, "ep"), Time), to_data((0.9, None), tuple[float, Time | None])
+        ('10ep', [0.9, None])
+    """
+    return _encode(value, kind, path, 0)
+
+
+def plain(value: Any, path: str = "", *, mappings: bool = False) -> Any:
+    """Return a copy of plain data: new containers, the same tensors, and Python's numbers in place of NumPy's.
+
+    Args:
+        value: Numbers, text, None, tensors, and lists, tuples and dictionaries of them.
+        path: The place of the value, for the error.
+        mappings: Whether other mappings, such as the Counter in torch's MultiStepLR, are saved as dictionaries.
+
+    Raises:
+        NotSerializableError: The value contains something else.
+
+    Example:
+        >>> plain({"step": 3, "when": print}, "EMA")
+        Traceback (most recent call last):
+        composer.core.serialization.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
+    """
+    return _encode_plain(value, path, 0, mappings=mappings)
+
+
+def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return ``(data, tensors)``: data for JSON, and the tensors by the names that replace them in the data.
+
+    ``join_tensors(json.loads(json.dumps(data)), tensors)`` returns an equal ``state``. Values that JSON cannot
+    represent become a dictionary of one key that begins with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``,
+    ``{"$float": "nan"}``, and ``{"$dict": [[key, value], ...]}`` if a key is no text or begins with ``$``.
+
+    Args:
+        state: Numbers, text, None, tensors, and lists, tuples and dictionaries of them.
+
+    Returns:
+        The data and the tensors. Tensors are detached and not copied; tensors of the same memory are returned once.
+
+    Raises:
+        NotSerializableError: ``state`` contains something else.
+
+    Example:
+        >>> data, tensors = split_tensors({"average": torch.ones(2), "betas": (0.9, math.inf)})
+        >>> data
+        {'average': {'$tensor': 'average'}, 'betas': {'$tuple': [0.9, {'$float': 'inf'}]}}
+        >>> tensors
+        {'average': tensor([1., 1.])}
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
+
+    def name_of(tensor: Tensor, path: str) -> str:
+        memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        if not tensor.numel() or memory not in names:
+            candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
+            names[memory] = next(name for name in candidates if name not in tensors)
+            tensors[names[memory]] = tensor
+        return names[memory]
+
+    return _encode_plain(state, "", 0, name_of=name_of), tensors
+
+
+def _encode_plain(
+    value: Any, path: str, depth: int, *, mappings: bool = False, name_of: Callable[[Tensor, str], str] | None = None
+) -> Any:
+    """Return a copy of plain data; in the form of JSON if ``name_of`` is given, which names and stores tensors."""
+    kind, to_json = type(value), name_of is not None
+    if value is None or kind is bool or kind is str:
+        return value
+    if isinstance(value, Tensor):
+        _check_tensor(value, path)
+        return value if name_of is None else {"$tensor": name_of(value.detach(), path or "tensor")}
+    if is_number(value):
+        number = plain_number(value, path)
+        is_finite = isinstance(number, int) or math.isfinite(number)
+        return number if is_finite or not to_json else {"$float": str(number)}
+    if mappings and isinstance(value, collections.abc.Mapping):
+        kind = dict
+    if kind not in {list, tuple, dict}:
+        expected = "A checkpoint holds numbers, text, lists, tuples, dictionaries, None and tensors"
+        raise NotSerializableError(path, f"{describe(value)} cannot be saved. {expected}{_remedy(value)}.")
+    _check_depth(path, depth)
+    encode = functools.partial(_encode_plain, depth=depth + 1, mappings=mappings, name_of=name_of)
+    if kind is not dict:
+        items = [encode(item, at(path, index)) for index, item in enumerate(value)]
+        return {"$tuple": items} if to_json and kind is tuple else kind(items)
+    pairs = []
+    for key, item in value.items():
+        if to_json and any(isinstance(part, Tensor) for part in (key if isinstance(key, tuple) else (key,))):
+            raise NotSerializableError(path, "a tensor cannot be a dictionary's key.")
+        pairs.append([key if type(key) is str else encode(key, path), encode(item, at(path, key))])
+    is_json = all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs)
+    return dict(pairs) if is_json or not to_json else {"$dict": pairs}
+
+
+def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR0911, PLR0912  (one for each type)
+    """Return a value of a declared type as plain data."""
+    kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
+    if _is_free(kind):
+        return _encode_plain(value, path, depth)
+    _check_depth(path, depth)
+    if _is_union(kind):
+        return _encode_choice(value, kind, path, depth)
+    expected, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if expected in {typing.Annotated, typing.Final}:
+        return _encode(value, arguments[0], path, depth)
+    if expected is typing.Literal and value in arguments:
+        return _encode(value, type(value), path, depth)
+    if typing.is_typeddict(expected) and type(value) is dict and value.keys() <= typing.get_type_hints(expected).keys():
+        return _encode_fields(typing.get_type_hints(expected), value, path, depth)
+    if isinstance(expected, type) and _is_instance(value, expected):
+        if _is_bare(kind) or expected in _PLAIN or isinstance(value, Tensor):
+            return _encode_plain(value, path, depth)
+        for base, write in _WRITERS.items():
+            if issubclass(expected, base):
+                return write(value)
+        if attrs.has(expected) or dataclasses.is_dataclass(expected):
+            variables = dict(zip(getattr(expected, "__parameters__", ()), arguments, strict=False))
+            kinds = {name: variables.get(field, field) for name, field in field_types(expected, init=True).items()}
+            return _encode_fields(kinds, {name: getattr(value, name) for name in kinds}, path, depth)
+        if isinstance(value, dict) and arguments:
+            keys = [_encode(key, arguments[0], path, depth + 1) for key in value]
+            kinds = dict.fromkeys(value, arguments[1] if len(arguments) == 2 else int)  # of a Counter
+            return dict(zip(keys, _encode_fields(kinds, value, path, depth).values(), strict=True))
+        if hasattr(expected, "_fields"):  # a NamedTuple
+            arguments = tuple(typing.get_type_hints(expected).values())
+            return tuple(_encode(tuple(value), types.GenericAlias(tuple, arguments), path, depth + 1))
+        if arguments or expected is tuple:
+            if expected is not tuple or arguments[1:] == (...,):
+                arguments = arguments[:1] * len(value)
+            if len(arguments) == len(value):
+                pairs = enumerate(zip(value, arguments, strict=True))
+                items = [_encode(item, item_kind, at(path, index), depth + 1) for index, (item, item_kind) in pairs]
+                if isinstance(value, collections.abc.Set):
+                    return _in_order(items)
+                return tuple(items) if isinstance(value, tuple) and expected is not tuple else items
+    plain(value, path)  # raises the more precise error for what is no data
+    raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
+
+
+def _encode_fields(kinds: Mapping[Any, Any], values: Mapping[Any, Any], path: str, depth: int) -> dict[Any, Any]:
+    return {name: _encode(value, kinds[name], at(path, name), depth + 1) for name, value in values.items()}
+
+
+def _encode_choice(value: Any, kind: Any, path: str, depth: int) -> Any:
+    """Return a value of a union as plain data, if decoding it with an earlier member does not change the value."""
+    members = typing.get_args(kind)
+    for place, member in enumerate(members):
+        try:
+            data = _encode(value, member, path, depth + 1)
+        except NotSerializableError:
+            continue
+        for earlier in members[:place]:
+            with contextlib.suppress(ValueError):
+                if from_data(data, earlier) != value:
+                    raise NotSerializableError(
+                        path,
+                        f"{describe(value)} cannot be saved: it would not be the same when read as {_type_name(kind)}.",
+                    )
+        return data
+    plain(value, path)
+    raise NotSerializableError(path, f"{describe(value)} cannot be saved as {_type_name(kind)}.")
+
+
+def _is_instance(value: Any, expected: type) -> bool:
+    """Return whether decoding yields an equal value of the same type: subclasses of containers would be lost."""
+    if expected in {int, float}:
+        number = numbers.Integral if expected is int else numbers.Real
+        return is_number(value) and isinstance(value, number) and not isinstance(value, bool)
+    if expected in _PLAIN or issubclass(expected, (collections.abc.Set, Tensor, *_WRITERS)):
+        return isinstance(value, collections.abc.Set if issubclass(expected, collections.abc.Set) else expected)
+    return type(value) is expected or (
+        expected.__module__ == "collections.abc" and type(value) in {list, tuple, dict} and isinstance(value, expected)
+    )
+
+
+_PLAIN = frozenset({bool, int, float, types.NoneType})
+_WRITERS: Mapping[type, Callable[[Any], Any]] = {
+    enum.Enum: operator.attrgetter("value"),
+    str: lambda text: str(text.value if isinstance(text, enum.Enum) else text),
+    Time: Time.to_timestring,
+    Timestamp: Timestamp.state_dict,
+    dt.timedelta: dt.timedelta.total_seconds,
+    torch.dtype: lambda dtype: str(dtype).removeprefix("torch."),
+    torch.device: str,
+    pathlib.PurePath: str,
+}
+
+
+def _in_order(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:
+        return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
+
+
+def _check_depth(path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise NotSerializableError(
+            path, f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or contains itself."
+        )
+
+
+def _check_tensor(tensor: Tensor, path: str) -> None:
+    layout = "a nested" if tensor.is_nested else "a sparse" if tensor.layout is not torch.strided else None
+    reason = layout or ("a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else None)
+    if reason is not None:
+        raise NotSerializableError(path, f"{reason} tensor cannot be saved; convert it to a dense one that has data.")
+
+
+def _remedy(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return "; save its value"
+    if isinstance(value, dict):
+        return "; convert it by dict(...)"
+    if isinstance(value, collections.abc.Set):
+        return "; convert it to a list by sorted(...)"
+    if isinstance(value, tuple(_WRITERS)):
+        return "; annotate the field with its type, or save its text"
+    return "; save the values that it is constructed from"
+
+
+def at(path: str, key: object) -> str:
+    """Return the path of an item of the container at ``path``."""
+    if isinstance(key, str):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, including NumPy's and truth values, excluding members of enumerations."""
+    return isinstance(value, numbers.Real) and enum.Enum not in type(value).__mro__
+
+
+def plain_number(value: Any, path: str = "") -> int | float:
+    """Return a number, such as one of NumPy's, as one of Python's.
+
+    Raises:
+        NotSerializableError: It has too many digits.
+    """
+    if not isinstance(value, numbers.Integral):
+        return float(value)
+    number = operator.index(value)
+    if number.bit_length() > MAX_BITS:
+        raise NotSerializableError(path, f"a whole number of more than {MAX_BITS} bits cannot be saved.")
+    return number
+
+
+# Decoding ------------------------------------------------------------------------------------------------------------
+
+
+def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
+    """Decode a value of a declared type from the data that :func:`to_data` returns for it.
+
+    Args:
+        data: Plain data and tensors.
+        kind: The value's type.
+        path: The place of the data, for the error.
+
+    Raises:
+        ValueError: :func:`to_data` returns such data for no value of this type.
+
+    Example:
+        >>> from_data([0.9, "10ep"], tuple[float, Time | None])
+        (0.9, Time(10, 'ep'))
+    """
+    try:
+        value = _CONVERTER.structure(data, kind)
+        canonical = to_data(value, kind)
+    except Exception as error:  # noqa: BLE001  (data of another program fails in many ways)
+        raise ValueError(" ".join(_sentences(error, data, kind, path))) from None
+    if not equal(canonical, data):  # cattrs converts where it can, as 3 to '3'
+        raise ValueError(_must_be(kind, data, path))
+    return value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether plain data are equal; NaN equals NaN, True is not 1, and a tuple is not a list."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        are_tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return one is other or (are_tensors and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu()))
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(item, other[key]) for key, item in one.items())
+    if isinstance(one, bool) is not isinstance(other, bool):
+        return False
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (not a number)
+
+
+def _sentences(error: Exception, data: Any, kind: Any, path: str) -> list[str]:
+    if not isinstance(error, cattrs.BaseValidationError):
+        reason = "" if str(error).startswith("got ") else f": {error}".rstrip(".:")
+        return [_must_be(kind, data, path, reason)]
+    lines = cattrs.transform_error(error, path or "The value", _problem)
+    return [f"{place}: {problem}." for problem, _, place in (line.rpartition(" @ ") for line in lines)]
+
+
+def _must_be(kind: Any, data: Any, path: str, reason: str = "") -> str:
+    return f"{path or 'The value'}: must be {_type_name(kind)}, got {shortened(data)}{reason}."
+
+
+def _problem(error: BaseException, kind: Any) -> str:
+    if isinstance(error, ForbiddenExtraKeysError):
+        known = [field.name for field in attrs.fields(error.cl)]
+        return "; ".join(f"unknown field {name!r}{nearest(name, known, '')}" for name in sorted(error.extra_fields))
+    if isinstance(error, KeyError):
+        return f"field {error} is missing"
+    return f"must be {_type_name(kind)}: {error}".rstrip(".:")
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in {typing.Union, types.UnionType}
+
+
+def _is_free(kind: Any) -> bool:
+    return kind is Any or kind is object or (_is_union(kind) and any(map(_is_free, typing.get_args(kind))))
+
+
+def _is_bare(kind: Any) -> bool:
+    return kind in (list, tuple, dict) or (
+        kind in (collections.abc.Sequence, collections.abc.Mapping, typing.List, typing.Dict, typing.Tuple)  # noqa: UP006
+    )
+
+
+def _is_sequence(kind: Any) -> bool:
+    """Return whether a type admits lists and tuples, so that each must remain what it is."""
+    return typing.get_origin(kind) in {collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection}
+
+
+def _read_sequence(data: Any, kind: Any) -> Any:
+    if type(data) not in {list, tuple}:
+        raise TypeError(f"got {shortened(data)}")
+    items: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]
+    return type(data)(_CONVERTER.structure(data, items))
+
+
+def _read_choice(data: Any, kind: Any) -> Any:
+    for member in typing.get_args(kind):
+        with contextlib.suppress(ValueError):
+            return from_data(data, member)
+    raise ValueError(f"got {shortened(data)}")
+
+
+def _read_instance(value: Any, kind: Any) -> Any:
+    if kind is bool or issubclass(kind, enum.Enum):  # cattrs uses the hook of a class for its subclasses
+        return kind(value)
+    if not _is_instance(value, kind):
+        raise TypeError(f"got {shortened(value)}")
+    return plain_number(value) if kind in {int, float} else value
+
+
+def _read_bare(data: Any, kind: Any) -> Any:
+    return _read_instance(data, typing.get_origin(kind) or kind)
+
+
+def _to_dtype(name: str, _: Any) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+def _is_subclass_of(base: type) -> Callable[[Any], bool]:
+    return lambda kind: isinstance(kind, type) and not typing.get_args(kind) and issubclass(kind, base)
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook(Time, lambda text, _: Time.from_timestring(text))
+    converter.register_structure_hook(Timestamp, lambda state, _: Timestamp.from_state_dict(state))
+    converter.register_structure_hook(dt.timedelta, lambda seconds, _: dt.timedelta(seconds=seconds))
+    converter.register_structure_hook(torch.dtype, _to_dtype)
+    converter.register_structure_hook(torch.device, lambda name, _: torch.device(name))
+    for kind in (int, float, types.NoneType):
+        converter.register_structure_hook(kind, _read_instance)
+    converter.register_structure_hook_func(_is_subclass_of(pathlib.PurePath), lambda text, kind: kind(text))
+    converter.register_structure_hook_func(_is_subclass_of(Tensor), _read_instance)
+    converter.register_structure_hook_func(_is_bare, _read_bare)
+    converter.register_structure_hook_func(_is_free, lambda data, _: data)
+    converter.register_structure_hook_func(_is_sequence, _read_sequence)
+    converter.register_structure_hook_func(lambda kind: _is_union(kind) and not _is_free(kind), _read_choice)
+    return converter
+
+
+_CONVERTER = _make_converter()
+_MAX_JSON_DEPTH = 2 * MAX_DEPTH
+
+_Path: TypeAlias = "tuple[_Path, object] | None"
+"""A place in the data: that of the container, and the key in it. Only an error formats it as text."""
+
+
+def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state from which :func:`split_tensors` made ``data`` and ``tensors``.
+
+    Args:
+        data: The data, as it was or after a round trip through JSON.
+        tensors: The tensors by name.
+
+    Raises:
+        ValueError: The data refers to a tensor that is missing, or is not as :func:`split_tensors` writes it, or does
+            not refer to one of the tensors.
+
+    Example:
+        >>> join_tensors({"betas": {"$tuple": [0.9, {"$float": "inf"}]}}, {})
+        {'betas': (0.9, inf)}
+    """
+    used: set[str] = set()
+    state = _join(data, None, 0, tensors, used)
+    unused = sorted(set(tensors) - used)
+    if unused:
+        raise ValueError(f"These tensors have no place in the data: {', '.join(map(repr, unused))}.")
+    return state
+
+
+def _join(  # noqa: PLR0911, PLR0912  (one for each tag)
+    data: Any, path: _Path, depth: int, tensors: Mapping[str, Tensor], used: set[str]
+) -> Any:
+    if depth > _MAX_JSON_DEPTH:
+        raise ValueError(f"{_as_text(path)[:80]}...: is nested more than {_MAX_JSON_DEPTH} deep.")
+    if data is None or isinstance(data, (bool, int, float, str)):
+        return data
+    join = functools.partial(_join, depth=depth + 1, tensors=tensors, used=used)
+    if isinstance(data, list):
+        return [join(item, (path, index)) for index, item in enumerate(data)]
+    if not isinstance(data, dict):
+        raise ValueError(f"{_as_text(path)}: must be what JSON can represent, got {type(data).__name__}.")  # noqa: TRY004
+    tags = [key for key in data if not isinstance(key, str) or key.startswith("$")]
+    if not tags:
+        return {key: join(item, (path, key)) for key, item in data.items()}
+    tag, content = tags[0], data[tags[0]]
+    if tag == "$tensor" and len(data) == 1:
+        if not isinstance(content, str) or content not in tensors:
+            raise ValueError(f"{_as_text(path)}: there is no tensor {content!r}{nearest(content, tensors)}")
+        used.add(content)
+        return tensors[content]
+    if tag == "$float" and len(data) == 1:
+        if not isinstance(content, str) or content not in {"nan", "inf", "-inf"}:
+            raise ValueError(f"{_as_text(path)}: '$float' must be 'nan', 'inf' or '-inf', got {content!r}.")
+        return float(content)
+    if tag == "$tuple" and len(data) == 1:
+        if not isinstance(content, list):
+            raise ValueError(f"{_as_text(path)}: '$tuple' must be a list, got {content!r}.")
+        return tuple(join(content, path))
+    if tag != "$dict" or len(data) > 1:
+        raise ValueError(f"{_as_text(path)}: {tag!r} is no key of a dictionary in saved data.")
+    if not isinstance(content, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in content):
+        raise ValueError(f"{_as_text(path)}: '$dict' must be a list of pairs.")
+    keys = [join(key, path) for key, _ in content]
+    try:
+        return {key: join(item, (path, key)) for key, (_, item) in zip(keys, content, strict=True)}
+    except TypeError:
+        raise ValueError(f"{_as_text(path)}: a key of '$dict' must be a number, a text or a tuple of them.") from None
+
+
+def _as_text(path: _Path) -> str:
+    keys = []
+    while path is not None:
+        path, key = path
+        keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
+    return functools.reduce(at, reversed(keys), "")
+
+
+# Fields of classes ---------------------------------------------------------------------------------------------------
+
+
 def saved(**options: Any) -> Any:
-    """Return an attrs field that is saved with a run and is no setting: what an algorithm or callback remembers.
+    """Return an attrs field that is saved with a run and is not a setting: the progress of an algorithm or callback.
 
     Args:
         options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
@@ -68,140 +577,178 @@ def saved(**options: Any) -> Any:
     return attrs.field(metadata={"lifetime": "saved"}, init=False, repr=False, **options)
 
 
-def plain(value: Any, path: str = "") -> Any:
-    """Return ``value`` with containers copied, tensors as they are and NumPy's numbers as Python's.
+def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a class that are saved, by the names of the constructor's arguments."""
+    if not attrs.has(kind):
+        return {}
+    return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
+
+
+_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
+    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
 
     Args:
-        value: Numbers, text, None, tensors, and lists, tuples and dictionaries of them.
-        path: Where the value lies, for the error.
-
-    Raises:
-        NotSerializableError: Something else is in it.
+        kind: An attrs class or dataclass.
+        init: Whether to return only the fields that the constructor takes.
 
     Example:
-        >>> plain({"step": 3, "when": print}, "EMA")
-        Traceback (most recent call last):
-        composer.core.serialization.NotSerializableError: EMA.when: function builtins.print cannot be saved. ...
+        >>> @attrs.define
+        ... class Point:
+        ...     x: "int | None" = None
+        >>> field_types(Point)
+        {'x': int | None}
     """
-    return _plain(value, path, 0)
+    if not attrs.has(kind):
+        return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    known = _KNOWN_TYPES.setdefault(kind, {})
+    for field in attrs.fields(kind):
+        if field.name not in known and field.type is not None:
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
+                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
+                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
+                names = vars(sys.modules[owner.__module__])
+                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
+    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
-    kind = type(value)
-    if value is None or kind in {bool, float, str}:
-        return value
-    if isinstance(value, Tensor):
-        return _checked_tensor(value, path)
-    if is_number(value):
-        return plain_number(value, path)
-    if kind not in {list, tuple, dict}:
-        raise NotSerializableError(path, f"{describe(value)} cannot be saved. {_HOLDS}{_remedy(value)}.")
-    if depth > MAX_DEPTH:
-        raise NotSerializableError(path, f"cannot be saved: it is nested more than {MAX_DEPTH} deep, or holds itself.")
-    if kind is dict:
+def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> Any:
+    """Return the value of an attrs field, decoded from saved data.
+
+    Raises:
+        ValueError: The data is not of the field's type, or the field's own converter or validator refuses it.
+    """
+    value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
+    try:
+        if callable(converter):
+            value = converter(value)
+        if field.validator is not None:
+            field.validator(None, field, value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return value
+
+
+def reset_fields(component: Any) -> None:
+    """Set the fields of an attrs object that are not settings to their defaults, as in a new object.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     step: int = 1
+        ...     value: int = attrs.field(default=0, init=False)
+        >>> count = Count(step=2)
+        >>> count.value = 7
+        >>> reset_fields(count)
+        >>> count
+        Count(step=2, value=0)
+    """
+    for field in attrs.fields(type(component)):
+        default: Any = field.default
+        if field.init or default is attrs.NOTHING:
+            continue
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory(component) if default.takes_self else default.factory()
+        setattr(component, field.name, default)
+
+
+class Serializable:
+    """An object whose progress is saved with a run, as plain data (numbers, text, lists, dictionaries) and tensors.
+
+    Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override
+    :meth:`state_dict` and :meth:`load_state_dict`; and :meth:`check_state_dict`, so that a run remains unchanged if
+    the saved state does not fit.
+
+    Example:
+        >>> Serializable().state_dict()
+        {}
+    """
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name, of attrs classes; otherwise an empty dictionary."""
+        kind = type(self)
+        if not attrs.has(kind):
+            return {}
+        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later run needs to continue; tensors are not copied.
+
+        Raises:
+            NotSerializableError: A field contains something that is neither data nor a tensor.
+        """
+        kind, types_of_fields = type(self), field_types(type(self))
         return {
-            key if type(key) is str else _plain(key, path, depth + 1): _plain(item, at(path, key), depth + 1)
-            for key, item in value.items()
+            name: to_data(getattr(self, field.name), types_of_fields[field.name], f"{kind.__name__}.{name}")
+            for name, field in saved_fields(kind).items()
         }
-    return kind([_plain(item, at(path, place), depth + 1) for place, item in enumerate(value)])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; tensors are not copied.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
+        """
+        for name, value in self._read(state).items():
+            setattr(self, name, value)
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class.
+        """
+        if type(self).load_state_dict is Serializable.load_state_dict:
+            self._read(state)
+
+    def _read(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the fields, by the names of the attributes."""
+        kind, fields, types_of_fields = type(self).__name__, saved_fields(type(self)), field_types(type(self))
+        if state and not fields:
+            raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
+        problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
+        problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
+        values = {}
+        for name, field in fields.items():
+            if name in state:
+                try:
+                    values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
+                except ValueError as error:
+                    problems.append(str(error))
+        if problems:
+            raise ValueError(" ".join(problems))
+        return values
 
 
-def at(path: str, key: object) -> str:
-    """Return the path of an item in what lies at ``path``."""
-    if isinstance(key, str):
-        return f"{path}.{key}" if path else key
-    return f"{path}[{key!r}]"
+def settings_to_data(component: Serializable) -> dict[str, Any]:
+    """Return the settings of an algorithm or callback as data.
 
-
-def is_number(value: object) -> bool:
-    """Return whether something is a number, NumPy's ones and truth values included, and no enumeration's member."""
-    return isinstance(value, numbers.Real) and enum.Enum not in type(value).__mro__
-
-
-def plain_number(value: Any, path: str = "") -> int | float:
-    """Return a number, also one of NumPy's, as Python's.
-
-    Raises:
-        NotSerializableError: It has too many digits.
-    """
-    if not isinstance(value, numbers.Integral):
-        return float(value)
-    number = operator.index(value)
-    if number.bit_length() > MAX_BITS:
-        raise NotSerializableError(path, f"a whole number of more than {MAX_BITS} bits cannot be saved.")
-    return number
-
-
-def _checked_tensor(tensor: Tensor, path: str) -> Tensor:
-    layout = "a nested" if tensor.is_nested else "a sparse" if tensor.layout is not torch.strided else None
-    reason = layout or ("a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else None)
-    if reason is None:
-        return tensor
-    raise NotSerializableError(path, f"{reason} tensor cannot be saved; make it a dense one that has data.")
-
-
-def _remedy(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return "; save its value"
-    if isinstance(value, dict):
-        return "; make it a dictionary by dict(...)"
-    if isinstance(value, collections.abc.Set):
-        return "; make it a list by sorted(...)"
-    if isinstance(value, (Time, Timestamp, dt.timedelta, torch.dtype, torch.device, pathlib.PurePath)):
-        return "; annotate the field with its type, or save its text"
-    return "; save what it is made from"
-
-
-def describe(value: Any) -> str:
-    """Return what something is, without what differs from run to run.
+    A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
+    run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
+    from its saved settings fails.
 
     Example:
-        >>> describe(print), describe(torch.nn.GELU()), describe((int, 1))
-        ('function builtins.print', 'object of torch.nn.modules.activation.GELU', '(class builtins.int, 1)')
+        >>> from composer.core import Algorithm
+        >>> @attrs.define(eq=False)
+        ... class Scale(Algorithm):
+        ...     factor: float = 2.0
+        ...     log: "object" = None
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = self.factor * state.loss
+        >>> settings_to_data(Scale(log=print))
+        {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return shortened(value)
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(describe, value[:4]))}{', ...' if len(value) > 4 else ''})"
-    if isinstance(value, type):
-        return f"class {_full_name(value)}"
-    return f"function {_full_name(value)}" if hasattr(value, "__qualname__") else f"object of {_full_name(type(value))}"
+    kinds, data = field_types(type(component), init=True), {}
+    for (name, value), kind in zip(component.settings().items(), kinds.values(), strict=True):
+        try:
+            data[name] = to_data(value, kind)
+        except NotSerializableError:
+            data[name] = {"unsaved": describe(value)}
+    return data
 
 
-def _full_name(named: Any) -> str:
-    return f"{named.__module__}.{named.__qualname__}" if named.__module__ else str(named.__qualname__)
-
-
-def shortened(value: object) -> str:
-    """Return what an object prints as, cut off where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def abridged(text: str) -> str:
-    """Return a text whose lines have no middle where they are longer than any sentence, as by a name from a file.
-
-    Example:
-        >>> len(abridged(f"model.{'a' * 5_000_000} is not saved."))
-        645
-    """
-    return "\n".join(map(_abridged_line, text.split("\n")))
-
-
-def _abridged_line(line: str) -> str:
-    left_out, half = len(line) - _LONGEST_LINE, _LONGEST_LINE // 2
-    return line if left_out <= 0 else f"{line[:half]} ... ({left_out:,} characters are left out) ... {line[-half:]}"
-
-
-def nearest(name: object, names: Iterable[str], end: str = ".") -> str:
-    """Return the end of a sentence: a question for the nearest of some names, or ``end`` if none is near.
-
-    Example:
-        >>> nearest("halflife", ["half_life", "smoothing"])
-        "; did you mean 'half_life'?"
-    """
-    text = str(name)
-    # Of texts that nobody would call names, the comparison takes time with the square of their length.
-    known = [one for one in names if len(one) <= _LONGEST_NAME] if len(text) <= _LONGEST_NAME else []
-    found = difflib.get_close_matches(text, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else end
+def is_unsaved(data: Any) -> bool:
+    """Return whether a saved setting is only described."""
+    return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)

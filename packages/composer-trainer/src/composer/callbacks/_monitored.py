@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit
-from composer.core.serializable import reset_fields
-from composer.core.serialization import nearest
+from composer.core.checks import nearest
+from composer.core.serialization import reset_fields
 
 __all__ = ["Comparison", "MetricStopper", "Patience", "check_comparison", "comparison"]
 

@@ -10,7 +10,7 @@ import torch
 from composer.callbacks._norms import local, sums_of, sums_of_products, sums_of_squares, sums_over_processes
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
-from composer.core.serializable import reset_fields
+from composer.core.serialization import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

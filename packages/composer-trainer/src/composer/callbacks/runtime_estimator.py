@@ -10,7 +10,7 @@ import attrs
 
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import one_of, whole_number_from
-from composer.core.serializable import reset_fields
+from composer.core.serialization import reset_fields
 
 __all__ = ["RuntimeEstimator"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.core.serialization import abridged
+from composer.core.checks import abridged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from composer.checkpoint.plain_json import read_json
 from composer.checkpoint.snapshot import MODEL, STATE
 from composer.checkpoint.tensor_file import read_shapes, read_tensors
 from composer.core import TimeUnit
-from composer.core.serialization import abridged
+from composer.core.checks import abridged
 
 if TYPE_CHECKING:
     import os

@@ -28,8 +28,7 @@ from composer.checkpoint.snapshot import (
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, loading, model_state
-from composer.core.checks import to_texts
-from composer.core.serialization import abridged
+from composer.core.checks import abridged, to_texts
 
 if TYPE_CHECKING:
     import os

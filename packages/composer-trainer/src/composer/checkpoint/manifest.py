@@ -13,7 +13,7 @@ import xxhash
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.plain_json import read_json, write_json
 from composer.core import Timestamp
-from composer.core.serialization import abridged
+from composer.core.checks import abridged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

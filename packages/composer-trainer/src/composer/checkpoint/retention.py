@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from composer.checkpoint.finding import find_checkpoints
-from composer.core.checks import one_of, whole_number_from
-from composer.core.serialization import nearest
+from composer.core.checks import nearest, one_of, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

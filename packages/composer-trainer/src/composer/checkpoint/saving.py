@@ -9,8 +9,8 @@ from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.folder import Folder, open_folder
 from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, take_snapshot
 from composer.core import State, TimeUnit
+from composer.core.checks import shortened
 from composer.core.naming import fill_in
-from composer.core.serialization import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ import attrs
 
 from composer.core import Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import to_path
-from composer.core.conversion import from_data
 from composer.core.naming import fill_in
+from composer.core.serialization import from_data
 from composer.functional.checks import check_flags, check_whole_numbers
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger

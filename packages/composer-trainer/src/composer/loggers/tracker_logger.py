@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
+from composer.core.checks import shortened
 from composer.core.logger import detach_to_host
-from composer.core.serialization import shortened
 from composer.functional.checks import check_flags
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.images import to_images

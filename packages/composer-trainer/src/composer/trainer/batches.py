@@ -13,8 +13,8 @@ import torch
 from attrs.validators import ge
 from torch.utils._pytree import tree_leaves
 
-from composer.core.conversion import from_data
 from composer.core.data_spec import move_batch
+from composer.core.serialization import from_data
 from composer.distributed import all_agree, all_gather_object, all_reduce_min, get_world_size
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order

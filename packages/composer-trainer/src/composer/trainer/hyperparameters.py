@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from composer.core import Algorithm, Callback, Precision, Time
+from composer.core.checks import describe
 from composer.core.plan import component_keys
-from composer.core.serialization import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

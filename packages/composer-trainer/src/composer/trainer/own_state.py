@@ -26,8 +26,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from composer.core import NotSerializableError, Serializable
-from composer.core.serializable import saved_fields
-from composer.core.serialization import at, plain
+from composer.core.serialization import at, plain, saved_fields
 from composer.distributed import get_world_size
 from composer.trainer.attribute_values import (
     MAX_BYTES,

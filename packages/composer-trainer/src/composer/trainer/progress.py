@@ -11,9 +11,9 @@ from attrs.validators import ge, optional
 from torch import Tensor
 
 from composer.core import Timestamp
-from composer.core.conversion import from_data
 from composer.core.model_state import numbered
 from composer.core.randomness import check_rng_state, load_rng_state, rng_state
+from composer.core.serialization import from_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
 from composer.trainer.batches import check_place
 from composer.trainer.data_state import data_components
