@@ -691,7 +691,7 @@ class Serializable:
         Raises:
             ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
         """
-        for name, value in self._read(state).items():
+        for name, value in _read_state(self, state).items():
             setattr(self, name, value)
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -701,25 +701,30 @@ class Serializable:
             ValueError: ``state`` is not the state of an object of this class.
         """
         if type(self).load_state_dict is Serializable.load_state_dict:
-            self._read(state)
+            _read_state(self, state)
 
-    def _read(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the fields, by the names of the attributes."""
-        kind, fields, types_of_fields = type(self).__name__, saved_fields(type(self)), field_types(type(self))
-        if state and not fields:
-            raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
-        problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
-        problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
-        values = {}
-        for name, field in fields.items():
-            if name in state:
-                try:
-                    values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
-                except ValueError as error:
-                    problems.append(str(error))
-        if problems:
-            raise ValueError(" ".join(problems))
-        return values
+
+def _read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields, by the names of the attributes."""
+    kind, fields, types_of_fields = (
+        type(component).__name__,
+        saved_fields(type(component)),
+        field_types(type(component)),
+    )
+    if state and not fields:
+        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
+    problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
+    problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
+    values = {}
+    for name, field in fields.items():
+        if name in state:
+            try:
+                values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
+            except ValueError as error:
+                problems.append(str(error))
+    if problems:
+        raise ValueError(" ".join(problems))
+    return values
 
 
 def settings_to_data(component: Serializable) -> dict[str, Any]:
