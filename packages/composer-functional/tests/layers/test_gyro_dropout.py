@@ -203,9 +203,9 @@ class TestGyroDropout:
             ({"epochs": 0}, "max_epoch must be at least 1, got 0"),
             ({"tau": 0}, "tau must be at least 1, got 0"),
             ({"sigma": 2, "tau": 3}, "sigma must be at least tau, got sigma=2 and tau=3"),
-            ({"p": 1.0}, "p must be at least 0 and below 1, got 1.0"),
-            ({"p": -0.1}, "p must be at least 0 and below 1, got -0.1"),
-            ({"p": float("nan")}, "p must be at least 0 and below 1, got nan"),
+            ({"p": 1.0}, r"p must lie in \[0, 1\), got 1.0"),
+            ({"p": -0.1}, r"p must lie in \[0, 1\), got -0.1"),
+            ({"p": float("nan")}, r"p must lie in \[0, 1\), got nan"),
         ],
     )
     def test_bad_settings_are_refused(self, settings: dict[str, float], message: str):

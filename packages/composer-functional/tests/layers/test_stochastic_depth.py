@@ -267,13 +267,13 @@ class TestStochasticDepthBlock:
         """What cannot be x + f(x) is an error that says how to describe the block."""
         stochastic = _stochastic(block.train(training), 0.01)
 
-        with pytest.raises(TypeError, match=rf"{came}.* give a ResidualRule"):
+        with pytest.raises(TypeError, match=rf"{came}.* pass a ResidualRule"):
             stochastic(torch.randn(5, 6))
 
     @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
     def test_bad_rate_is_refused(self, rate: float):
         """A probability lies between 0 and 1."""
-        with pytest.raises(ValueError, match="drop_rate must be between 0 and 1, got"):
+        with pytest.raises(ValueError, match=r"drop_rate must lie in \[0, 1\], got"):
             cf.StochasticDepthBlock.around(Plain(), rate)
 
     def test_unknown_method_is_refused(self):

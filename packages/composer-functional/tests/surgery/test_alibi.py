@@ -617,7 +617,7 @@ class TestRefusals:
     @pytest.mark.parametrize("length", [8.0, True, None, float("nan")])
     def test_what_is_no_length_is_refused(self, length: object):
         """Tokens are counted."""
-        with pytest.raises(TypeError, match="max_sequence_length must be an integer, got"):
+        with pytest.raises(TypeError, match="max_sequence_length must be an int, got"):
             cf.apply_alibi(_gpt2(), length)
 
     def test_what_is_no_model_is_refused(self):

@@ -156,7 +156,7 @@ class TestApplyGyroDropout:
 
     def test_bad_settings_are_refused_before_anything_changes(self):
         """A wrong number is named even for a model without dropout."""
-        with pytest.raises(ValueError, match="p must be at least 0 and below 1, got 1"):
+        with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1"):
             cf.apply_gyro_dropout(nn.Sequential(nn.ReLU()), **{**SETTINGS, "p": 1})
 
     def test_a_layer_alone_is_refused(self):

@@ -247,8 +247,8 @@ class TestApplyStochasticDepth:
         [
             (("Bottleneck",), "target_layer_name must be one of 'ResNetBottleneck', 'ResNetBasicBlock', got 'Bottl"),
             ((Block, "row"), "stochastic_method must be 'block' or 'sample', got 'row'"),
-            ((Block, "block", 1.5), "drop_rate must be between 0 and 1, got 1.5"),
-            ((Block, "block", float("nan")), "drop_rate must be between 0 and 1, got nan"),
+            ((Block, "block", 1.5), r"drop_rate must lie in \[0, 1\], got 1.5"),
+            ((Block, "block", float("nan")), r"drop_rate must lie in \[0, 1\], got nan"),
             ((Block, "block", 0.5, "cubic"), "drop_distribution must be 'linear' or 'uniform', got 'cubic'"),
         ],
     )
@@ -296,7 +296,7 @@ class TestSetDropRates:
         model = nn.Sequential(Block(4, 4))
         cf.apply_stochastic_depth(model, Block)
 
-        with pytest.raises(ValueError, match="drop_rate must be between 0 and 1, got -1"):
+        with pytest.raises(ValueError, match=r"drop_rate must lie in \[0, 1\], got -1"):
             cf.set_drop_rates(model, -1)
         with pytest.raises(ValueError, match="drop_distribution must be"):
             cf.set_drop_rates(model, 0.1, "none")

@@ -1,4 +1,4 @@
-"""Attention with linear biases (Press et al. 2021, arXiv:2108.12409), and nothing where positions were embedded."""
+"""Attention with linear biases (Press et al. 2021, arXiv:2108.12409), and replacements of position embeddings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_flags, check_whole_numbers
+from composer.functional.checks import check_flags, check_whole
 
 __all__ = ["AlibiBias", "alibi_slopes"]
 
@@ -16,15 +16,15 @@ __all__ = ["AlibiBias", "alibi_slopes"]
 def alibi_slopes(
     num_heads: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> Tensor:
-    """Give each head its slope, a geometric sequence (arXiv:2108.12409).
+    """Return the slope of each head, a geometric sequence (arXiv:2108.12409).
 
     ``slope[i] = 2 ** (-8 * (i + 1) / num_heads)`` if ``num_heads`` is a power of two. Otherwise the slopes are those of
-    the next lower power of two, followed by every other one, from the first on, of the power above.
+    the next lower power of two, followed by every other slope of the next higher power, starting with the first.
 
     Args:
         num_heads: The number of attention heads, at least 1.
         dtype: The slopes' dtype, floating point.
-        device: Where they lie; torch's default device if ``None``.
+        device: The device of the slopes; torch's default device if ``None``.
 
     Returns:
         The slopes, shape ``(num_heads,)``.
@@ -39,7 +39,7 @@ def alibi_slopes(
         >>> alibi_slopes(3)
         tensor([0.0625, 0.0039, 0.2500])
     """
-    _check_heads(num_heads)
+    check_whole("num_heads", num_heads, 1, "It is the number of attention heads.")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point torch.dtype, got {dtype!r}. Slopes are fractions.")
     power = 1 << (num_heads.bit_length() - 1)
@@ -50,7 +50,7 @@ def alibi_slopes(
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last bias that was computed, and for what."""
+    """The last bias and the arguments that it was computed for."""
 
     key: tuple[Any, ...]
     mask: Tensor | None
@@ -58,17 +58,17 @@ class _Last:
 
 
 class AlibiBias(nn.Module):
-    """What ALiBi adds to the logits of attention: the farther a key, the less (arXiv:2108.12409).
+    """The bias that ALiBi adds to the logits of attention, which decreases with distance (arXiv:2108.12409).
 
-    ``bias[h, i, j] = -slope[h] * |offset + i - j|`` for query ``i`` and key ``j``, plus what masks out. There are no
-    parameters and nothing in the state dict, and no length is too long.
+    ``bias[h, i, j] = -slope[h] * |offset + i - j|`` for query ``i`` and key ``j``, plus the mask. There are no
+    parameters and no entries in the state dict, and the length is not limited.
 
-    One instance serves all layers of a model: outside of ``torch.compile`` it keeps the last bias, and gives it out
-    again when asked for the same, until :meth:`forget`. Do not change it in place.
+    All layers of a model share one instance. Outside ``torch.compile`` it caches the last bias and returns it for equal
+    arguments, until :meth:`forget`. Do not change the bias in place.
 
     Args:
         num_heads: The number of attention heads.
-        causal: Whether keys after the query are masked out when no mask is handed in.
+        causal: Whether keys after the query are masked if no mask is passed.
 
     Raises:
         TypeError: ``num_heads`` is not an integer.
@@ -82,7 +82,7 @@ class AlibiBias(nn.Module):
 
     def __init__(self, num_heads: int, causal: bool = True) -> None:
         super().__init__()
-        _check_heads(num_heads)
+        check_whole("num_heads", num_heads, 1, "It is the number of attention heads.")
         self.num_heads = num_heads
         check_flags(causal=causal)
         self.causal = causal
@@ -97,27 +97,27 @@ class AlibiBias(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> Tensor:
-        """Compute the bias, with the mask in it.
+        """Compute the bias, including the mask.
 
         Args:
             query_length: The number of queries.
             key_length: The number of keys.
-            mask: What broadcasts to ``(N, num_heads, query_length, key_length)``: booleans, true where a key may be
-                seen, or numbers to be added to the logits.
-            offset: The first query's place among the keys, a number or an int tensor of one element. If ``None``, the
-                last query belongs to the last key.
+            mask: A tensor that broadcasts to ``(N, num_heads, query_length, key_length)``: booleans, true where a
+                query attends to a key, or numbers to be added to the logits.
+            offset: The position of the first query among the keys, a number or an int tensor of one element. If
+                ``None``, the last query and the last key have the same position.
             dtype: The dtype of the queries.
             device: The device of the queries.
 
         Returns:
             The bias, ``(N, num_heads, query_length, key_length)``, with ``N`` of the mask, else 1; the lowest
-            number of the dtype, or of float32, where a key is masked out.
+            number of the dtype, or of float32, where a key is masked.
         """
         start = key_length - query_length if offset is None else offset
         if isinstance(start, Tensor) or torch.compiler.is_compiling():
             return self._compute(query_length, key_length, mask, start, dtype, device)
         version = None if mask is None or mask.is_inference() else mask._version  # noqa: SLF001
-        # What was made in inference mode cannot be used to train.
+        # Tensors created in inference mode cannot be used in training.
         key = (query_length, key_length, start, dtype, device, version, torch.is_inference_mode_enabled())
         if self._last is None or self._last.key != key or self._last.mask is not mask:
             bias = self._compute(query_length, key_length, mask, start, dtype, device)
@@ -125,7 +125,7 @@ class AlibiBias(nn.Module):
         return self._last.bias
 
     def forget(self) -> None:
-        """Let go of the last bias."""
+        """Delete the cached bias."""
         self._last = None
 
     def _compute(
@@ -142,8 +142,8 @@ class AlibiBias(nn.Module):
         distances = queries - torch.arange(key_length, dtype=exact, device=device)
         slopes = alibi_slopes(self.num_heads, dtype=exact, device=device)
         bias = (-slopes[:, None, None] * distances.abs()).to(dtype)[None]
-        # Not minus infinity, not even in float32, the softmax's dtype: a query that sees no key, as padding does, would
-        # give NaN.
+        # Not minus infinity, not even in float32, the softmax's dtype: the result for a query whose keys are all
+        # masked, such as padding, would be NaN.
         lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
         if mask is None:
             return bias.masked_fill(distances < 0, lowest) if self.causal and query_length > 1 else bias
@@ -155,12 +155,12 @@ class AlibiBias(nn.Module):
         return self.__dict__ | {"_last": None}
 
     def extra_repr(self) -> str:
-        """Name the settings."""
+        """Return the settings for ``repr``."""
         return f"num_heads={self.num_heads}, causal={self.causal}"
 
 
 class NoPositionEmbedding(nn.Module):
-    """Stands where positions were embedded, and gives zeros for any of them."""
+    """A replacement of a position embedding that returns zeros."""
 
     zero: Tensor
 
@@ -168,13 +168,13 @@ class NoPositionEmbedding(nn.Module):
         super().__init__()
         self.register_buffer("zero", torch.zeros(embedding_dim), persistent=False)
 
-    def forward(self, position_ids: Tensor) -> Tensor:  # noqa: ARG002 (the signature is the embedding's)
+    def forward(self, position_ids: Tensor) -> Tensor:  # noqa: ARG002 (the signature is that of the embedding)
         """Return zeros of shape ``(embedding_dim,)``, which add to sequences of any length."""
         return self.zero
 
 
 class NoRotaryEmbedding(nn.Module):
-    """Stands where a rotary embedding's angles were computed, and turns nothing."""
+    """A replacement of a rotary embedding that rotates by the angle 0."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -184,9 +184,3 @@ class NoRotaryEmbedding(nn.Module):
         """Return cosines, ones, and sines, zeros, of shape ``(N, length, head_dim)``."""
         cosines = x.new_ones((*position_ids.shape, self.head_dim))
         return cosines, torch.zeros_like(cosines)
-
-
-def _check_heads(num_heads: int) -> None:
-    check_whole_numbers(num_heads=num_heads)
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}. It is the number of attention heads.")

@@ -14,14 +14,14 @@ __all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d"]
 class BlurPool2d(nn.Module):
     """Blur each channel with the binomial filter ``[1, 2, 1] x [1, 2, 1] / 16``, then subsample (arXiv:1904.11486).
 
-    Zeros are padded around, as the convolutions nearby do, so that the output has the size of a layer with this
+    The input is padded with zeros, as in most convolutions, so that the output has the size of a layer with this
     stride: ``floor((size - 1) / stride) + 1``. At the border the sum of the weights is 3/4 of that inside.
 
-    Shape: ``(N, C, H, W)`` or ``(C, H, W)``, floating point; dtype and memory format are kept. There are no parameters
-    and nothing in the state dict.
+    Shape: ``(N, C, H, W)`` or ``(C, H, W)``, floating point; dtype and memory format are preserved. There are no
+    parameters and no entries in the state dict.
 
     Args:
-        stride: The step of the subsampling, one number or (rows, columns); 1 only blurs.
+        stride: The stride, one number or (rows, columns); 1 blurs without subsampling.
 
     Raises:
         ValueError: ``stride`` is less than 1.
@@ -40,18 +40,18 @@ class BlurPool2d(nn.Module):
         check_pixels(stride=stride)
         self.stride = _pair(stride)
         if min(self.stride) < 1:
-            raise ValueError(f"stride must be at least 1, got {stride}. It is the step of the subsampling.")
+            raise ValueError(f"stride must be at least 1, got {stride}. It is the stride of the subsampling.")
         self.register_buffer("filter", torch.empty(1, 1, 3, 3), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill in the filter; needed again after ``to_empty`` of a model that was made on the meta device."""
+        """Set the filter; needed after ``to_empty`` of a model created on the meta device."""
         row = torch.tensor([0.25, 0.5, 0.25], dtype=self.filter.dtype, device=self.filter.device)
         self.filter.copy_(torch.outer(row, row))
 
     def forward(self, input: Tensor) -> Tensor:
         """Blur and subsample."""
-        # A depthwise convolution with zero padding inside is the fastest way. Forward and backward of (16, 64, 56, 56)
+        # A depthwise convolution with implicit zero padding is fastest. Forward and backward of (16, 64, 56, 56)
         # with stride 1 on one thread, contiguous / channels last, in ms: this 6.4 / 3.6; padded by F.pad 11 / 5.6;
         # avg_pool2d with kernel 2 twice 67 / 5.7; slices added by rows, then columns (the better of two ways) 17 / 27;
         # channels folded into the batch 326 / 338. With stride 2: 3.1 / 1.4; 8.2 / 3.2; 42 / 4.6; 12 / 16; 26 / 32.
@@ -60,23 +60,23 @@ class BlurPool2d(nn.Module):
         return conv2d(input, weight, stride=self.stride, padding=1, groups=channels)
 
     def extra_repr(self) -> str:
-        """Name the stride."""
+        """Return the settings for ``repr``."""
         return f"stride={self.stride}"
 
 
 class BlurMaxPool2d(nn.Module):
-    """Max pooling without a stride, then a blur with it (arXiv:1904.11486).
+    """Max pooling with stride 1, then a blur with the stride (arXiv:1904.11486).
 
-    The arguments are those of ``torch.nn.MaxPool2d``, and so is the output's size.
+    Arguments and output size are those of ``torch.nn.MaxPool2d``.
 
-    Shape: ``(N, C, H, W)`` or ``(C, H, W)``, floating point; dtype and memory format are kept.
+    Shape: ``(N, C, H, W)`` or ``(C, H, W)``, floating point; dtype and memory format are preserved.
 
     Args:
         kernel_size: Size of the window, one number or (rows, columns).
-        stride: Step of the blur; ``kernel_size`` if ``None``.
+        stride: Stride of the blur; ``kernel_size`` if ``None``.
         padding: Rows and columns of minus infinity around the input.
         dilation: Distance of the elements in a window.
-        ceil_mode: Whether a last window that lies partly outside counts.
+        ceil_mode: Whether a last window that is partly outside the input counts.
 
     Example:
         >>> BlurMaxPool2d(kernel_size=3, stride=2, padding=1)(torch.rand(1, 8, 9, 9)).shape
@@ -111,46 +111,44 @@ class BlurMaxPool2d(nn.Module):
     def _pool(self, input: Tensor) -> Tensor:
         if self.ceil_mode:
             rows, columns = (self._rest(dim, input.shape[dim - 2]) for dim in (0, 1))
-            padded = pad(input, (0, columns, 0, rows), value=-torch.inf)
-        else:
-            padded = input
-        maxima = max_pool2d(padded, self.kernel_size, 1, self.padding, self.dilation)
+            input = pad(input, (0, columns, 0, rows), value=-torch.inf)
+        maxima = max_pool2d(input, self.kernel_size, 1, self.padding, self.dilation)
         output: Tensor = self.blur(maxima)
         return output
 
     def _rest(self, dim: int, size: int) -> int:
-        """Rows or columns to add, so that the last, partial window of ceil_mode has its place."""
+        """Return the rows or columns to pad for the last, partial window of ceil_mode."""
         stride, padding = self.blur.stride[dim], self.padding[dim]
         last = size + 2 * padding - self.dilation[dim] * (self.kernel_size[dim] - 1) - 1
         steps = -(-last // stride)
-        if steps * stride >= size + padding:  # it would begin in the padding on the right
+        if steps * stride >= size + padding:  # it would start in the padding on the right
             steps -= 1
         return max(steps * stride - last, 0)
 
     def extra_repr(self) -> str:
-        """Name the settings of the pooling."""
+        """Return the settings for ``repr``."""
         return f"kernel_size={self.kernel_size}, padding={self.padding}, dilation={self.dilation}"
 
 
 class BlurConv2d(nn.Module):
     """A strided convolution with a blur before or after it (arXiv:1904.11486).
 
-    ``blur_first``: blur, then convolve with the stride. Otherwise: convolve without the stride, then blur with it, as
-    in the paper, which costs about stride² times the convolution. The output's size is the convolution's.
+    ``blur_first``: blur, then convolve with the stride. Otherwise: convolve with stride 1, then blur with the stride,
+    as in the paper, which costs about stride² times the convolution. The output size is that of the convolution.
 
-    The convolution is kept as ``conv``, with its parameters, hooks, groups, dilation and padding: in a state dict
-    ``weight`` becomes ``conv.weight``; both can be read. Only its stride is taken over by the blur where the blur
-    subsamples: with ``blur_first=False``, and for a 1x1 convolution, where both orders are equal and the blur is
-    computed only where it is used.
+    The convolution is the attribute ``conv``, with its parameters, hooks, groups, dilation and padding: in a state dict
+    ``weight`` becomes ``conv.weight``; both attributes can be read. Its stride becomes 1 where the blur subsamples:
+    with ``blur_first=False``, and for a 1x1 convolution, where both orders give the same result and the blur is
+    computed only at the positions that are used.
 
     Shape: that of ``conv``.
 
     Args:
-        conv: A convolution with a stride; **its stride may be changed**.
+        conv: A convolution with a stride above 1; **its stride may be changed**.
         blur_first: Whether to blur before the convolution.
 
     Raises:
-        TypeError: ``conv`` is no two-dimensional convolution.
+        TypeError: ``conv`` is not a two-dimensional convolution.
         ValueError: ``conv`` has stride 1, so that there is nothing to blur.
 
     Example:
@@ -167,7 +165,8 @@ class BlurConv2d(nn.Module):
         check_flags(blur_first=blur_first)
         self.blur_first = blur_first
         self.conv = conv
-        if blur_first and not _is_pointwise(conv):
+        is_pointwise = conv.kernel_size == (1, 1) and conv.padding in {(0, 0), "valid"}
+        if blur_first and not is_pointwise:
             self.blur = BlurPool2d(stride=1)
         else:
             self.blur = BlurPool2d(_pair(conv.stride))
@@ -184,26 +183,22 @@ class BlurConv2d(nn.Module):
         return self.conv.bias
 
     def forward(self, input: Tensor) -> Tensor:
-        """Blur and convolve, or the other way round."""
+        """Blur and convolve, or convolve and blur."""
         output: Tensor = self.conv(self.blur(input)) if self.blur_first else self.blur(self.conv(input))
         return output
 
     def extra_repr(self) -> str:
-        """Name the order."""
+        """Return the settings for ``repr``."""
         return f"blur_first={self.blur_first}"
 
 
 def _pools_faster_with_channels_last(input: Tensor) -> bool:
-    """Whether to change the memory format for a while: torch's CPU kernel is vectorised for channels last only.
+    """Return whether to convert the memory format: torch's CPU kernel is vectorised for channels last only.
 
     Forward and backward of (8, 64, 112, 112) on one thread: 55 ms instead of 163; maxima by rows, then by columns: 184.
     """
     plain_on_cpu = input.ndim == 4 and input.device.type == "cpu" and input.is_contiguous()
     return plain_on_cpu and not torch.compiler.is_compiling()
-
-
-def _is_pointwise(conv: nn.Conv2d) -> bool:
-    return conv.kernel_size == (1, 1) and conv.padding in {(0, 0), "valid"}
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:

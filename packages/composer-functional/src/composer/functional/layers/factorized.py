@@ -1,4 +1,4 @@
-"""Layers as products of two smaller ones, and the best factors (Jaderberg et al. 2014, arXiv:1405.3866)."""
+"""Layers as products of two smaller layers, and the best factors (Jaderberg et al. 2014, arXiv:1405.3866)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn.functional import unfold
 
 from composer.functional.checks import (
     check_flags,
+    check_float_tensors,
     check_pixels,
     check_sizes,
     check_tensors,
@@ -25,28 +26,29 @@ def factorize_matrix(
 ) -> tuple[Tensor, Tensor]:
     """Approximate a linear layer's weight by a product of two, ``second @ first``, of a given rank.
 
-    By what is handed in, the best approximation is the one that
+    The result minimises, in the Frobenius norm,
 
-    - for ``weight`` alone is nearest to it, ``min |second @ first - weight|``: the truncated SVD (Eckart and Young);
-    - for ``inputs`` gives the outputs nearest to those of the weight, ``min |inputs @ (second @ first - weight).T|``;
-    - for ``inputs`` and ``targets`` predicts the targets best, ``min |inputs @ (second @ first).T - targets|``:
-      least squares, then the truncated SVD of what these predict (reduced-rank regression).
+    - with ``weight`` alone the distance to it, ``|second @ first - weight|``: the truncated SVD (Eckart and Young);
+    - with ``inputs`` the distance of the outputs, ``|inputs @ (second @ first - weight).T|``;
+    - with ``inputs`` and ``targets`` the error of the prediction, ``|inputs @ (second @ first).T - targets|``: least
+      squares, then the truncated SVD of their predictions (reduced-rank regression).
 
-    All in the Frobenius norm. What the inputs say nothing about stays as near to ``weight`` as the rank allows. The
-    singular values are shared: ``first`` and ``second`` have the same ones, the square roots of the product's.
+    Directions that the inputs do not determine stay as close to ``weight`` as the rank allows. ``first`` and ``second``
+    have the same singular values, the square roots of those of the product.
 
     Args:
-        weight: As of ``torch.nn.Linear``: shape ``(out, in)``, floating point. Half precision is computed in float32.
+        weight: A weight as of ``torch.nn.Linear``, shape ``(out, in)``, floating point. Half precision is computed in
+            float32.
         rank: The rank of the product, from 1 to ``min(out, in)``.
-        inputs: What the layer sees, shape ``(..., in)``; a few times more rows than ``in`` say which inputs matter.
-        targets: What it should give for them, without its bias, shape ``(..., out)``.
+        inputs: Inputs of the layer, shape ``(..., in)``, with a few times more rows than ``in``.
+        targets: The desired outputs for them, without the bias, shape ``(..., out)``.
 
     Returns:
-        ``(first, second)``, shapes ``(rank, in)`` and ``(out, rank)``; dtype and device are those of ``weight``, and
-        gradients do not flow through.
+        ``(first, second)``, shapes ``(rank, in)`` and ``(out, rank)``, on the device of ``weight`` and in its
+        dtype, detached from the graph.
 
     Raises:
-        ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
+        ValueError: A shape or ``rank`` does not fit, or ``targets`` are given without ``inputs``.
         TypeError: ``weight`` is not a floating point tensor.
         RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
 
@@ -57,7 +59,12 @@ def factorize_matrix(
         True
     """
     _check_weight(weight, 2, "(out, in)")
-    _check_rank(rank, weight)
+    check_whole_numbers(rank=rank)
+    if not 1 <= rank <= min(weight.shape):
+        raise ValueError(
+            f"rank must lie between 1 and {min(weight.shape)}, the highest that a matrix of shape "
+            f"{tuple(weight.shape)} can have, got {rank}."
+        )
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if inputs is not None:
         exact = _fit_to_data(exact, rank, inputs, targets)
@@ -66,7 +73,7 @@ def factorize_matrix(
     left, values, right = torch.linalg.svd(exact, full_matrices=False)
     roots = values[:rank].sqrt()
     first, second = roots[:, None] * right[:rank], left[:, :rank] * roots
-    # Some of LAPACK's matrices are laid out by columns.
+    # LAPACK returns some matrices in column-major order.
     return first.to(weight.dtype).contiguous(), second.to(weight.dtype).contiguous()
 
 
@@ -83,16 +90,16 @@ def factorize_conv2d(
 ) -> tuple[Tensor, Tensor]:
     """Approximate a convolution's weight by a convolution to ``rank`` channels and a 1x1 convolution (arXiv:1405.3866).
 
-    It is :func:`factorize_matrix` of the weight as a matrix ``(out, in * rows * columns)``, and of patches of the
-    images as its inputs: in memory these take ``rows * columns`` times as much as the images.
+    It applies :func:`factorize_matrix` to the weight as a matrix ``(out, in * rows * columns)``, with patches of the
+    images as inputs, which take ``rows * columns`` times the memory of the images.
 
     Args:
-        weight: As of ``torch.nn.Conv2d`` with one group: shape ``(out, in, rows, columns)``, floating point.
-        rank: The number of channels between, from 1 to ``min(out, in * rows * columns)``.
-        inputs: Images that the convolution sees, shape ``(N, in, H, W)``.
-        targets: What it should give for them, without its bias, shape ``(N, out, H', W')``.
+        weight: A weight as of ``torch.nn.Conv2d`` with one group, shape ``(out, in, rows, columns)``, floating point.
+        rank: The number of latent channels, from 1 to ``min(out, in * rows * columns)``.
+        inputs: Inputs of the convolution, shape ``(N, in, H, W)``.
+        targets: The desired outputs for them, without the bias, shape ``(N, out, H', W')``.
         stride: The convolution's stride, for ``inputs``.
-        padding: The convolution's zero padding, for ``inputs``; for any other kind, pad the images before.
+        padding: The convolution's zero padding, for ``inputs``; for other padding modes, pad the images first.
         dilation: The convolution's dilation, for ``inputs``.
 
     Returns:
@@ -100,7 +107,7 @@ def factorize_conv2d(
         convolution's stride, padding and dilation; the second takes its bias. Memory format is kept.
 
     Raises:
-        ValueError: A shape or ``rank`` does not fit, or ``targets`` come without ``inputs``.
+        ValueError: A shape or ``rank`` does not fit, or ``targets`` are given without ``inputs``.
         TypeError: ``weight`` is not a floating point tensor.
         RuntimeError: A value is not finite, so that there is no SVD (``torch.linalg.LinAlgError``).
 
@@ -130,20 +137,44 @@ def factorize_conv2d(
     return first, second[:, :, None, None]
 
 
-class FactorizedLinear(nn.Module):
-    """Two linear layers in the place of one: to few latent features, and on from there (arXiv:1405.3866).
+class _Factorized(nn.Module):
+    """Two layers that are applied one after the other, with the weight and bias of their product."""
 
-    ``second(first(input))``; the bias is the second's. ``weight`` and ``bias`` can be read as those of the one layer
-    that gives the same outputs, for code that looks at them.
+    first: Any
+    second: Any
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The second layer's bias."""
+        bias: Tensor | None = self.second.bias
+        return bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the first layer, then the second."""
+        output: Tensor = self.second(self.first(input))
+        return output
+
+    def _with_factors(self, factors: tuple[Tensor, Tensor], bias: Tensor | None) -> Self:
+        """Set the weights of both layers and the bias, and return the module."""
+        self.first.weight, self.second.weight = map(nn.Parameter, factors)
+        self.second.bias = bias
+        return self
+
+
+class FactorizedLinear(_Factorized):
+    """Two linear layers with few latent features between them, in place of one layer (arXiv:1405.3866).
+
+    ``second(first(input))``; only the second layer has a bias. ``weight`` and ``bias`` are those of the single layer
+    with the same outputs.
 
     Shape: ``(..., in_features)`` to ``(..., out_features)``.
 
     Args:
-        in_features: Size of a sample.
-        out_features: Size of an output.
-        bias: Whether there is one.
-        latent_features: The width between: a whole number, or a fraction of the smaller of the other two (rounded
-            down, but at least 1).
+        in_features: Number of input features.
+        out_features: Number of output features.
+        bias: Whether the second layer has a bias.
+        latent_features: The latent features: an int, or a float in ``(0, 1)``, a fraction of the smaller of input and
+            output features (rounded down, but at least 1).
 
     Raises:
         ValueError: ``latent_features`` is neither a whole number of at least 1 nor a fraction between 0 and 1.
@@ -168,45 +199,33 @@ class FactorizedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The product of the two weights, shape ``(out_features, in_features)``."""
-        return self.second.weight @ self.first.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The second layer's bias."""
-        return self.second.bias
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Go to the latent features and on."""
-        output: Tensor = self.second(self.first(input))
-        return output
+        product: Tensor = self.second.weight @ self.first.weight
+        return product
 
     @classmethod
     def from_linear(cls, module: nn.Linear, module_index: int, latent_features: float) -> Self:  # noqa: ARG003
-        """Approximate a linear layer as well as the rank allows: a policy for :func:`replace_module_classes`.
+        """Return the best approximation of a linear layer: a policy for :func:`replace_module_classes`.
 
         Args:
             module: The layer.
-            module_index: Its place among the linear layers; not used.
+            module_index: Not used.
             latent_features: As for the class.
 
         Returns:
-            The two layers, with factors of the weight, see :func:`factorize_matrix`; the bias is taken over itself.
+            The two layers, with factors of the weight, see :func:`factorize_matrix`; the bias is the same parameter.
         """
-        with torch.device("meta"):  # draws no numbers for weights that are given
+        with torch.device("meta"):  # draws no random numbers for weights that are replaced
             new = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
-        first, second = factorize_matrix(module.weight, new.latent_features)
-        new.first.weight, new.second.weight = nn.Parameter(first), nn.Parameter(second)
-        new.second.bias = module.bias
-        return new
+        return new._with_factors(factorize_matrix(module.weight, new.latent_features), module.bias)
 
 
-class FactorizedConv2d(nn.Module):
-    """A convolution to few latent channels and a 1x1 convolution in the place of one (arXiv:1405.3866).
+class FactorizedConv2d(_Factorized):
+    """A convolution to few latent channels and a 1x1 convolution, in place of one convolution (arXiv:1405.3866).
 
-    ``second(first(input))``; the first takes the kernel's size, stride, padding and dilation, the second takes the
-    bias. ``weight`` and ``bias`` can be read as those of the one convolution that gives the same outputs.
+    ``second(first(input))``; the first convolution has the kernel size, stride, padding and dilation, the second has
+    the bias. ``weight`` and ``bias`` are those of the single convolution with the same outputs.
 
-    Shape: that of the one convolution.
+    Shape: that of the single convolution.
 
     Args:
         in_channels: Channels of the input.
@@ -215,10 +234,10 @@ class FactorizedConv2d(nn.Module):
         stride: Its stride.
         padding: Its padding.
         dilation: Its dilation.
-        bias: Whether the second has a bias.
-        padding_mode: What the first pads with.
-        latent_channels: The channels between: a whole number, or a fraction of the smaller of the other two (rounded
-            down, but at least 1).
+        bias: Whether the second convolution has a bias.
+        padding_mode: Its padding mode.
+        latent_channels: The latent channels: an int, or a float in ``(0, 1)``, a fraction of the smaller of input and
+            output channels (rounded down, but at least 1).
 
     Raises:
         ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction between 0 and 1.
@@ -255,40 +274,30 @@ class FactorizedConv2d(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The product of the two weights, shape ``(out_channels, in_channels, rows, columns)``."""
-        product = self.second.weight.flatten(1) @ self.first.weight.flatten(1)
+        product: Tensor = self.second.weight.flatten(1) @ self.first.weight.flatten(1)
         return product.view(self.out_channels, *self.first.weight.shape[1:])
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The second convolution's bias."""
-        return self.second.bias
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Go to the latent channels and on."""
-        output: Tensor = self.second(self.first(input))
-        return output
 
     @classmethod
     def from_conv2d(cls, module: nn.Conv2d, module_index: int, latent_channels: float) -> Self:  # noqa: ARG003
-        """Approximate a convolution as well as the rank allows: a policy for :func:`replace_module_classes`.
+        """Return the best approximation of a convolution: a policy for :func:`replace_module_classes`.
 
         Args:
             module: The convolution, with one group.
-            module_index: Its place among the convolutions; not used.
+            module_index: Not used.
             latent_channels: As for the class.
 
         Returns:
-            The two convolutions, with factors of the weight, see :func:`factorize_conv2d`; the bias is taken over
-            itself.
+            The two convolutions, with factors of the weight, see :func:`factorize_conv2d`; the bias is the same
+            parameter.
 
         Raises:
             ValueError: The convolution has groups.
         """
         if module.groups != 1:
             raise ValueError(
-                f"module must have one group, got {module.groups}. Grouped convolutions are small already."
+                f"module must have one group, got {module.groups}. Grouped convolutions are already small."
             )
-        with torch.device("meta"):  # draws no numbers for weights that are given
+        with torch.device("meta"):  # draws no random numbers for weights that are replaced
             new = cls(
                 module.in_channels,
                 module.out_channels,
@@ -300,26 +309,23 @@ class FactorizedConv2d(nn.Module):
                 module.padding_mode,
                 latent_channels,
             )
-        first, second = factorize_conv2d(module.weight, new.latent_channels)
-        new.first.weight, new.second.weight = nn.Parameter(first), nn.Parameter(second)
-        new.second.bias = module.bias
-        return new
+        return new._with_factors(factorize_conv2d(module.weight, new.latent_channels), module.bias)
 
 
 def resolve_latent_size(latent: float, size: int, name: str) -> int:
-    """Return a width that is given as a whole number, or as a fraction of another one."""
+    """Return a latent size that is an integer, or a fraction of ``size``."""
     if isinstance(latent, int) and not isinstance(latent, bool) and latent >= 1:
         return latent
     if isinstance(latent, float) and 0 < latent < 1:
         return max(1, int(latent * size))
     raise ValueError(
         f"{name} must be a whole number of at least 1, or a fraction between 0 and 1, got {latent!r}. "
-        "It is the width inside the layer."
+        "It is the size between the two layers."
     )
 
 
 def _fit_to_data(weight: Tensor, rank: int, inputs: Tensor, targets: Tensor | None) -> Tensor:
-    """Return the matrix of the given rank whose outputs are nearest to the targets, or else to those of the weight."""
+    """Return the matrix of the rank whose outputs are closest to the targets, or else to those of the weight."""
     out_features, in_features = weight.shape
     check_tensors(inputs=inputs)
     if targets is not None:
@@ -332,27 +338,16 @@ def _fit_to_data(weight: Tensor, rank: int, inputs: Tensor, targets: Tensor | No
     rows = inputs.reshape(-1, in_features).to(weight.dtype)
     outputs = rows @ weight.mT
     if targets is not None:
-        # The least change of the weight that makes it a solution: where the inputs leave it open, it stays.
+        # The smallest change of the weight that solves the least-squares problem.
         rest = targets.reshape(-1, out_features).to(weight.dtype) - outputs
         change = torch.linalg.pinv(rows) @ rest
         weight, outputs = weight + change.mT, outputs + rows @ change
-    # The outputs' right singular vectors, all of them, from the small factor of a QR decomposition.
+    # All right singular vectors of the outputs, from the small factor of a QR decomposition.
     directions: Tensor = torch.linalg.svd(torch.linalg.qr(outputs, mode="r").R).Vh[:rank]
     return directions.mT @ (directions @ weight)
 
 
 def _check_weight(weight: Tensor, ndim: int, shape: str) -> None:
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f"weight must be a floating point tensor, got {kind}.")
+    check_float_tensors(weight=weight)
     if weight.ndim != ndim or weight.numel() == 0:
         raise ValueError(f"weight must have shape {shape} and an element at least, got {tuple(weight.shape)}.")
-
-
-def _check_rank(rank: int, weight: Tensor) -> None:
-    check_whole_numbers(rank=rank)
-    if not 1 <= rank <= min(weight.shape):
-        raise ValueError(
-            f"rank must lie between 1 and {min(weight.shape)}, the highest that a matrix of shape "
-            f"{tuple(weight.shape)} can have, got {rank}."
-        )

@@ -1,4 +1,4 @@
-"""Gated linear units: a linear layer whose activation is multiplied by another one (Shazeer 2020, arXiv:2002.05202)."""
+"""Gated linear units: the product of an activation and a linear layer (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["GatedLinearUnit"]
 
 
 class GatedLinearUnit(nn.Module):
-    """A linear layer with its activation, times a second linear layer (arXiv:2002.05202).
+    """The activation of a linear layer, multiplied by a second linear layer (arXiv:2002.05202).
 
     ``output = act_fn(gated_layer(input)) * non_gated_layer(input)``
 
     Shape: ``(..., in_features)`` to ``(..., out_features)`` of both layers.
 
     Args:
-        gated_layer: The layer under the activation.
-        non_gated_layer: The layer beside it, with the same shapes.
+        gated_layer: The layer to which the activation is applied.
+        non_gated_layer: The second layer, with the same shapes.
         act_fn: The activation, a module or a function of one tensor.
 
     Raises:
-        TypeError: ``act_fn`` is a class, or cannot be called.
+        TypeError: ``act_fn`` is a class or not callable.
 
     Example:
         >>> unit = GatedLinearUnit(nn.Linear(4, 8), nn.Linear(4, 8, bias=False), nn.GELU())
@@ -41,14 +41,14 @@ class GatedLinearUnit(nn.Module):
         self.act_fn = act_fn
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply the activation of the one by the other."""
+        """Multiply the activation of the gated layer by the output of the other."""
         output: Tensor = self.act_fn(self.gated_layer(input)) * self.non_gated_layer(input)
         return output
 
 
 def check_activation(act_fn: object) -> None:
-    """Refuse what is no activation, above all a class instead of a module."""
+    """Raise a TypeError for an activation that is a class or not callable."""
     if isinstance(act_fn, type) or not callable(act_fn):
         raise TypeError(
-            f"act_fn must be a module or a function of one tensor, as torch.nn.ReLU() or torch.relu, got {act_fn!r}."
+            f"act_fn must be a module or a function of one tensor, such as nn.ReLU() or torch.relu, got {act_fn!r}."
         )

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composer.functional.checks import check_flags, check_numbers, check_sizes
+from composer.functional.checks import check_flags, check_numbers, check_sizes, is_whole
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
 
 class _GhostBatchNorm(_BatchNorm):
-    """What the three have in common. Each is torch's layer too, so that whatever looks for that one finds it."""
+    """The common part of the three layers, each of which also inherits from torch's layer."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class _GhostBatchNorm(_BatchNorm):
         self.ghost_batch_size = ghost_batch_size
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise each ghost batch in training, and as torch's layer does otherwise."""
+        """Normalise each ghost batch in training; otherwise compute torch's layer."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         samples = input.shape[0]
         count = -(-samples // self.ghost_batch_size)
@@ -51,14 +51,13 @@ class _GhostBatchNorm(_BatchNorm):
                 f"ghost_batch_size must give each ghost batch more than one value a channel, got {samples} samples of "
                 f"shape {tuple(input.shape[1:])} and {self.ghost_batch_size}. Take a larger one, or another batch size."
             )
-        return self._normalize_each(input, sizes)
-
-    def _normalize_each(self, input: Tensor, sizes: list[int]) -> Tensor:
-        statistics = self._make_statistics(len(sizes))
-        means, variances = ([None] * len(sizes),) * 2 if statistics is None else statistics
-        # Every n-th sample as a ghost batch could be normalised by one call, as more channels. That is not faster:
+        statistics: Tensor | None = None  # zeros, which the mean and variance of each ghost batch replace
+        if self.track_running_stats and self.running_mean is not None:
+            statistics = self.running_mean.new_zeros(2, count, self.num_features)
+        means, variances = ([None] * count,) * 2 if statistics is None else statistics
+        # With every n-th sample in a ghost batch, one call could normalise them as more channels, but is not faster:
         # ResNet-18, forward and backward of (128, 3, 32, 32) on one thread: plain 0.34 s, this loop 0.35 s, one call
-        # 0.38 s; and with the channels last, it would take two copies each way instead of one.
+        # 0.38 s; and in the channels_last format it would need two copies each way instead of one.
         parts = [
             batch_norm(part, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
             for part, mean, variance in zip(torch.split(input, sizes), means, variances, strict=True)
@@ -67,16 +66,10 @@ class _GhostBatchNorm(_BatchNorm):
             self._track(statistics, sizes)
         return torch.cat(parts)
 
-    def _make_statistics(self, count: int) -> Tensor | None:
-        """Return zeros that each ghost batch's mean and variance replace, if they are tracked."""
-        if not self.track_running_stats or self.running_mean is None:
-            return None
-        return self.running_mean.new_zeros(2, count, self.num_features)
-
     def _track(self, statistics: Tensor, sizes: list[int]) -> None:
-        """Move running mean and variance towards the average over the samples' ghost batches."""
+        """Update running mean and variance with the averages over ghost batches, weighted by their samples."""
         samples = sum(sizes)
-        larger = samples % len(sizes)  # so many have a sample more than the others
+        larger = samples % len(sizes)  # the number of ghost batches with one more sample than the others
         average = statistics[:, larger:].sum(1) * (sizes[-1] / samples)
         if larger:
             average += statistics[:, :larger].sum(1) * (sizes[0] / samples)
@@ -90,21 +83,21 @@ class _GhostBatchNorm(_BatchNorm):
                 running.lerp_(new, self.num_batches_tracked.to(running.dtype).reciprocal())
 
     def extra_repr(self) -> str:
-        """Add the size of the ghost batches."""
+        """Return the settings for ``repr``."""
         settings = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{settings}, ghost_batch_size={self.ghost_batch_size}"
 
     @classmethod
     def from_batchnorm(cls, module: _BatchNorm, module_index: int, ghost_batch_size: int) -> Self:  # noqa: ARG003
-        """Make the layer of torch's: a policy for :func:`replace_module_classes`, once ``ghost_batch_size`` is given.
+        """Convert torch's layer: a policy for :func:`replace_module_classes` with ``ghost_batch_size`` bound.
 
         Args:
             module: The layer; ``torch.nn.BatchNorm1d`` for :class:`GhostBatchNorm1d`, and so on.
-            module_index: Its place among the layers; not used.
+            module_index: Not used.
             ghost_batch_size: As for the class.
 
         Returns:
-            A layer that holds the parameters and the running statistics themselves.
+            A layer with the same parameter and buffer objects.
         """
         new = cls(module.num_features, ghost_batch_size, module.eps, module.momentum, False, False)
         new.affine, new.track_running_stats = module.affine, module.track_running_stats
@@ -115,22 +108,22 @@ class _GhostBatchNorm(_BatchNorm):
 
 
 class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` that sees small batches in training; see :class:`GhostBatchNorm2d` (arXiv:1705.08741).
+    """``torch.nn.BatchNorm1d`` with small batches in training; see :class:`GhostBatchNorm2d` (arXiv:1705.08741).
 
     Shape: ``(N, C)`` or ``(N, C, L)``, floating point.
 
     Args:
         num_features: The number of channels ``C``.
-        ghost_batch_size: How many samples a ghost batch has at most.
+        ghost_batch_size: The largest number of samples in a ghost batch.
         eps: As for ``torch.nn.BatchNorm1d``, and so on.
-        momentum: The weight of a batch's statistics in the running ones; ``None`` averages over all batches.
-        affine: Whether there are ``weight`` and ``bias``.
-        track_running_stats: Whether there are running statistics.
+        momentum: The weight of a batch's statistics in the running statistics; ``None`` averages over all batches.
+        affine: Whether the layer has ``weight`` and ``bias``.
+        track_running_stats: Whether the layer has running statistics.
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, if the input's shape does
-            not fit, or a ghost batch would have a single value a channel.
+        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+            not fit, or a ghost batch would have a single value per channel.
 
     Example:
         >>> GhostBatchNorm1d(4, ghost_batch_size=8)(torch.rand(16, 4)).view(2, 8, 4).mean(1).abs().max() < 1e-5
@@ -139,33 +132,33 @@ class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
 
 
 class GhostBatchNorm2d(_GhostBatchNorm, nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d`` that sees small batches in training (arXiv:1705.08741).
+    """``torch.nn.BatchNorm2d`` with small batches in training (arXiv:1705.08741).
 
-    In training the batch is cut, in its order, into as few ghost batches as have at most ``ghost_batch_size`` samples
-    each, with sizes that differ by one at most (70 samples by 32: 24, 23 and 23). Each is normalised by its own mean
-    and variance. A batch that is not larger than ``ghost_batch_size`` is one ghost batch.
+    In training the batch is split, in order, into the smallest number of ghost batches of at most ``ghost_batch_size``
+    samples, whose sizes differ by at most one (70 samples by 32: 24, 23 and 23). Each is normalised by its own mean and
+    variance. A batch of at most ``ghost_batch_size`` samples is one ghost batch.
 
-    Running statistics move once a batch, with ``momentum`` as ever, towards the average of the ghost batches' means and
-    (unbiased) variances, weighted by their samples. In evaluation the layer is torch's, and so it is without running
-    statistics: then a batch to be evaluated is not cut.
+    Running statistics are updated once per batch, with ``momentum``, by the averages of the ghost batches' means and
+    (unbiased) variances, weighted by their samples. In evaluation, with or without running statistics, the layer
+    computes the same as torch's: the batch is not split.
 
-    Parameters, buffers and their names are torch's, too: a state dict fits both. Converted by
-    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` it loses its ghosts.
+    Parameters, buffers and their names are those of torch's layer: a state dict fits both.
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` converts it to a layer without ghost batches.
 
     Shape: ``(N, C, H, W)``, floating point; dtype and memory format are kept.
 
     Args:
         num_features: The number of channels ``C``.
-        ghost_batch_size: How many samples a ghost batch has at most.
+        ghost_batch_size: The largest number of samples in a ghost batch.
         eps: As for ``torch.nn.BatchNorm2d``, and so on.
-        momentum: The weight of a batch's statistics in the running ones; ``None`` averages over all batches.
-        affine: Whether there are ``weight`` and ``bias``.
-        track_running_stats: Whether there are running statistics.
+        momentum: The weight of a batch's statistics in the running statistics; ``None`` averages over all batches.
+        affine: Whether the layer has ``weight`` and ``bias``.
+        track_running_stats: Whether the layer has running statistics.
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, if the input's shape does
-            not fit, or a ghost batch would have a single value a channel.
+        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+            not fit, or a ghost batch would have a single value per channel.
 
     Example:
         >>> images = torch.rand(4, 3, 8, 8)
@@ -176,22 +169,22 @@ class GhostBatchNorm2d(_GhostBatchNorm, nn.BatchNorm2d):
 
 
 class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d`` that sees small batches in training; see :class:`GhostBatchNorm2d` (arXiv:1705.08741).
+    """``torch.nn.BatchNorm3d`` with small batches in training; see :class:`GhostBatchNorm2d` (arXiv:1705.08741).
 
     Shape: ``(N, C, D, H, W)``, floating point; dtype and memory format are kept.
 
     Args:
         num_features: The number of channels ``C``.
-        ghost_batch_size: How many samples a ghost batch has at most.
+        ghost_batch_size: The largest number of samples in a ghost batch.
         eps: As for ``torch.nn.BatchNorm3d``, and so on.
-        momentum: The weight of a batch's statistics in the running ones; ``None`` averages over all batches.
-        affine: Whether there are ``weight`` and ``bias``.
-        track_running_stats: Whether there are running statistics.
+        momentum: The weight of a batch's statistics in the running statistics; ``None`` averages over all batches.
+        affine: Whether the layer has ``weight`` and ``bias``.
+        track_running_stats: Whether the layer has running statistics.
         **factory: ``device`` and ``dtype``.
 
     Raises:
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, if the input's shape does
-            not fit, or a ghost batch would have a single value a channel.
+        ValueError: ``ghost_batch_size`` is not a whole number of at least 1; when called, the shape of the input does
+            not fit, or a ghost batch would have a single value per channel.
 
     Example:
         >>> GhostBatchNorm3d(2, ghost_batch_size=2)(torch.rand(4, 2, 3, 3, 3)).shape
@@ -200,8 +193,8 @@ class GhostBatchNorm3d(_GhostBatchNorm, nn.BatchNorm3d):
 
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:
-    """Refuse what is not a whole number of at least 1."""
-    if not isinstance(ghost_batch_size, int) or isinstance(ghost_batch_size, bool) or ghost_batch_size < 1:
+    """Raise a ValueError for a value that is not a whole number of at least 1."""
+    if not is_whole(ghost_batch_size) or ghost_batch_size < 1:
         raise ValueError(
             f"ghost_batch_size must be a whole number of at least 1, got {ghost_batch_size!r}. "
             "It is how many samples are normalised together."

@@ -1,4 +1,4 @@
-"""Dropout with masks that are chosen once (Lee et al., MLSys 2022)."""
+"""Dropout with a fixed set of masks (Lee et al., MLSys 2022)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_numbers, check_whole_numbers
+from composer.functional.checks import check_interval, check_whole
 
 __all__ = ["GyroDropout"]
 
@@ -16,31 +16,32 @@ __all__ = ["GyroDropout"]
 class GyroDropout(nn.Module):
     """Dropout that trains a fixed set of subnetworks, a few at a time (Lee et al., "Gyro Dropout", MLSys 2022).
 
-    ``sigma`` masks are chosen at the start, each neuron dropped with probability ``p``. In training ``tau`` of them are
-    in use: sample ``i`` of ``N`` gets the one numbered ``floor(i * tau / N)``, so each has an equal part of the batch.
-    After ``period = ceil(iters_per_epoch * max_epoch * tau / sigma)`` forward passes the next ``tau`` follow. So in the
-    planned training each subnetwork has one period; longer training begins again with the first. What is kept is
-    multiplied by ``1 / (1 - p)``; evaluation changes nothing. With fewer than ``tau`` samples some masks are not used.
+    ``sigma`` masks are drawn at the start, each of which drops each neuron with probability ``p``. In training ``tau``
+    of them are in use: sample ``i`` of ``N`` gets mask ``floor(i * tau / N)``, so each mask applies to an equal part of
+    the batch. After ``period = ceil(iters_per_epoch * max_epoch * tau / sigma)`` forward passes the next ``tau`` masks
+    follow, so that in the planned training each subnetwork is used for one period; longer training starts again with
+    the first masks. Kept values are multiplied by ``1 / (1 - p)``; evaluation is the identity. With fewer than ``tau``
+    samples, some masks are not used.
 
-    A neuron is an entry of the last dimension, the same at all positions of a sequence; with four dimensions and more,
-    one of dimension 1: a channel of an image, a head of attention weights ``(N, heads, T, T)``.
+    A neuron is an entry of the last dimension, the same at all positions of a sequence; with four or more dimensions it
+    is an entry of dimension 1: a channel of an image, a head of attention weights ``(N, heads, T, T)``.
 
-    The state dict holds ``seed``, from which the masks follow, and ``position``, the number of forward passes in
-    training; with both, training goes on with the same masks. A state dict without them leaves them as they are.
-    Masks are not stored: whether a neuron is dropped is a hash of seed, mask and neuron, worked out on the device and
-    the same on each, so that nothing waits and ``torch.compile`` makes one graph.
+    The state dict contains ``seed``, which determines the masks, and ``position``, the number of forward passes in
+    training; with both, a resumed training uses the same masks. A state dict without them does not change them. Masks
+    are not stored: a hash of seed, mask and neuron, which is computed on the device and is the same on each device,
+    determines whether a neuron is dropped. So nothing waits for the device, and ``torch.compile`` creates one graph.
 
     Shape: ``(N, ..., F)`` or ``(N, C, ..., ...)``, floating point; dtype is kept.
 
     Args:
         iters_per_epoch: Forward passes of training in an epoch, at least 1.
         max_epoch: Epochs of training, at least 1.
-        p: Probability of dropping a neuron, at least 0 and below 1.
+        p: Probability of dropping a neuron, in ``[0, 1)``.
         sigma: The number of masks, at least ``tau``.
         tau: The number of masks in use at a time, at least 1.
 
     Raises:
-        ValueError: A number is not as above, or in ``forward`` the input has fewer than two dimensions.
+        ValueError: A number is out of range, or in ``forward`` the input has fewer than two dimensions.
 
     Example:
         >>> layer = GyroDropout(iters_per_epoch=100, max_epoch=2, p=0.5, sigma=8, tau=2)
@@ -56,7 +57,17 @@ class GyroDropout(nn.Module):
 
     def __init__(self, iters_per_epoch: int, max_epoch: int, p: float = 0.5, sigma: int = 256, tau: int = 16) -> None:
         super().__init__()
-        _check_settings(iters_per_epoch, max_epoch, p, sigma, tau)
+        check_whole(
+            "iters_per_epoch", iters_per_epoch, 1, "It is the number of forward passes of training in an epoch."
+        )
+        check_whole("max_epoch", max_epoch, 1, "It is the number of epochs of training.")
+        check_whole("sigma", sigma, meaning="It is the number of all masks.")
+        check_whole("tau", tau, 1, "It is the number of masks in use at a time.")
+        check_interval("p", p, 0, 1, "It is the probability of dropping a neuron.", open_high=True)
+        if sigma < tau:
+            raise ValueError(
+                f"sigma must be at least tau, got sigma={sigma} and tau={tau}. It is the number of all masks."
+            )
         self.iters_per_epoch = iters_per_epoch
         self.max_epoch = max_epoch
         self.p = p
@@ -69,7 +80,7 @@ class GyroDropout(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Choose other masks and begin with the first; needed after ``to_empty`` of a model made on the meta device."""
+        """Draw new masks and start with the first; needed after ``to_empty`` of a model created on the meta device."""
         self.seed.copy_(torch.randint(2**32, (), device="cpu"))
         self.position.zero_()
 
@@ -90,7 +101,7 @@ class GyroDropout(nn.Module):
         return input * masks[part].view(shape)
 
     def _find_masks(self, neurons: int, device: torch.device) -> Tensor:
-        """Work out which neurons are kept by the masks that are in use, shape ``(tau, neurons)``, bool."""
+        """Return which neurons the masks in use keep, shape ``(tau, neurons)``, bool."""
         group = self.position // self.period
         numbers = (group * self.tau + torch.arange(self.tau, device=device)) % self.sigma
         keys = _hash(self.seed ^ _spread(numbers))
@@ -102,24 +113,8 @@ class GyroDropout(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Name the settings."""
+        """Return the settings for ``repr``."""
         return f"p={self.p:g}, sigma={self.sigma}, tau={self.tau}, period={self.period}"
-
-
-def _check_settings(iters_per_epoch: int, max_epoch: int, p: float, sigma: int, tau: int) -> None:
-    check_whole_numbers(iters_per_epoch=iters_per_epoch, max_epoch=max_epoch, sigma=sigma, tau=tau)
-    check_numbers(p=p)
-    for name, number, meaning in (
-        ("iters_per_epoch", iters_per_epoch, "forward passes of training in an epoch"),
-        ("max_epoch", max_epoch, "epochs of training"),
-        ("tau", tau, "masks in use at a time"),
-    ):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}. It is the number of {meaning}.")
-    if sigma < tau:
-        raise ValueError(f"sigma must be at least tau, got sigma={sigma} and tau={tau}. It is the number of all masks.")
-    if not 0 <= p < 1:
-        raise ValueError(f"p must be at least 0 and below 1, got {p}. It is the probability of dropping a neuron.")
 
 
 _WORD = 2**32 - 1
@@ -131,7 +126,7 @@ def _spread(numbers: Tensor) -> Tensor:
 
 
 def _hash(words: Tensor) -> Tensor:
-    """Mix 32-bit words, held in int64, by shifts and multiplications; a one-to-one map, as the end of MurmurHash3.
+    """Mix 32-bit words in int64 by shifts and multiplications, a one-to-one map like the final step of MurmurHash3.
 
     The factors are below 2^31, so that no product overflows.
     """

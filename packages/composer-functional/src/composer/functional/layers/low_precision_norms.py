@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
@@ -9,14 +11,45 @@ from torch.nn.functional import group_norm, layer_norm
 __all__ = ["LowPrecisionGroupNorm", "LowPrecisionLayerNorm"]
 
 
-class LowPrecisionLayerNorm(nn.LayerNorm):
+class _LowPrecision(nn.Module):
+    """A norm that is computed in ``precision``, or in autocast's dtype; to be inherited from before torch's norm."""
+
+    precision: torch.dtype | None
+
+    def _set_precision(self, precision: torch.dtype | None) -> None:
+        if precision not in {None, torch.bfloat16, torch.float16}:
+            raise ValueError(f"precision must be torch.bfloat16, torch.float16 or None, got {precision}.")
+        self.precision = precision
+
+    def _normalize(self, input: Tensor, weight: Any, bias: Any) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise in 16 bits."""
+        device = input.device.type
+        is_autocast = device != "meta" and torch.is_autocast_enabled(device)  # raises an error for the meta device
+        dtype = torch.get_autocast_dtype(device) if self.precision is None and is_autocast else self.precision
+        if dtype is None:
+            return self._normalize(input, self.weight, self.bias)
+        weight = None if self.weight is None else self.weight.to(dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if not is_autocast:
+            return self._normalize(input.to(dtype), weight, bias).to(input.dtype)
+        with torch.autocast(device, enabled=False):
+            return self._normalize(input.to(dtype), weight, bias)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and the precision for ``repr``."""
+        return f"{super().extra_repr()}, precision={self.precision}"
+
+
+class LowPrecisionLayerNorm(_LowPrecision, nn.LayerNorm):
     """A ``torch.nn.LayerNorm`` whose input, parameters and output are in 16 bits.
 
-    Autocast on CUDA runs normalisations in 32 bits and leaves 32 bits to what follows; this layer moves half as much
-    memory. Mean and variance are still summed in 32 bits inside torch's kernels, on the CPU as well as on CUDA.
+    Autocast on CUDA computes normalisations in 32 bits, and returns 32 bits; this layer moves half as much memory.
+    torch's kernels still sum mean and variance in 32 bits, on the CPU as well as on CUDA.
 
-    Under autocast the output is in the low precision; without autocast it has the input's dtype again, for what follows
-    could not use another.
+    Under autocast the output is in the low precision; without autocast it has the dtype of the input.
 
     Shape: that of ``torch.nn.LayerNorm``.
 
@@ -25,8 +58,8 @@ class LowPrecisionLayerNorm(nn.LayerNorm):
         eps: Added to the variance.
         elementwise_affine: Whether there is a weight.
         bias: Whether there is a bias as well.
-        precision: ``torch.bfloat16`` or ``torch.float16``; ``None`` for what autocast says at the time, without which
-            the layer is a ``torch.nn.LayerNorm``.
+        precision: ``torch.bfloat16`` or ``torch.float16``; ``None`` for autocast's dtype at each call, or without
+            autocast that of ``torch.nn.LayerNorm``.
 
     Raises:
         ValueError: ``precision`` is another dtype.
@@ -47,29 +80,16 @@ class LowPrecisionLayerNorm(nn.LayerNorm):
         precision: torch.dtype | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias)
-        _check_low(precision)
-        self.precision = precision
+        self._set_precision(precision)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise in 16 bits."""
-        dtype = _find_dtype(self.precision, input)
-        if dtype is None:
-            return super().forward(input)
-        weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        if not _autocasts(input):
-            return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
-        with torch.autocast(input.device.type, enabled=False):
-            return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
-
-    def extra_repr(self) -> str:
-        """Name the precision after the settings of the plain layer."""
-        return f"{super().extra_repr()}, precision={self.precision}"
+    def _normalize(self, input: Tensor, weight: Any, bias: Any) -> Tensor:
+        return layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-class LowPrecisionGroupNorm(nn.GroupNorm):
+class LowPrecisionGroupNorm(_LowPrecision, nn.GroupNorm):
     """A ``torch.nn.GroupNorm`` whose input, parameters and output are in 16 bits.
 
-    What :class:`LowPrecisionLayerNorm` says holds here too.
+    See :class:`LowPrecisionLayerNorm` for the dtypes.
 
     Shape: that of ``torch.nn.GroupNorm``.
 
@@ -78,8 +98,8 @@ class LowPrecisionGroupNorm(nn.GroupNorm):
         num_channels: As for ``torch.nn.GroupNorm``.
         eps: Added to the variance.
         affine: Whether there are weight and bias.
-        precision: ``torch.bfloat16`` or ``torch.float16``; ``None`` for what autocast says at the time, without which
-            the layer is a ``torch.nn.GroupNorm``.
+        precision: ``torch.bfloat16`` or ``torch.float16``; ``None`` for autocast's dtype at each call, or without
+            autocast that of ``torch.nn.GroupNorm``.
 
     Raises:
         ValueError: ``precision`` is another dtype.
@@ -100,40 +120,7 @@ class LowPrecisionGroupNorm(nn.GroupNorm):
         precision: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine)
-        _check_low(precision)
-        self.precision = precision
+        self._set_precision(precision)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise in 16 bits."""
-        dtype = _find_dtype(self.precision, input)
-        if dtype is None:
-            return super().forward(input)
-        weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        if not _autocasts(input):
-            return group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps).to(input.dtype)
-        with torch.autocast(input.device.type, enabled=False):
-            return group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
-
-    def extra_repr(self) -> str:
-        """Name the precision after the settings of the plain layer."""
-        return f"{super().extra_repr()}, precision={self.precision}"
-
-
-def _check_low(precision: torch.dtype | None) -> None:
-    if precision not in {None, torch.bfloat16, torch.float16}:
-        raise ValueError(f"precision must be torch.bfloat16, torch.float16 or None, got {precision}.")
-
-
-def _find_dtype(precision: torch.dtype | None, input: Tensor) -> torch.dtype | None:
-    if precision is None and _autocasts(input):
-        return torch.get_autocast_dtype(input.device.type)
-    return precision
-
-
-def _autocasts(input: Tensor) -> bool:
-    # Asked for the meta device, torch raises.
-    return input.device.type != "meta" and torch.is_autocast_enabled(input.device.type)
-
-
-def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if parameter is None else parameter.to(dtype)
+    def _normalize(self, input: Tensor, weight: Any, bias: Any) -> Tensor:
+        return group_norm(input, self.num_groups, weight, bias, self.eps)

@@ -1,4 +1,4 @@
-"""Layers that weigh channels by what the whole image holds (Hu et al. 2018, arXiv:1709.01507)."""
+"""Layers that scale channels by a function of their means (Hu et al. 2018, arXiv:1709.01507)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from composer.functional.checks import check_whole_numbers
+from composer.functional.checks import check_whole
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 
@@ -14,21 +14,21 @@ __all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
 
 
 class SqueezeExcite2d(nn.Module):
-    """Weigh each channel by a number in (0, 1) that is computed from the means of all (arXiv:1709.01507).
+    """Scale each channel by a factor in (0, 1) that is computed from the means of all channels (arXiv:1709.01507).
 
     ``input * sigmoid(expand(relu(reduce(input.mean((-2, -1))))))``, with two linear layers without bias, as in the
-    paper. New layers give weights around a half; the normalisation that usually follows makes up for it.
+    paper. The factors of a new layer are about one half, which the normalisation that usually follows compensates.
 
     Shape: ``(N, C, H, W)`` or ``(C, H, W)``, floating point; dtype and memory format are kept.
 
     Args:
         num_features: The number of channels ``C``.
-        latent_channels: The width between the two linear layers: a whole number, or a fraction of ``num_features``
-            (rounded down, but at least 1).
+        latent_channels: The size between the two linear layers: an int, or a float in ``(0, 1)``, a fraction of
+            ``num_features`` (rounded down, but at least 1).
 
     Raises:
         ValueError: ``num_features`` is less than 1; or ``latent_channels`` is neither a whole number of at least 1 nor
-            a fraction between 0 and 1; when called, if the input has not the channels.
+            a fraction between 0 and 1; when called, the input has another number of channels.
 
     Example:
         >>> layer = SqueezeExcite2d(16, latent_channels=0.25)
@@ -38,15 +38,13 @@ class SqueezeExcite2d(nn.Module):
 
     def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
         super().__init__()
-        check_whole_numbers(num_features=num_features)
-        if num_features < 1:
-            raise ValueError(f"num_features must be at least 1, got {num_features}. It is the number of channels.")
+        check_whole("num_features", num_features, 1, "It is the number of channels.")
         latent = resolve_latent_size(latent_channels, num_features, "latent_channels")
         self.reduce = nn.Linear(num_features, latent, bias=False)
         self.expand = nn.Linear(latent, num_features, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Weigh the channels."""
+        """Scale the channels."""
         channels = self.reduce.in_features
         if input.ndim not in {3, 4} or input.shape[-3] != channels:
             raise ValueError(
@@ -60,20 +58,20 @@ class SqueezeExcite2d(nn.Module):
 class SqueezeExciteConv2d(nn.Module):
     """A convolution and a :class:`SqueezeExcite2d` of its output (arXiv:1709.01507).
 
-    The convolution is kept as ``conv``, with its parameters and hooks: in a state dict ``weight`` becomes
+    The convolution is the attribute ``conv``, with its parameters and hooks: in a state dict ``weight`` becomes
     ``conv.weight``, and ``se.reduce.weight`` and ``se.expand.weight`` are new.
 
     Shape: that of the convolution.
 
     Args:
-        *args: What ``torch.nn.Conv2d`` takes.
-        latent_channels: As for :class:`SqueezeExcite2d`; a fraction is one of the convolution's output channels.
-        conv: A convolution to be used instead of a new one; a ``torch.nn.Conv2d``, :class:`BlurConv2d` or
+        *args: Arguments of ``torch.nn.Conv2d``.
+        latent_channels: As for :class:`SqueezeExcite2d`; a fraction refers to the output channels.
+        conv: An existing convolution to use; a ``torch.nn.Conv2d``, :class:`BlurConv2d` or
             :class:`FactorizedConv2d`.
-        **kwargs: What ``torch.nn.Conv2d`` takes.
+        **kwargs: Arguments of ``torch.nn.Conv2d``.
 
     Raises:
-        TypeError: ``conv`` is something else, or comes together with arguments for a new one.
+        TypeError: ``conv`` is of another type, or is passed together with arguments for a new convolution.
         ValueError: As :class:`SqueezeExcite2d`.
 
     Example:
@@ -91,27 +89,27 @@ class SqueezeExciteConv2d(nn.Module):
         self.se = SqueezeExcite2d(plain_convolution(self.conv).out_channels, latent_channels)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve, then weigh the channels."""
+        """Convolve, then scale the channels."""
         output: Tensor = self.se(self.conv(input))
         return output
 
     @classmethod
     def from_conv2d(cls, module: nn.Module, module_index: int, latent_channels: float) -> Self:  # noqa: ARG003
-        """Put a convolution inside: a policy for :func:`replace_module_classes`, once ``latent_channels`` is given.
+        """Wrap a convolution: a policy for :func:`replace_module_classes` with ``latent_channels`` bound.
 
         Args:
             module: The convolution.
-            module_index: Its place among the convolutions; not used.
+            module_index: Not used.
             latent_channels: As for the class.
 
         Returns:
-            The layer, which holds ``module`` itself.
+            The layer, whose ``conv`` is ``module``.
         """
         return cls(conv=module, latent_channels=latent_channels)
 
 
 def plain_convolution(conv: nn.Module) -> nn.Conv2d | FactorizedConv2d:
-    """Look through the blur of a convolution, if there is one.
+    """Return the convolution inside a :class:`BlurConv2d`, or the convolution itself.
 
     Raises:
         TypeError: ``conv`` is not a convolution.
@@ -120,6 +118,6 @@ def plain_convolution(conv: nn.Module) -> nn.Conv2d | FactorizedConv2d:
     if not isinstance(inner, nn.Conv2d | FactorizedConv2d):
         raise TypeError(
             f"conv must be a torch.nn.Conv2d, BlurConv2d or FactorizedConv2d, got {type(inner).__name__}. "
-            "Put a SqueezeExcite2d behind other layers."
+            "Add a SqueezeExcite2d after other layers."
         )
     return inner

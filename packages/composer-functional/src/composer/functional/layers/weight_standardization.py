@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from composer.functional.checks import check_numbers
+from composer.functional.checks import check_float_tensors, check_interval
 
 __all__ = ["WeightStandardizer", "standardize_weight"]
 
@@ -18,8 +20,8 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
 
     Args:
         weight: Shape ``(out, in, ...)``, floating point.
-        eps: What keeps the division safe. The variance of new weights is about 1 / (3 · weights of a filter), for
-            large filters less than 1e-4.
+        eps: Added to the variance. The variance of new weights is about 1 / (3 · weights of a filter), less than 1e-4
+            for large filters.
 
     Returns:
         A new tensor with the shape, dtype and memory format of ``weight``.
@@ -33,9 +35,7 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
         >>> weight[0].mean().abs() < 1e-6, round(weight[0].std(correction=0).item(), 3)
         (tensor(True), 1.0)
     """
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f"weight must be a floating point tensor, got {kind}.")
+    check_float_tensors(weight=weight)
     if weight.ndim < 2 or weight.numel() == 0:
         raise ValueError(f"weight must have shape (out, in, ...) and an element at least, got {tuple(weight.shape)}.")
     _check_eps(eps)
@@ -46,16 +46,15 @@ def standardize_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def _check_eps(eps: float) -> None:
-    check_numbers(eps=eps)
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}. It keeps filters of equal weights from becoming NaN.")
+    meaning = "It prevents NaN in filters of equal weights."
+    check_interval("eps", eps, 0, math.inf, meaning, open_low=True)
 
 
 class WeightStandardizer(nn.Module):
     """:func:`standardize_weight` for ``torch.nn.utils.parametrize`` (arXiv:1903.10520).
 
     Args:
-        eps: What keeps the division safe.
+        eps: Added to the variance.
 
     Raises:
         TypeError: ``eps`` is not a number.
@@ -74,9 +73,9 @@ class WeightStandardizer(nn.Module):
         self.eps = eps
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Standardise."""
+        """Standardise the weight."""
         return standardize_weight(weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Name the setting."""
+        """Return the settings for ``repr``."""
         return f"eps={self.eps}"

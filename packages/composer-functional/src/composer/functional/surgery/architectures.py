@@ -1,10 +1,11 @@
-"""The models of Transformers that surgery knows by themselves: where attention is, and what knows positions."""
+"""The models of Transformers that surgery supports: their attention and their position embeddings."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +24,13 @@ class Architecture:
     """A family of models whose attention takes its mask as ``attention_mask``.
 
     Attributes:
-        name: What people call it.
-        module: The Python module of its classes. What is not imported is in no model.
+        name: The name in error messages.
+        module: The Python module of its classes. If it is not imported, no model has these classes.
         attention: The class of its self-attention.
-        embedding: The class that holds what embeds positions.
-        positions: The attribute under which it does.
-        num_heads: Reads the number of heads off an attention.
-        make_replacement: Makes what stands in for the embedding, which is handed in.
+        embedding: The class of the modules with a position embedding.
+        positions: Their attribute for the position embedding.
+        num_heads: Returns the number of heads of an attention module.
+        make_replacement: Returns the replacement of a position embedding.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Architecture:
     make_replacement: Callable[[Any], nn.Module]
 
     def find_attentions(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Return the paths and modules of self-attention; positions are no part of attention to another sequence."""
+        """Return the paths and modules of self-attention; attention to another sequence does not use positions."""
         cls = find_loaded_class(self.module, self.attention)
         return [
             (path, module)
@@ -50,57 +51,45 @@ class Architecture:
         ]
 
     def find_positions(self, model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-        """Return what embeds positions, with its replacement."""
-        cls = find_loaded_class(self.module, self.embedding)
-        holders = [module for module in model.modules() if cls is not None and isinstance(module, cls)]
-        embeddings = [getattr(holder, self.positions) for holder in holders]
+        """Return the position embeddings with their replacements."""
+        embeddings = [getattr(each, self.positions) for each in find_instances(model, self.module, self.embedding)]
         return [(embedding, self.make_replacement(embedding)) for embedding in embeddings]
 
 
 def find_loaded_class(module: str, name: str) -> type[nn.Module] | None:
-    """Return a class of a module that somebody has imported; this never imports it."""
+    """Return a class of an imported module, or None; this never imports the module."""
     return getattr(sys.modules.get(module), name, None)
 
 
-def stand_in_for_embedding(embedding: nn.Embedding) -> nn.Module:
-    """Make what gives zeros instead of embedded positions."""
+def find_instances(model: nn.Module, module: str, name: str) -> list[nn.Module]:
+    """Return the modules of a class that :func:`find_loaded_class` finds."""
+    cls = find_loaded_class(module, name)
+    return [] if cls is None else [each for each in model.modules() if isinstance(each, cls)]
+
+
+def replace_embedding(embedding: nn.Embedding) -> nn.Module:
+    """Return a module that returns zeros instead of embedded positions."""
     return NoPositionEmbedding(embedding.embedding_dim)
 
 
-def _stand_in_for_rotary(rotary: Any) -> nn.Module:
+def _replace_rotary(rotary: Any) -> nn.Module:
     config = rotary.config
     return NoRotaryEmbedding(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _read(path: str) -> Callable[[nn.Module], int]:
-    """Read an attribute of an attribute."""
-
-    def read(module: Any) -> int:
-        for name in path.split("."):
-            module = getattr(module, name)
-        return int(module)
-
-    return read
+_GPT2, _BERT = "transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert"
 
 
 ARCHITECTURES = (
-    Architecture(
-        name="GPT-2",
-        module="transformers.models.gpt2.modeling_gpt2",
-        attention="GPT2Attention",
-        embedding="GPT2Model",
-        positions="wpe",
-        num_heads=_read("num_heads"),
-        make_replacement=stand_in_for_embedding,
-    ),
+    Architecture("GPT-2", _GPT2, "GPT2Attention", "GPT2Model", "wpe", attrgetter("num_heads"), replace_embedding),
     Architecture(
         name="BERT",
-        module="transformers.models.bert.modeling_bert",
+        module=_BERT,
         attention="BertSelfAttention",
         embedding="BertEmbeddings",
         positions="position_embeddings",
-        num_heads=_read("num_attention_heads"),
-        make_replacement=stand_in_for_embedding,
+        num_heads=attrgetter("num_attention_heads"),
+        make_replacement=replace_embedding,
     ),
     Architecture(
         name="Llama",
@@ -108,35 +97,34 @@ ARCHITECTURES = (
         attention="LlamaAttention",
         embedding="LlamaModel",
         positions="rotary_emb",
-        num_heads=_read("config.num_attention_heads"),
-        make_replacement=_stand_in_for_rotary,
+        num_heads=attrgetter("config.num_attention_heads"),
+        make_replacement=_replace_rotary,
     ),
 )
 
-
 _ATTENTION_DROPOUTS = (
-    ("transformers.models.bert.modeling_bert", "BertSelfAttention", "dropout"),
-    ("transformers.models.bert.modeling_bert", "BertCrossAttention", "dropout"),
-    ("transformers.models.gpt2.modeling_gpt2", "GPT2Attention", "attn_dropout"),
+    (_BERT, "BertSelfAttention", "dropout"),
+    (_BERT, "BertCrossAttention", "dropout"),
+    (_GPT2, "GPT2Attention", "attn_dropout"),
 )
 
 
 def find_attention_dropouts(model: nn.Module) -> set[nn.Module]:
-    """Return the dropouts of which an attention reads ``p`` for a function's dropout; Llama's has none."""
-    found: set[nn.Module] = set()
-    for source, name, attribute in _ATTENTION_DROPOUTS:
-        cls = find_loaded_class(source, name)
-        holders = [module for module in model.modules() if cls is not None and isinstance(module, cls)]
-        found |= {getattr(holder, attribute) for holder in holders if hasattr(holder, attribute)}
-    return found
+    """Return the dropouts whose ``p`` an attention passes to functional dropout; Llama has none."""
+    return {
+        getattr(holder, attribute)
+        for source, name, attribute in _ATTENTION_DROPOUTS
+        for holder in find_instances(model, source, name)
+        if hasattr(holder, attribute)
+    }
 
 
 @dataclass(frozen=True)
 class AddBias:
-    """A hook before an attention of Transformers that puts the bias of its ``alibi`` into its mask.
+    """A forward pre-hook of an attention of Transformers that adds the bias of its ``alibi`` to its mask.
 
-    The mask is what eager attention adds to the logits, and what torch's scaled dot product attention takes beside
-    queries and keys: it is the one place that is the same for both, and in every layer.
+    Eager attention adds the mask to the logits, and torch's scaled dot product attention takes it as an argument: it is
+    the one place that is the same for both, and in every layer.
 
     Attributes:
         names: The parameters of the attention's ``forward``.
@@ -146,17 +134,17 @@ class AddBias:
 
     @classmethod
     def to(cls, attention: nn.Module) -> AddBias:
-        """Make the hook for a module."""
+        """Return the hook for a module."""
         return cls(tuple(inspect.signature(type(attention).forward).parameters)[1:])
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         check_implementation(module)
-        given = {**dict(zip(self.names[: len(args)], args, strict=True)), **kwargs}
-        hidden: Tensor = given["hidden_states"]
-        mask: Tensor | None = given.get("attention_mask")
-        before, length = _measure(module, given.get("past_key_values"), mask, hidden.shape[1])
+        arguments = {**dict(zip(self.names[: len(args)], args, strict=True)), **kwargs}
+        hidden: Tensor = arguments["hidden_states"]
+        mask: Tensor | None = arguments.get("attention_mask")
+        before, length = _measure(module, arguments.get("past_key_values"), mask, hidden.shape[1])
         bias = module.alibi(hidden.shape[1], length, mask, before, hidden.dtype, hidden.device)
         place = self.names.index("attention_mask")
         if place < len(args):
@@ -165,8 +153,8 @@ class AddBias:
 
 
 def check_implementation(attention: nn.Module) -> None:
-    """Refuse an attention whose kernel takes no bias."""
-    # An attention without a configuration is of an earlier Transformers, where each implementation is a class.
+    """Raise an error for an attention whose kernel takes no bias."""
+    # In earlier versions of Transformers, attention has no configuration and each implementation is a class.
     implementation = getattr(getattr(attention, "config", None), "_attn_implementation", "eager")
     if implementation not in {"eager", "sdpa"}:
         raise ValueError(
@@ -176,21 +164,20 @@ def check_implementation(attention: nn.Module) -> None:
 
 
 def is_causal(attention: Any) -> bool:
-    """Whether an attention looks back only when no mask says what it may see."""
+    """Return whether an attention without a mask is causal."""
     return bool(getattr(attention, "is_causal", getattr(attention, "is_decoder", False)))
 
 
 def lift_limits(model: nn.Module, attentions: list[tuple[str, nn.Module]], max_sequence_length: int) -> None:
-    """Remove or enlarge what the models store for their longest sequence, besides the embedding of positions."""
-    embeddings = find_loaded_class("transformers.models.bert.modeling_bert", "BertEmbeddings")
-    holders: list[Any] = [each for each in model.modules() if embeddings is not None and isinstance(each, embeddings)]
-    for holder in holders:
-        positions = torch.arange(max_sequence_length, device=holder.position_ids.device)
-        holder.register_buffer("position_ids", positions[None], persistent=False)
-        # Without this buffer BERT makes the ids of the first segment in any length.
-        vars(holder)["_buffers"].pop("token_type_ids", None)
-    # Earlier Transformers: GPT-2 has a causal mask in each layer. One for all is enough.
-    stored = [attention for _, attention in attentions if _has_stored_mask(attention)]
+    """Remove or enlarge buffers whose size is the longest sequence, other than position embeddings."""
+    embeddings: list[Any] = find_instances(model, _BERT, "BertEmbeddings")
+    for embedding in embeddings:
+        positions = torch.arange(max_sequence_length, device=embedding.position_ids.device)
+        embedding.register_buffer("position_ids", positions[None], persistent=False)
+        # Without this buffer BERT creates the ids of the first segment for any length.
+        vars(embedding)["_buffers"].pop("token_type_ids", None)
+    # In earlier versions of Transformers, each layer of GPT-2 has a causal mask; they share one here.
+    stored = [module for _, module in attentions if dict(module.named_buffers(recurse=False)).get("bias") is not None]
     if stored:
         shape = (1, 1, max_sequence_length, max_sequence_length)
         mask = torch.ones(shape, dtype=torch.bool, device=vars(stored[0])["_buffers"]["bias"].device).tril()
@@ -198,12 +185,8 @@ def lift_limits(model: nn.Module, attentions: list[tuple[str, nn.Module]], max_s
             attention.register_buffer("bias", mask, persistent=False)
 
 
-def _has_stored_mask(attention: nn.Module) -> bool:
-    return dict(attention.named_buffers(recurse=False)).get("bias") is not None
-
-
 def _measure(attention: Any, past: Any, mask: Tensor | None, query_length: int) -> tuple[int | Tensor, int]:
-    """Return how many keys there were before, and how many there will be, with empty places of a fixed cache."""
+    """Return the number of earlier keys and of all keys, including the empty places of a fixed-size cache."""
     if past is None:
         return 0, query_length if mask is None else mask.shape[-1]
     before = past.get_seq_length(attention.layer_idx)

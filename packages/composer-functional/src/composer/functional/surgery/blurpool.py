@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from composer.functional.checks import check_flags, check_whole_numbers
+from composer.functional.checks import check_flags, check_whole
 from composer.functional.layers.blurpool import BlurConv2d, BlurMaxPool2d
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, replace_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,29 +28,30 @@ def apply_blurpool(
     min_channels: int = 16,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> SurgeryReport:
-    """Put a blur into every strided convolution and max pooling, in place (arXiv:1904.11486).
+    """Add a blur to every strided convolution and max pooling, in place (arXiv:1904.11486).
 
-    Each becomes a :class:`BlurConv2d` or :class:`BlurMaxPool2d`, with the same output size. A convolution stays inside
-    as ``conv``, with its parameters and hooks: ``layer.weight`` is ``layer.conv.weight`` in a state dict. Max poolings
-    that return indices are left alone, for an unpooling elsewhere needs them; so are subclasses with a ``forward`` of
-    their own, as timm's with padding that depends on the stride. What is blurred is not blurred again.
+    Each layer becomes a :class:`BlurConv2d` or :class:`BlurMaxPool2d` with the same output size. The convolution
+    becomes the attribute ``conv`` of the new layer, with its parameters and hooks: in a state dict, ``layer.weight``
+    becomes ``layer.conv.weight``. Max poolings that return indices (which an unpooling needs) and subclasses with a
+    ``forward`` of their own, such as timm's with stride-dependent padding, are not replaced. Blurred layers are not
+    blurred again.
 
     Args:
         model: The model; **changed in place**.
         replace_convs: Whether to blur convolutions with a stride above 1.
         replace_maxpools: Whether to blur max poolings with a stride above 1.
-        blur_first: Blur before the convolution, which is cheap; otherwise after it, as in the paper, which takes about
-            stride² times as long.
-        min_channels: Convolutions with fewer input channels, at least 1, are left alone; the first one sees pixels,
-            which are cheap to blur but too few to afford it.
-        optimizers: Optimizers of the model; every parameter survives, so they only learn its new name.
+        blur_first: Blur before the convolution, which is cheap. Otherwise blur after it, as in the paper, which takes
+            about stride² times as long.
+        min_channels: The smallest number of input channels of a convolution to blur, at least 1. With few channels,
+            as in the first layer, the blur costs as much as the convolution.
+        optimizers: Optimizers of the model. All parameters remain; only their names in the optimizer change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched.
+        A report of the replaced layers; empty if there are none.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``min_channels`` is less than 1, or the model itself is a layer that would be replaced.
+        ValueError: ``min_channels`` is less than 1, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2))
@@ -61,48 +62,22 @@ def apply_blurpool(
         >>> bool(apply_blurpool(model))
         False
     """
-    check_whole_numbers(min_channels=min_channels)
     check_flags(replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first)
-    if min_channels < 1:
-        raise ValueError(
-            f"min_channels must be at least 1, got {min_channels}. "
-            "It is the smallest number of input channels a convolution must have to be blurred."
-        )
+    check_whole("min_channels", min_channels, 1, "It is the smallest number of input channels of a layer to blur.")
 
     def is_wanted(layer: nn.Module) -> bool:
         if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
-            return replace_convs and layer.in_channels >= min_channels and _is_strided(layer.stride)
+            return replace_convs and layer.in_channels >= min_channels and max(layer.stride) > 1
         if isinstance(layer, nn.MaxPool2d) and type(layer).forward is nn.MaxPool2d.forward:
-            return replace_maxpools and not layer.return_indices and _is_strided(layer.stride)
+            is_strided = (layer.stride if isinstance(layer.stride, int) else max(layer.stride)) > 1
+            return replace_maxpools and not layer.return_indices and is_strided
         return False
 
-    def blur_conv(conv: nn.Conv2d, _: int) -> nn.Module | None:
-        return BlurConv2d(conv, blur_first) if is_wanted(conv) else None
+    def blur_conv(conv: nn.Conv2d, _: int) -> nn.Module:
+        return BlurConv2d(conv, blur_first)
 
-    def blur_maxpool(pool: nn.MaxPool2d, _: int) -> nn.Module | None:
-        if not is_wanted(pool):
-            return None
+    def blur_maxpool(pool: nn.MaxPool2d, _: int) -> nn.Module:
         return BlurMaxPool2d(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
 
-    if isinstance(model, BlurConv2d | BlurMaxPool2d):
-        return SurgeryReport()
-    if is_wanted(model):
-        raise ValueError(
-            f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
-            "Wrap it: torch.nn.Sequential(model)."
-        )
-    policies: dict[type[nn.Module], ReplacementFunction] = {
-        nn.Conv2d: blur_conv,
-        nn.MaxPool2d: blur_maxpool,
-        BlurConv2d: _keep,
-        BlurMaxPool2d: _keep,
-    }
-    return replace_module_classes(model, policies, optimizers)
-
-
-def _is_strided(stride: int | tuple[int, ...]) -> bool:
-    return stride > 1 if isinstance(stride, int) else max(stride) > 1
-
-
-def _keep(module: nn.Module, _: int) -> nn.Module:
-    return module
+    replacements: dict[type[nn.Module], ReplacementFunction] = {nn.Conv2d: blur_conv, nn.MaxPool2d: blur_maxpool}
+    return replace_layers(model, replacements, is_wanted, optimizers, skipped=(BlurConv2d, BlurMaxPool2d))

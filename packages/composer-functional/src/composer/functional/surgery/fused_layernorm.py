@@ -1,4 +1,4 @@
-"""Fused normalisation: let one kernel of torch do what a model wrote out in Python."""
+"""Fused normalisation: replace norms written in Python by torch's kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from composer.functional.checks import check_modules
 from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
 
 if TYPE_CHECKING:
@@ -25,27 +26,27 @@ _FUSED_NODES = ("LayerNorm", "RmsNorm", "RMSNorm", "BatchNorm", "GroupNorm")
 
 
 def apply_fused_layernorm(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer] | None = None) -> SurgeryReport:
-    """Replace normalisation layers that are written out in Python by torch's own, in place.
+    """Replace normalisation layers written in Python by torch's own, in place.
 
-    ``torch.nn.LayerNorm`` itself is one kernel, forward and backward, and stays as it is: there is nothing to fuse in
-    it. What gains are layers that compute mean and variance operation by operation. They become ``torch.nn.LayerNorm``
-    or, without the mean, ``torch.nn.RMSNorm``, with the same parameters under the same names.
+    ``torch.nn.LayerNorm`` already is one kernel, forward and backward, and is not replaced. Layers that compute mean
+    and variance operation by operation become ``torch.nn.LayerNorm`` or, without the mean, ``torch.nn.RMSNorm``, with
+    the same parameters under the same names.
 
-    A layer is replaced only if it was seen to compute the same. It must hold nothing but a one-dimensional ``weight``,
-    and perhaps a ``bias``; a copy of it is run on the CPU on random inputs of many sizes and scales, with other
-    weights, in training and evaluation, in float32 and bfloat16, and must agree with torch's layer in outputs and
-    gradients within rounding, and in dtype. The global generators are not touched. Left alone are layers that take more
-    than the tensor, whose ``forward`` was exchanged, or whose ``eps`` is unusual and no attribute of theirs. Under
-    autocast the outputs have the dtype that autocast gives torch's layers.
+    A layer is replaced only if a test shows that it computes the same. Its only tensors must be a one-dimensional
+    ``weight`` and, optionally, a ``bias``. A copy runs on the CPU on random inputs of many sizes and scales, with
+    random weights, in training and evaluation, in float32 and bfloat16. Outputs and gradients must agree with those of
+    torch's layer within rounding, and so must the dtypes. The global generators do not advance. Not replaced are layers
+    whose ``forward`` takes more than one tensor, layers whose instance has its own ``forward``, and layers with an
+    unusual ``eps`` that is not one of their attributes. Under autocast the outputs have the dtype of torch's layers.
 
-    The second time nothing is left to replace. ``torch.export`` works.
+    A second call changes nothing. ``torch.export`` works.
 
     Args:
         model: The model; **changed in place**.
-        optimizers: Optimizers of the model; every parameter survives under its name, so they need not change.
+        optimizers: Optimizers of the model. All parameters keep their names, so the optimizers do not change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched.
+        A report of the replaced layers; empty if there are none.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -61,6 +62,7 @@ def apply_fused_layernorm(model: nn.Module, optimizers: Optimizer | Sequence[Opt
         1 module replaced
           1: Norm -> RMSNorm
     """
+    check_modules(model=model)
     return replace_module_classes(model, {nn.Module: _fuse}, optimizers)
 
 
@@ -77,7 +79,7 @@ def _fuse(module: nn.Module, _: int) -> nn.Module | None:
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    """Whether a module is Python code around a weight of one dimension, perhaps a bias, and takes one tensor."""
+    """Return whether a module is Python code with a one-dimensional weight, optionally a bias, and takes one tensor."""
     cls, weight = type(module), vars(module)["_parameters"].get("weight")
     if cls.__module__.partition(".")[0] == "torch" or "forward" in vars(module) or vars(module)["_buffers"]:
         return False
@@ -88,14 +90,14 @@ def _is_candidate(module: nn.Module) -> bool:
         and parameters.keys() <= {"weight", "bias"}
         and len(shapes) == 1
         and weight.ndim == 1
-        and len(weight) > 2  # with two, normalised vectors differ in nothing but signs
+        and len(weight) > 2  # with two features, normalised vectors differ only in signs
         and not list(module.children())
         and len(inspect.signature(cls.forward).parameters) == 2
     )
 
 
 def _make_twins(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield torch's layers that a module may be the same as."""
+    """Yield torch's layers that a module may be equivalent to."""
     features, bias = module.get_parameter("weight").numel(), getattr(module, "bias", None) is not None
     numbers = [value for value in vars(module).values() if type(value) is float and 0 < value < 1]
     for eps in dict.fromkeys([*numbers, *_USUAL_EPS]):
@@ -105,7 +107,7 @@ def _make_twins(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether copies of both layers, with the same random parameters, agree."""
+    """Return whether copies of both layers with the same random parameters agree."""
     try:
         ours, theirs = (copy.deepcopy(each).to_empty(device="cpu").float() for each in (twin, module))
         generator = torch.Generator("cpu").manual_seed(0)
@@ -119,10 +121,10 @@ def _is_proven(module: nn.Module, twin: nn.Module) -> bool:
         return (
             all(_agree(ours, theirs.train(mode), inputs) for mode in (True, False))
             and all(_agree(ours, theirs, each, may_refuse=True) for each in (inputs[:, 0], inputs[:, None]))
-            # Written out in bfloat16 gradients are too coarse to compare.
+            # In bfloat16, gradients of separate operations are too coarse to compare.
             and _is_close(ours.bfloat16()(inputs.bfloat16()), theirs.bfloat16().forward(inputs.bfloat16()), 2**-5)
         )
-    except Exception:  # noqa: BLE001  (the model's code may fail in any way on inputs that are not meant for it)
+    except Exception:  # noqa: BLE001  (the model's code may raise anything for these inputs)
         return False
 
 
@@ -135,17 +137,17 @@ def _draw_inputs(features: int, generator: torch.Generator) -> Tensor:
 
 
 def _agree(ours: nn.Module, theirs: nn.Module, input: Tensor, *, may_refuse: bool = False) -> bool:
-    """Whether outputs, dtypes and gradients are the same within rounding, or the module takes no such input."""
+    """Return whether outputs, dtypes and gradients agree within rounding, or the module refuses the input."""
     try:
-        theirs_results, is_written_out = _run(theirs.forward, [*theirs.parameters()], input)
+        theirs_results, is_composed = _run(theirs.forward, [*theirs.parameters()], input)
     except Exception:  # noqa: BLE001  (as above)
         return may_refuse
     ours_results, _ = _run(ours.forward, [*ours.parameters()], input)
-    return is_written_out and all(_is_close(*pair, 1e-4) for pair in zip(ours_results, theirs_results, strict=True))
+    return is_composed and all(_is_close(*pair, 1e-4) for pair in zip(ours_results, theirs_results, strict=True))
 
 
 def _run(forward: Callable[..., Any], parameters: list[nn.Parameter], input: Tensor) -> tuple[tuple[Tensor, ...], bool]:
-    """Return output and gradients, and whether the output came about by several operations of torch."""
+    """Return output and gradients, and whether several operations of torch computed the output."""
     input = input.detach().requires_grad_()
     output = forward(input)
     gradients = torch.autograd.grad(output.float().square().sum(), [input, *parameters])
@@ -160,7 +162,7 @@ def _is_one_kernel(output: Tensor) -> bool:
         if node in seen:
             continue
         seen.add(node)
-        # A function that is no operation of torch is a kernel of another library.
+        # A custom autograd function is a kernel of another library.
         if isinstance(node, BackwardCFunction) or any(name in node.name() for name in _FUSED_NODES):
             return True
         nodes += [next_node for next_node, _ in node.next_functions]

@@ -12,15 +12,13 @@ from composer.functional.layers.ghost_batchnorm import (
     GhostBatchNorm3d,
     check_ghost_batch_size,
 )
-from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.optim import Optimizer
-
-    from composer.functional.surgery.replace import ReplacementFunction
 
 __all__ = ["apply_ghost_batchnorm"]
 
@@ -34,28 +32,27 @@ _GHOSTS: dict[type[nn.Module], type[GhostBatchNorm1d | GhostBatchNorm2d | GhostB
 def apply_ghost_batchnorm(
     model: nn.Module, ghost_batch_size: int = 32, optimizers: Optimizer | Sequence[Optimizer] | None = None
 ) -> SurgeryReport:
-    """Replace batch normalisation by one that sees small batches in training, in place (arXiv:1705.08741).
+    """Replace batch normalisation by normalisation of small parts of each training batch, in place (arXiv:1705.08741).
 
-    ``torch.nn.BatchNorm1d``, 2d and 3d become :class:`GhostBatchNorm1d`, 2d and 3d, see there. These hold the same
-    parameters and running statistics under the same names: a state dict fits the model before and after.
+    ``torch.nn.BatchNorm1d``, 2d and 3d become :class:`GhostBatchNorm1d`, 2d and 3d with the same parameters and running
+    statistics under the same names: a state dict fits the model before and after.
 
-    Subclasses are left alone, for what they do besides is theirs to know: lazy layers that have not seen an input,
-    those with an activation inside, and ghosts. So are ``torch.nn.SyncBatchNorm``, which makes batches larger on
-    purpose, and layers that are pruned or normalised by the old ``torch.nn.utils.weight_norm`` and ``spectral_norm``,
-    or whose ``forward`` was exchanged.
+    Not replaced are subclasses (lazy layers before their first input, layers with an activation inside, ghost layers),
+    ``torch.nn.SyncBatchNorm``, whose purpose is larger batches, layers that are pruned or normalised by the old
+    ``torch.nn.utils.weight_norm`` and ``spectral_norm``, and layers whose instance has its own ``forward``.
 
     Args:
         model: The model; **changed in place**.
-        ghost_batch_size: How many samples a ghost batch has at most.
-        optimizers: Optimizers of the model; every parameter survives under its name, so there is nothing to tell them.
+        ghost_batch_size: The largest number of samples in a ghost batch.
+        optimizers: Optimizers of the model. All parameters keep their names, so the optimizers do not change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched.
+        A report of the replaced layers; empty if there are none.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``ghost_batch_size`` is not a whole number of at least 1, or the model itself is a layer that would
-            be replaced.
+        ValueError: ``ghost_batch_size`` is not a whole number of at least 1, or the model itself is a layer to be
+            replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16))
@@ -70,13 +67,7 @@ def apply_ghost_batchnorm(
     def is_wanted(norm: nn.Module) -> bool:
         return type(norm) in _GHOSTS and is_untouched(norm)
 
-    def haunt(norm: _BatchNorm, index: int) -> nn.Module | None:
-        return _GHOSTS[type(norm)].from_batchnorm(norm, index, ghost_batch_size) if is_wanted(norm) else None
+    def replace(norm: _BatchNorm, index: int) -> nn.Module:
+        return _GHOSTS[type(norm)].from_batchnorm(norm, index, ghost_batch_size)
 
-    if is_wanted(model):
-        raise ValueError(
-            f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
-            "Wrap it: torch.nn.Sequential(model)."
-        )
-    policies: dict[type[nn.Module], ReplacementFunction] = dict.fromkeys(_GHOSTS, haunt)
-    return replace_module_classes(model, policies, optimizers)
+    return replace_layers(model, dict.fromkeys(_GHOSTS, replace), is_wanted, optimizers)

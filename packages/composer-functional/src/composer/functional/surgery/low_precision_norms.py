@@ -1,4 +1,4 @@
-"""Low-precision normalisation: run layer and group norms in 16 bits where autocast would run them in 32."""
+"""Low-precision normalisation: layer and group norms in 16 bits where autocast computes them in 32."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import torch
 from torch import nn
 
 from composer.functional.layers.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
-from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, is_untouched, replace_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
-    from composer.functional.surgery.replace import ReplacementFunction
-
 __all__ = ["apply_low_precision_groupnorm", "apply_low_precision_layernorm"]
 
 _DTYPES = {
     "amp_bf16": torch.bfloat16,
     "amp_fp16": torch.float16,
-    "amp_fp8": torch.bfloat16,  # what is not a matrix product is in bfloat16 there
+    "amp_fp8": torch.bfloat16,  # only matrix products are in FP8 there
     "fp32": torch.float32,
 }
 
@@ -33,25 +31,25 @@ def apply_low_precision_layernorm(
     precision: torch.dtype | str | None = None,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> SurgeryReport:
-    """Let every ``torch.nn.LayerNorm`` compute in 16 bits, in place.
+    """Replace every ``torch.nn.LayerNorm`` by one that computes in 16 bits, in place.
 
-    Each becomes a :class:`LowPrecisionLayerNorm`, which says what is computed, with the same parameters under the
-    same names. timm's ``LayerNorm`` is replaced as well. Left alone are other subclasses with a ``forward`` of their
-    own, layers with parametrized or pruned weights, or whose ``forward`` was exchanged, and what computes in low
-    precision already. ``torch.export`` works; with ``None`` it records what autocast said at the time.
+    Each becomes a :class:`LowPrecisionLayerNorm` with the same parameters under the same names. timm's ``LayerNorm`` is
+    replaced as well. Not replaced are other subclasses with a ``forward`` of their own, layers with parametrized or
+    pruned weights, layers whose instance has its own ``forward``, and low-precision norms. ``torch.export`` works; with
+    ``None`` it records autocast's dtype at the time of the export.
 
     Args:
         model: The model; **changed in place**.
         precision: ``torch.bfloat16`` or ``torch.float16``; or ``"amp_bf16"``, ``"amp_fp16"``, ``"amp_fp8"`` (bfloat16
-            here); or ``None`` for what autocast says at the time. ``torch.float32`` and ``"fp32"`` replace nothing.
-        optimizers: Optimizers of the model; every parameter survives under its name, so they need not change.
+            here); or ``None`` for autocast's dtype at each call. ``torch.float32`` and ``"fp32"`` replace nothing.
+        optimizers: Optimizers of the model. All parameters keep their names, so the optimizers do not change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched, or ``precision`` is not low.
+        A report of the replaced layers; empty if there are none, or ``precision`` is float32.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``precision`` none of the above.
-        ValueError: ``precision`` is another dtype or name, or the model itself is a layer that would be replaced.
+        TypeError: ``model`` is not a module, or ``precision`` is none of the above.
+        ValueError: ``precision`` is another dtype or name, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
@@ -62,10 +60,7 @@ def apply_low_precision_layernorm(
 
     def lower(norm: nn.LayerNorm, dtype: torch.dtype | None) -> nn.Module:
         shape, affine = list(norm.normalized_shape), norm.elementwise_affine
-        # On the meta device no memory is filled, for the parameters are exchanged at once.
-        with torch.device("meta"):
-            new = LowPrecisionLayerNorm(shape, norm.eps, affine, norm.bias is not None, precision=dtype)
-        return _take_parameters(new, norm)
+        return LowPrecisionLayerNorm(shape, norm.eps, affine, norm.bias is not None, precision=dtype)
 
     return _apply(model, nn.LayerNorm, lower, precision, optimizers)
 
@@ -75,25 +70,25 @@ def apply_low_precision_groupnorm(
     precision: torch.dtype | str | None = None,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> SurgeryReport:
-    """Let every ``torch.nn.GroupNorm`` compute in 16 bits, in place.
+    """Replace every ``torch.nn.GroupNorm`` by one that computes in 16 bits, in place.
 
-    Each becomes a :class:`LowPrecisionGroupNorm`, which says what is computed, with the same parameters under the
-    same names. timm's ``GroupNorm`` is replaced as well. Left alone are other subclasses with a ``forward`` of their
-    own, layers with parametrized or pruned weights, or whose ``forward`` was exchanged, and what computes in low
-    precision already. ``torch.export`` works; with ``None`` it records what autocast said at the time.
+    Each becomes a :class:`LowPrecisionGroupNorm` with the same parameters under the same names. timm's ``GroupNorm`` is
+    replaced as well. Not replaced are other subclasses with a ``forward`` of their own, layers with parametrized or
+    pruned weights, layers whose instance has its own ``forward``, and low-precision norms. ``torch.export`` works; with
+    ``None`` it records autocast's dtype at the time of the export.
 
     Args:
         model: The model; **changed in place**.
         precision: ``torch.bfloat16`` or ``torch.float16``; or ``"amp_bf16"``, ``"amp_fp16"``, ``"amp_fp8"`` (bfloat16
-            here); or ``None`` for what autocast says at the time. ``torch.float32`` and ``"fp32"`` replace nothing.
-        optimizers: Optimizers of the model; every parameter survives under its name, so they need not change.
+            here); or ``None`` for autocast's dtype at each call. ``torch.float32`` and ``"fp32"`` replace nothing.
+        optimizers: Optimizers of the model. All parameters keep their names, so the optimizers do not change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched, or ``precision`` is not low.
+        A report of the replaced layers; empty if there are none, or ``precision`` is float32.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``precision`` none of the above.
-        ValueError: ``precision`` is another dtype or name, or the model itself is a layer that would be replaced.
+        TypeError: ``model`` is not a module, or ``precision`` is none of the above.
+        ValueError: ``precision`` is another dtype or name, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8))
@@ -103,9 +98,7 @@ def apply_low_precision_groupnorm(
     """
 
     def lower(norm: nn.GroupNorm, dtype: torch.dtype | None) -> nn.Module:
-        with torch.device("meta"):
-            new = LowPrecisionGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine, precision=dtype)
-        return _take_parameters(new, norm)
+        return LowPrecisionGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine, precision=dtype)
 
     return _apply(model, nn.GroupNorm, lower, precision, optimizers)
 
@@ -118,22 +111,23 @@ def _apply(
     optimizers: Optimizer | Sequence[Optimizer] | None,
 ) -> SurgeryReport:
     dtype = _find_dtype(precision)
-    replaceable = _find_forwards(plain)
+    # The forward methods that compute the same as torch's own layer; our layers and other subclasses have others.
+    forwards: set[Callable[..., Any]] = {plain.forward}
+    timm_norms = sys.modules.get("timm.layers.norm")  # imported if the model has such layers
+    if timm_norms is not None:
+        forwards.add(getattr(timm_norms, plain.__name__).forward)
 
     def is_wanted(module: nn.Module) -> bool:
-        # Our own layers have a forward of their own too.
-        return isinstance(module, plain) and type(module).forward in replaceable and is_untouched(module)
+        return isinstance(module, plain) and type(module).forward in forwards and is_untouched(module)
 
-    def replace(norm: nn.Module, _: int) -> nn.Module | None:
-        return lower(norm, dtype) if is_wanted(norm) else None
+    def replace(norm: nn.Module, _: int) -> nn.Module:
+        with torch.device("meta"):  # allocates nothing: the parameters are replaced below
+            new = lower(norm, dtype)
+        for name in ("weight", "bias"):
+            new.register_parameter(name, getattr(norm, name))
+        return new
 
-    if is_wanted(model):
-        raise ValueError(
-            f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
-            "Wrap it: torch.nn.Sequential(model)."
-        )
-    policies: dict[type[nn.Module], ReplacementFunction] = {} if dtype is torch.float32 else {plain: replace}
-    return replace_module_classes(model, policies, optimizers)
+    return replace_layers(model, {} if dtype is torch.float32 else {plain: replace}, is_wanted, optimizers)
 
 
 def _find_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
@@ -145,22 +139,6 @@ def _find_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
     if dtype not in {torch.bfloat16, torch.float16, torch.float32}:
         raise ValueError(
             f"precision must be torch.bfloat16, torch.float16, torch.float32 or one of "
-            f"{', '.join(map(repr, _DTYPES))}, got {precision!r}. None takes what autocast says."
+            f"{', '.join(map(repr, _DTYPES))}, got {precision!r}. None takes autocast's dtype."
         )
     return dtype
-
-
-def _find_forwards(plain: type[nn.Module]) -> set[Callable[..., Any]]:
-    """Collect the functions that are known to compute what torch's own layer does."""
-    forwards: set[Callable[..., Any]] = {plain.forward}
-    timm_norms = sys.modules.get("timm.layers.norm")  # a model that holds such layers has loaded them
-    if timm_norms is not None:
-        forwards.add(getattr(timm_norms, plain.__name__).forward)
-    return forwards
-
-
-def _take_parameters(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Hand over the parameters themselves."""
-    for name in ("weight", "bias"):
-        new.register_parameter(name, getattr(old, name))
-    return new

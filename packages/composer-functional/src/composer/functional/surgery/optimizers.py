@@ -1,4 +1,4 @@
-"""Optimizers after surgery: they hold the parameters that the model has, with the state that belongs to them."""
+"""Optimizers after surgery: replace their parameters and transfer the state."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ NamedParameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 def update_params_in_optimizer(
     old_params: NamedParameters, new_params: NamedParameters, optimizers: Optimizer | Sequence[Optimizer]
 ) -> None:
-    """Exchange parameters in the optimizers that hold them, in place.
+    """Replace parameters in the optimizers that hold them, in place.
 
-    A parameter among both old and new stays where it is, with its state (momentum, Adam's moments). An old one that is
-    not among the new leaves. A new one joins the group of the old one with its name, at its place, and takes over its
-    state if the shapes agree. Without such a namesake it joins, with no state, the group of the first old one whose
-    name ends alike (as ``bias``), or else of the first old one. So it gets that group's learning rate and weight decay.
-    What no optimizer held is not trained by what replaces it: such new parameters stay out, and it stays out itself,
-    under whatever name.
+    A parameter among both old and new keeps its group and its state (momentum, Adam's moments). An old parameter that
+    is not among the new ones is removed. A new parameter takes the place of the old one of the same name, in the same
+    group, and its state if the shapes agree. Without an old parameter of the same name, it joins, without state, the
+    group of the first old parameter whose name has the same last part (such as ``bias``), or else of the first old
+    parameter, and gets the learning rate and weight decay of that group. The replacement of a parameter that no
+    optimizer held is not added to any optimizer.
 
     Args:
-        old_params: Parameters that were replaced, or pairs ``(name, parameter)`` as ``named_parameters()`` gives them.
-        new_params: Those that replace them, likewise. Without names nothing takes over state.
-        optimizers: One optimizer or several; **changed in place**.
+        old_params: Replaced parameters, or pairs ``(name, parameter)`` as ``named_parameters()`` returns them.
+        new_params: Their replacements, likewise. Without names, no state is transferred.
+        optimizers: One or several optimizers; **changed in place**.
 
     Raises:
-        TypeError: ``optimizers`` is not an optimizer or a sequence of them.
-        ValueError: An optimizer was made from named parameters, and ``new_params`` has no names.
+        TypeError: ``optimizers`` is not an optimizer or a sequence of optimizers.
+        ValueError: An optimizer was created from named parameters, and ``new_params`` has no names.
 
     Example:
         >>> old, new = nn.Linear(2, 3), nn.Linear(2, 3)
@@ -46,8 +46,12 @@ def update_params_in_optimizer(
     old, new = _with_names("old_params", old_params), _with_names("new_params", new_params)
     holders = _find_holders(optimizers)
     held = [(name, parameter) for name, parameter in old if id(parameter) in holders]
-    if any("param_names" in group for _, parameter in held for _, group in holders[id(parameter)]):
-        _check_named(new)
+    has_names = any("param_names" in group for _, parameter in held for _, group in holders[id(parameter)])
+    if has_names and any(name is None for name, _ in new):
+        raise ValueError(
+            "new_params must be pairs (name, parameter), got parameters without names. The optimizer was created from "
+            "named parameters and keeps their names: pass module.named_parameters()."
+        )
     staying = {id(parameter) for _, parameter in new}
     old_names = {id(parameter): name for name, parameter in old}
     for name, parameter in new:
@@ -57,10 +61,10 @@ def update_params_in_optimizer(
             continue
         if id(parameter) in old_names:
             continue
-        found = _find_source(name, old, held)
-        if found is None:
+        pair = _find_source(name, old, held)
+        if pair is None:
             continue
-        source_name, source = found
+        source_name, source = pair
         for optimizer, group in holders[id(source)]:
             inherits = name is not None and name == source_name and id(source) not in staying
             _insert(group, parameter, name, source, source_name, in_its_place=inherits)
@@ -73,11 +77,11 @@ def update_params_in_optimizer(
 
 
 def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Module | None = None) -> list[Optimizer]:
-    """Return the optimizers as a list, whatever they come in.
+    """Return one or several optimizers as a list.
 
     Raises:
-        TypeError: They are something else.
-        ValueError: None of them holds a parameter of ``model``, which has some.
+        TypeError: ``optimizers`` contains another type.
+        ValueError: No optimizer holds a parameter of ``model``, which has parameters.
     """
     is_one = isinstance(optimizers, Optimizer | Tensor) or not isinstance(optimizers, Iterable)
     listed: list[Any] = [optimizers] if is_one else list(optimizers)  # type: ignore[arg-type]
@@ -91,7 +95,7 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Modu
             names = ", ".join(type(each).__name__ for each in listed)
             raise ValueError(
                 f"optimizers must hold parameters of the model, got {names} with none of those of "
-                f"{type(model).__name__}. Make them from model.parameters(), as they are now."
+                f"{type(model).__name__}. Create them from the current model.parameters()."
             )
     return listed
 
@@ -106,16 +110,8 @@ def _with_names(name: str, params: NamedParameters) -> _Named:
     return [each if isinstance(each, tuple) else (None, each) for each in params]
 
 
-def _check_named(params: _Named) -> None:
-    if any(name is None for name, _ in params):
-        raise ValueError(
-            "new_params must be pairs (name, parameter), got parameters without names. "
-            "The optimizer was made from named parameters and keeps their names: hand in module.named_parameters()."
-        )
-
-
 def _find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list[tuple[Optimizer, _Group]]]:
-    """For each parameter, by identity, the groups that hold it."""
+    """Return the groups that hold each parameter, by identity."""
     holders: dict[int, list[tuple[Optimizer, _Group]]] = {}
     for optimizer in check_optimizers(optimizers):
         for group in optimizer.param_groups:
@@ -125,7 +121,7 @@ def _find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list
 
 
 def _find_source(name: str | None, old: _Named, held: _Named) -> tuple[str | None, nn.Parameter] | None:
-    """Which old parameter's group a new one joins; none if its namesake is not trained, or nothing is."""
+    """Return the old parameter whose group a new one joins; None if the one of its name is in no optimizer."""
     if name is not None:
         ending = name.rpartition(".")[2]
         same = next((pair for pair in old if pair[0] == name), None)
@@ -151,12 +147,12 @@ def _insert(
     *,
     in_its_place: bool,
 ) -> None:
-    """Put a new parameter before the old one that it replaces, or at the group's end."""
+    """Insert a new parameter before the old one that it replaces, or at the end of the group."""
     source_place = _place_of(group, source)
     place = source_place if in_its_place else len(group["params"])
     if "param_names" in group:
         group["param_names"].insert(place, _translate(group["param_names"][source_place], source_name, name))
-    # In place: some optimizers, as LBFGS, hold on to this list.
+    # In place, because some optimizers, such as LBFGS, keep a reference to this list.
     group["params"].insert(place, parameter)
 
 
@@ -167,7 +163,7 @@ def _rename(group: _Group, parameter: nn.Parameter, old_name: str | None, new_na
 
 
 def _translate(held_name: str, old_name: str | None, new_name: str | None) -> str:
-    """Exchange a name, and keep what the optimizer has before it (the model may be part of a larger one)."""
+    """Replace a name and keep the optimizer's prefix (the model may be part of a larger one)."""
     if new_name is None:
         return held_name
     recognised = old_name is not None and held_name.endswith(old_name)

@@ -1,4 +1,4 @@
-"""The one walk over a model that replaces modules, and what goes with it: optimizers, hooks, a report."""
+"""Replacement of modules inside a model, with their optimizers and hooks, and the report of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.functional.checks import check_flags, described
+from composer.functional.checks import check_flags, check_modules, described
 from composer.functional.surgery.optimizers import check_optimizers, update_params_in_optimizer
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 ReplacementFunction = Callable[[Any, int], nn.Module | None]
-"""Takes a module and its index among those of its policy's class; returns what to put in its place.
+"""Takes a module and its index among the modules of its policy's class, and returns the replacement.
 
-``None`` leaves the module and looks inside it; the module itself leaves it as a whole.
+``None`` keeps the module and visits its children; returning the module itself keeps it and skips its children.
 """
 
 _HOOKS = (
@@ -49,9 +49,9 @@ class Replacement:
     """One module that surgery changed.
 
     Attributes:
-        paths: Where it is in the model; several if it is shared.
-        old: The class name that it had.
-        new: The class name that it has.
+        paths: The module's paths in the model; several if it is shared.
+        old: The class name before.
+        new: The class name after.
 
     Example:
         >>> print(Replacement(("layer1.0", "layer2.0"), "ReLU", "GELU"))
@@ -68,7 +68,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class SurgeryReport:
-    """What surgery did to a model; falsy if it did nothing.
+    """The modules that surgery replaced in a model; falsy if there are none.
 
     Attributes:
         replacements: The changed modules, in the model's order.
@@ -101,7 +101,7 @@ class SurgeryReport:
         return "\n  ".join([headline, *map(str, self.replacements)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the report as data that JSON can hold."""
+        """Return the report as data that JSON can represent."""
         return {
             "replacements": [
                 {"paths": list(entry.paths), "old": entry.old, "new": entry.new} for entry in self.replacements
@@ -116,33 +116,33 @@ def replace_module_classes(
     recurse_on_replacements: bool = False,
     indices: MutableMapping[type[nn.Module], int] | None = None,
 ) -> SurgeryReport:
-    """Replace the modules inside a model by what functions make of them, in place.
+    """Replace modules inside a model by the results of functions, in place.
 
-    A module is given to the policy of the first of its classes, from the most special on, that has one. A module in
-    several places is replaced once and stays shared. The root is never asked: nothing inside holds it.
+    Each module is passed to the policy of the first class in its method resolution order that has one. A module that
+    occurs several times is replaced once and stays shared. The root module itself is never replaced.
 
-    The replacement gets the training mode, dtype and device of what it replaces; of several dtypes, that of the first
-    parameter. A parameter or buffer that it takes over stays as it is. A new parameter requires a gradient if that of
-    the same name did, or else any whose name ends alike (as ``weight``), or without such, any. Hooks, those of the
-    state dict too, stay with the old module if that lives on inside the replacement, and move to the replacement
-    otherwise; their handles go on working. Modules are found as children only: an attribute that hides one in a plain
-    list still has the old.
+    The replacement gets the training mode, dtype and device of the module that it replaces (with several dtypes, that
+    of the first parameter). Parameters and buffers that it takes over do not change. A new parameter requires a
+    gradient if the old parameter of the same name did; without one, if any old parameter whose name has the same last
+    part (such as ``weight``) did; without such, if any did. Hooks, including those of the state dict, stay with the
+    old module if it is part of the replacement, and otherwise move to the replacement; their handles remain valid.
+    Only registered children are replaced, not modules in a plain list.
 
     Args:
         module: The model; **changed in place**.
-        policies: For a class, a function ``(module, index) -> replacement``. ``None`` leaves the module and looks
-            inside it; the module itself leaves it as a whole.
-        optimizers: Optimizers whose parameters and state move along, as :func:`update_params_in_optimizer` says.
-        recurse_on_replacements: Whether to look inside replacements too; a function that puts its own class into its
-            replacement then never ends.
-        indices: For each class of ``policies``, how many were seen before, for a model that is walked in parts;
-            **counted on in place**.
+        policies: For each class, a function ``(module, index) -> replacement``. ``None`` keeps the module and visits
+            its children; returning the module itself keeps it and skips its children.
+        optimizers: Optimizers whose parameters and state are updated by :func:`update_params_in_optimizer`.
+        recurse_on_replacements: Whether to visit the children of replacements too. This never terminates if a
+            replacement contains its own class.
+        indices: For each class of ``policies`` the number of modules seen before, for a model that is processed in
+            parts; **updated in place**.
 
     Returns:
-        A report of what was replaced; empty if nothing was.
+        A report of the replaced modules; empty if there are none.
 
     Raises:
-        TypeError: ``module`` is not a module, ``optimizers`` are none, or a function returned something else.
+        TypeError: ``module`` is not a module, ``optimizers`` are not optimizers, or a function returned another type.
         ValueError: The optimizers hold no parameter of the model; nothing has been changed.
 
     Example:
@@ -151,69 +151,106 @@ def replace_module_classes(
         1 module replaced
           1: ReLU -> GELU
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    check_modules(module=module)
     check_flags(recurse_on_replacements=recurse_on_replacements)
-    for name, given in (("policies", policies), ("indices", {} if indices is None else indices)):
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{name} must be a dictionary whose keys are classes of modules, got {described(given)}.")
+    for name, value in (("policies", policies), ("indices", {} if indices is None else indices)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dictionary whose keys are classes of modules, got {described(value)}.")
     listed = None if optimizers is None else check_optimizers(optimizers, module)
     seen = {} if indices is None else indices
     walk = _Walk(policies, recurse_on_replacements, seen, next(_tensors(module), None))
     walk.visit(module, "", frozenset({id(module)}))
     if listed is not None:
-        _tell_optimizers(module, walk.swaps, listed)
-    return SurgeryReport(tuple(swap.report() for swap in walk.swaps))
+        _update_optimizers(module, walk.swaps, listed)
+    return SurgeryReport(
+        tuple(Replacement(tuple(swap.paths), type(swap.old).__name__, type(swap.new).__name__) for swap in walk.swaps)
+    )
+
+
+def replace_layers(
+    model: nn.Module,
+    replacements: Mapping[type[nn.Module], ReplacementFunction],
+    is_wanted: Callable[[nn.Module], bool],
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    skipped: tuple[type[nn.Module], ...] = (),
+) -> SurgeryReport:
+    """Replace the layers of some classes for which ``is_wanted`` returns True; ``skipped`` classes are not entered.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: ``model`` itself would be replaced.
+    """
+    check_modules(model=model)
+    if isinstance(model, skipped):
+        return SurgeryReport()
+    check_holds_layers(model, is_wanted(model))
+
+    def replace_wanted(function: ReplacementFunction) -> ReplacementFunction:
+        return lambda layer, index: function(layer, index) if is_wanted(layer) else None
+
+    policies = {cls: replace_wanted(function) for cls, function in replacements.items()}
+    return replace_module_classes(model, policies | dict.fromkeys(skipped, keep), optimizers)
+
+
+def keep(module: nn.Module, _: int) -> nn.Module:
+    """Return the module itself: a policy that keeps it and skips its children."""
+    return module
+
+
+def check_holds_layers(model: nn.Module, is_layer: bool) -> None:
+    """Raise a ValueError for a model that is itself a layer to be replaced."""
+    if is_layer:
+        raise ValueError(
+            f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
+            "Wrap it: torch.nn.Sequential(model)."
+        )
 
 
 def count_module_instances(module: nn.Module, cls: type[nn.Module] | tuple[type[nn.Module], ...]) -> int:
-    """Count the modules of a class, the root and instances of subclasses included, shared ones once.
+    """Count the modules of a class, including the root and instances of subclasses; shared modules count once.
 
     Args:
         module: The model.
-        cls: A class, or a tuple of classes.
+        cls: A class or a tuple of classes.
 
     Returns:
         Their number.
 
     Raises:
-        TypeError: ``module`` is not a module, or ``cls`` is neither a class nor a tuple of them.
+        TypeError: ``module`` is not a module, or ``cls`` is neither a class nor a tuple of classes.
 
     Example:
         >>> count_module_instances(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), nn.Linear)
         2
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    check_modules(module=module)
     if not all(isinstance(each, type) for each in (cls if isinstance(cls, tuple) else (cls,))):
         raise TypeError(f"cls must be a class of modules or a tuple of classes, such as torch.nn.Linear, got {cls!r}.")
     return sum(isinstance(each, cls) for each in module.modules())
 
 
 def is_untouched(layer: nn.Module) -> bool:
-    """Whether a layer's ``weight`` and ``bias`` are what it holds, and its ``forward`` is its class's.
+    """Return whether a layer's parameters are exactly ``weight`` and ``bias``, and its ``forward`` is its class's.
 
-    Pruning and the old weight and spectral normalisation compute the weight from other parameters, by hooks that hang
-    on this very layer.
+    Pruning and the old weight and spectral normalisation compute the weight from other parameters in hooks that are
+    registered on this layer.
     """
     return set(vars(layer)["_parameters"]) == {"weight", "bias"} and "forward" not in vars(layer)
 
 
 @dataclass(eq=False, slots=True)
 class _Swap:
-    """One replacement on its way: the modules, where they are, and the parameters of the old one before it."""
+    """A replacement in progress: both modules, their paths, and the old module's parameters before it."""
 
     old: nn.Module
     new: nn.Module
     parameters: dict[str, nn.Parameter]
     paths: list[str] = field(default_factory=list)
 
-    def report(self) -> Replacement:
-        return Replacement(tuple(self.paths), type(self.old).__name__, type(self.new).__name__)
-
 
 class _Walk:
-    """Visits children depth first and remembers by identity what it decided."""
+    """A depth-first traversal of children that decides once for each module, by identity."""
 
     def __init__(
         self,
@@ -232,7 +269,7 @@ class _Walk:
         self._left_alone: dict[int, nn.Module | None] = {}
 
     def visit(self, parent: nn.Module, prefix: str, ancestors: frozenset[int]) -> None:
-        # named_children would leave out the second place of a module within one parent.
+        # named_children would skip the second occurrence of a module within one parent.
         for name, child in list(vars(parent)["_modules"].items()):
             if child is None or id(child) in ancestors:
                 continue
@@ -250,7 +287,7 @@ class _Walk:
                 self.visit(child, f"{path}.", ancestors | {id(child)})
 
     def _decide(self, module: nn.Module) -> _Swap | None:
-        """Ask the policy once for each module."""
+        """Return the replacement of a module, or None; the policy is called once for each module."""
         key = id(module)
         if key in self._by_old or key in self._left_alone:
             return self._by_old.get(key)
@@ -282,7 +319,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _carry_over(swap: _Swap, example: Tensor | None) -> None:
-    """Give the new module what the old one had: mode, dtype, device, requires_grad, hooks."""
+    """Copy training mode, dtype, device, requires_grad and hooks from the old module to the new one."""
     old_modules = {id(each) for each in swap.old.modules()}
     for each in swap.new.modules():
         if id(each) not in old_modules:
@@ -296,11 +333,11 @@ def _carry_over(swap: _Swap, example: Tensor | None) -> None:
 
 
 def _convert(swap: _Swap, like: list[Tensor]) -> None:
-    """Move the new tensors to the device and dtype of others; the old module's own stay as they are."""
+    """Move the new tensors to the device and dtype of ``like``; the old module's own tensors do not change."""
     survivors = {id(tensor) for tensors in (swap.old.parameters(), swap.old.buffers()) for tensor in tensors}
     survivors |= {id(parameter) for parameter in swap.parameters.values()}
     devices = {tensor.device for tensor in like}
-    # What lies on several devices is made on purpose, and left to the policy.
+    # A module on several devices is left to the policy.
     device, dtype = devices.pop() if len(devices) == 1 else None, like[0].dtype
 
     def convert(tensor: Tensor) -> Tensor:
@@ -327,7 +364,7 @@ def _carry_over_requires_grad(swap: _Swap) -> None:
 
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Move the dictionaries themselves: the handles that remove hooks refer to them."""
+    """Move the dictionaries themselves, because the handles that remove hooks refer to them."""
     for name in _HOOKS:
         hooks = vars(old).get(name)
         if hooks:
@@ -335,22 +372,22 @@ def _move_hooks(old: nn.Module, new: nn.Module) -> None:
             vars(new)[name] = hooks
             vars(old)[name] = type(hooks)()
             for hook in hooks.values():
-                if getattr(hook, "with_module", False):  # torch's wrapper of a hook that is called with its module
+                if getattr(hook, "with_module", False):  # torch's wrapper of a hook that takes its module
                     hook.module = weakref.ref(new)
     if vars(new)["_is_full_backward_hook"] is None:
         vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
 
 
-def _tell_optimizers(root: nn.Module, swaps: list[_Swap], optimizers: Sequence[Optimizer]) -> None:
-    kept = list(root.named_parameters())
-    kept_ids = {id(parameter) for _, parameter in kept}
+def _update_optimizers(root: nn.Module, swaps: list[_Swap], optimizers: Sequence[Optimizer]) -> None:
+    remaining = list(root.named_parameters())
+    remaining_ids = {id(parameter) for _, parameter in remaining}
     for swap in swaps:
         prefix = f"{swap.paths[0]}."
         old = [(prefix + name, parameter) for name, parameter in swap.parameters.items()]
         new = [(prefix + name, parameter) for name, parameter in swap.new.named_parameters()]
         new_ids = {id(parameter) for _, parameter in new}
-        if not old and new:  # nothing says which group; the rest of the model does
-            old = [pair for pair in kept if id(pair[1]) not in new_ids]
-        # A parameter of the old module that another part of the model uses too stays with the optimizer.
-        shared = [pair for pair in old if id(pair[1]) in kept_ids and id(pair[1]) not in new_ids]
+        if not old and new:  # the old module does not determine the group, the rest of the model does
+            old = [pair for pair in remaining if id(pair[1]) not in new_ids]
+        # A parameter of the old module that another part of the model uses too stays in the optimizer.
+        shared = [pair for pair in old if id(pair[1]) in remaining_ids and id(pair[1]) not in new_ids]
         update_params_in_optimizer(old, new + shared, optimizers)

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: weigh channels by what the whole image holds (Hu et al. 2018, arXiv:1709.01507)."""
+"""Squeeze-and-excitation: scale channels by a function of their means (Hu et al. 2018, arXiv:1709.01507)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from composer.functional.checks import check_whole_numbers
+from composer.functional.checks import check_modules, check_whole
 from composer.functional.layers.blurpool import BlurConv2d
 from composer.functional.layers.factorized import FactorizedConv2d, resolve_latent_size
 from composer.functional.layers.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d, plain_convolution
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, check_holds_layers, keep, replace_module_classes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,29 +28,30 @@ def apply_squeeze_excite(
     min_channels: int = 128,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> SurgeryReport:
-    """Put a :class:`SqueezeExcite2d` behind every convolution with many channels, in place (arXiv:1709.01507).
+    """Add a :class:`SqueezeExcite2d` after every convolution with many channels, in place (arXiv:1709.01507).
 
-    Each convolution becomes a :class:`SqueezeExciteConv2d` and stays inside as ``conv``, with its parameters and hooks:
-    ``layer.weight`` is ``layer.conv.weight`` in a state dict. A :class:`BlurConv2d` or :class:`FactorizedConv2d` is
-    taken as one convolution, so the order of these surgeries does not matter. What has one gets no second. Subclasses
-    of ``torch.nn.Conv2d`` are convolutions; transposed ones are not, nor lazy ones that have not seen an input.
+    Each convolution becomes a :class:`SqueezeExciteConv2d`, whose attribute ``conv`` it is, with its parameters and
+    hooks: in a state dict, ``layer.weight`` becomes ``layer.conv.weight``. A :class:`BlurConv2d` or
+    :class:`FactorizedConv2d` counts as one convolution, so the order of these surgeries does not matter. A second call
+    changes nothing. Subclasses of ``torch.nn.Conv2d`` are convolutions; transposed convolutions and lazy ones before
+    their first input are not.
 
-    The new layers' weights are drawn by torch's default generator, as those of any new layer. They change what a
-    trained model computes: apply it before training.
+    The weights of the new layers are drawn from torch's default generator. They change the outputs of a trained model:
+    apply it before training.
 
     Args:
         model: The model; **changed in place**.
-        latent_channels: The width inside: a whole number, or a fraction of a convolution's output channels.
-        min_channels: Convolutions with fewer input or output channels, at least 1, are left alone.
-        optimizers: Optimizers of the model; they get the new parameters and learn the new names of the others.
+        latent_channels: The hidden size: an int, or a float in ``(0, 1)``, a fraction of the output channels.
+        min_channels: Convolutions with fewer input or output channels are not replaced; at least 1.
+        optimizers: Optimizers of the model, to which the new parameters are added.
 
     Returns:
-        A report of what was replaced; empty if nothing matched.
+        A report of the replaced layers; empty if there are none.
 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: ``latent_channels`` is neither a whole number of at least 1 nor a fraction between 0 and 1,
-            ``min_channels`` is less than 1, or the model itself is a layer that would be replaced.
+            ``min_channels`` is less than 1, or the model itself is a layer to be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 128, 3), nn.ReLU(), nn.Conv2d(128, 256, 3))
@@ -61,12 +62,8 @@ def apply_squeeze_excite(
         False
     """
     resolve_latent_size(latent_channels, 1, "latent_channels")
-    check_whole_numbers(min_channels=min_channels)
-    if not min_channels >= 1:
-        raise ValueError(
-            f"min_channels must be at least 1, got {min_channels}. "
-            "It is the smallest number of channels a convolution must have to be followed by squeeze-and-excitation."
-        )
+    check_modules(model=model)
+    check_whole("min_channels", min_channels, 1, "It is the smallest number of channels of a convolution to extend.")
 
     def is_wanted(conv: nn.Module) -> bool:
         inner = plain_convolution(conv)
@@ -77,20 +74,11 @@ def apply_squeeze_excite(
 
     if isinstance(model, SqueezeExcite2d | SqueezeExciteConv2d):
         return SurgeryReport()
-    if isinstance(model, nn.Conv2d | BlurConv2d | FactorizedConv2d) and is_wanted(model):
-        raise ValueError(
-            f"model must hold the layers to be replaced, got a {type(model).__name__} that is one itself. "
-            "Wrap it: torch.nn.Sequential(model)."
-        )
+    convolutions = (nn.Conv2d, BlurConv2d, FactorizedConv2d)
+    check_holds_layers(model, isinstance(model, convolutions) and is_wanted(model))
     policies: dict[type[nn.Module], ReplacementFunction] = {
-        nn.Conv2d: excite,
-        BlurConv2d: excite,
-        FactorizedConv2d: excite,
-        SqueezeExciteConv2d: _keep,
-        SqueezeExcite2d: _keep,
+        **dict.fromkeys(convolutions, excite),
+        SqueezeExciteConv2d: keep,
+        SqueezeExcite2d: keep,
     }
     return replace_module_classes(model, policies, optimizers)
-
-
-def _keep(module: nn.Module, _: int) -> nn.Module:
-    return module

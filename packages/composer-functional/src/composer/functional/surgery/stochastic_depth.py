@@ -1,4 +1,4 @@
-"""Stochastic depth: train a network that is shallower at random (Huang et al. 2016, arXiv:1603.09382)."""
+"""Stochastic depth: drop residual blocks at random in training (Huang et al. 2016, arXiv:1603.09382)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.functional.checks import check_numbers
+from composer.functional.checks import check_interval, check_modules
 from composer.functional.layers.stochastic_depth import ResidualRule, StochasticDepthBlock
-from composer.functional.surgery.replace import SurgeryReport, replace_module_classes
+from composer.functional.surgery.replace import SurgeryReport, check_holds_layers, keep, replace_module_classes
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -30,37 +30,37 @@ def apply_stochastic_depth(
     drop_distribution: str = "linear",
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> SurgeryReport:
-    """Let residual blocks be dropped at random in training, in place (arXiv:1603.09382).
+    """Replace residual blocks by blocks that are dropped at random in training, in place (arXiv:1603.09382).
 
     Block ``l`` of ``L``, counted from 1, is dropped with probability ``l / L * drop_rate`` (linear) or ``drop_rate``
-    (uniform). It becomes a :class:`StochasticDepthBlock`, which says what is computed, with the same parameters under
-    the same names: checkpoints of the plain model fit, and the other way round. Weights trained by ``"block"`` expect
-    in evaluation the scale that only the stochastic block has. What is stochastic already is left as it is; change its
-    rates by :func:`set_drop_rates`.
+    (uniform). It becomes a :class:`StochasticDepthBlock` with the same parameters under the same names, so checkpoints
+    of the plain model can be loaded, and vice versa. Weights trained with ``"block"`` need the scale that only the
+    stochastic block applies in evaluation. Stochastic blocks are not replaced; change their rates by
+    :func:`set_drop_rates`.
 
-    Distributed, each rank drops other blocks, whose parameters then have no gradient there: ``DistributedDataParallel``
-    needs ``find_unused_parameters=True`` with ``"block"``. ``torch.export`` works in evaluation, and with ``"sample"``
-    in training; a block that may or may not run cannot be exported.
+    In distributed training each rank drops different blocks, whose parameters have no gradient there:
+    ``DistributedDataParallel`` needs ``find_unused_parameters=True`` with ``"block"``. ``torch.export`` works in
+    evaluation, and with ``"sample"`` in training; a block that runs conditionally cannot be exported.
 
     Args:
         model: The model; **changed in place**.
         target_layer_name: The blocks: ``"ResNetBottleneck"`` or ``"ResNetBasicBlock"`` of torchvision; or a class whose
             blocks compute ``x + f(x)`` of their first argument, as transformer blocks do; or a mapping of classes to
             a :class:`ResidualRule` for blocks with an activation or a shortcut of another kind, or to ``None``. A
-            subclass with another ``forward`` than the one that a rule describes is left alone, and so is a block whose
-            own ``forward`` was exchanged.
-        stochastic_method: ``"block"`` drops a block for the whole batch, which saves its time; ``"sample"`` drops it
-            for each sample by itself.
+            subclass whose ``forward`` is not the one that the rule describes is not replaced, and neither is a block
+            whose instance has its own ``forward``.
+        stochastic_method: ``"block"`` drops a block for the entire batch and saves its time; ``"sample"`` drops it
+            for each sample independently.
         drop_rate: Probability for the last block, in ``[0, 1]``.
         drop_distribution: ``"linear"`` or ``"uniform"``.
-        optimizers: Optimizers of the model; every parameter survives under its name, so they need not change.
+        optimizers: Optimizers of the model. All parameters keep their names, so the optimizers do not change.
 
     Returns:
-        A report of what was replaced; empty if nothing matched.
+        A report of the replaced blocks; empty if there are none.
 
     Raises:
         TypeError: ``model`` is not a module, or ``target_layer_name`` is none of the three.
-        ValueError: A name or number is not one of those above, or the model itself is such a block.
+        ValueError: A name or number is invalid, or the model itself is such a block.
 
     Example:
         >>> class Block(nn.Linear):
@@ -76,7 +76,8 @@ def apply_stochastic_depth(
     """
     _check_rates(drop_rate, drop_distribution)
     rules = _find_rules(target_layer_name)
-    # Also says if the method is wrong, before anything is changed.
+    check_modules(model=model)
+    # Checks the method before anything is changed.
     StochasticDepthBlock.around(nn.Identity(), drop_rate, stochastic_method)
     made: list[StochasticDepthBlock] = []
 
@@ -89,14 +90,9 @@ def apply_stochastic_depth(
 
         return replace
 
-    is_block = isinstance(model, tuple(rules)) and not isinstance(model, StochasticDepthBlock)
-    if is_block:
-        raise ValueError(
-            f"model must hold the blocks to be replaced, got a {type(model).__name__} that is one itself. "
-            "Wrap it: torch.nn.Sequential(model)."
-        )
+    check_holds_layers(model, isinstance(model, tuple(rules)) and not isinstance(model, StochasticDepthBlock))
     policies: dict[type[nn.Module], ReplacementFunction] = {
-        StochasticDepthBlock: lambda block, _: block,
+        StochasticDepthBlock: keep,
         **{cls: policy_for(cls, rule) for cls, rule in rules.items()},
     }
     report = replace_module_classes(model, policies, optimizers)
@@ -107,7 +103,7 @@ def apply_stochastic_depth(
 def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = "linear") -> None:
     """Set the drop rates of all stochastic blocks of a model, in place.
 
-    For a drop warm-up: ``set_drop_rates(model, drop_rate * min(1, batch / warmup_batches))`` before each batch.
+    For a warm-up of the rates: ``set_drop_rates(model, drop_rate * min(1, batch / warmup_batches))`` before each batch.
 
     Args:
         model: A model with stochastic blocks; **their drop rates are changed**.
@@ -116,7 +112,7 @@ def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = 
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: ``drop_rate`` or ``drop_distribution`` is not one of those above, or there are no such blocks.
+        ValueError: ``drop_rate`` or ``drop_distribution`` is invalid, or the model has no stochastic blocks.
 
     Example:
         >>> model = nn.Sequential(nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity()))
@@ -126,8 +122,7 @@ def set_drop_rates(model: nn.Module, drop_rate: float, drop_distribution: str = 
         [0.05, 0.1]
     """
     _check_rates(drop_rate, drop_distribution)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    check_modules(model=model)
     blocks = [module for module in model.modules() if isinstance(module, StochasticDepthBlock)]
     if not blocks:
         raise ValueError("model must hold stochastic blocks, got one without. Call apply_stochastic_depth first.")
@@ -140,13 +135,11 @@ def _distribute(blocks: Sequence[StochasticDepthBlock], drop_rate: float, distri
 
 
 def _check_rates(drop_rate: float, distribution: str) -> None:
-    check_numbers(drop_rate=drop_rate)
-    if not 0 <= drop_rate <= 1:
-        raise ValueError(f"drop_rate must be between 0 and 1, got {drop_rate}. It is a probability.")
+    check_interval("drop_rate", drop_rate, 0, 1, "It is a probability.")
     if distribution not in {"linear", "uniform"}:
         raise ValueError(
             f"drop_distribution must be 'linear' or 'uniform', got {distribution!r}. "
-            "It says how the probability grows from the first block to the last."
+            "It sets how the probability grows from the first block to the last."
         )
 
 
@@ -155,10 +148,10 @@ def _find_rules(target: TargetLayers) -> Mapping[type[nn.Module], ResidualRule |
         if target not in _NAMED_BLOCKS:
             raise ValueError(
                 f"target_layer_name must be one of {', '.join(map(repr, _NAMED_BLOCKS))}, got {target!r}. "
-                "For other blocks give their class, or a mapping {class: ResidualRule(...)}."
+                "For other blocks pass their class, or a mapping {class: ResidualRule(...)}."
             )
         class_name, rule = _NAMED_BLOCKS[target]
-        # A model that holds such blocks has loaded them.
+        # Imported if the model has such blocks.
         torchvision_resnet = sys.modules.get("torchvision.models.resnet")
         return {} if torchvision_resnet is None else {getattr(torchvision_resnet, class_name): rule}
     if isinstance(target, type) and issubclass(target, nn.Module):

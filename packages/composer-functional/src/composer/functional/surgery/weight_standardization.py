@@ -8,7 +8,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
-from composer.functional.checks import is_whole
+from composer.functional.checks import check_modules, is_whole
 from composer.functional.layers.weight_standardization import WeightStandardizer
 from composer.functional.surgery.replace import Replacement, SurgeryReport
 
@@ -18,30 +18,30 @@ _Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> SurgeryReport:
-    """Standardise the weights of convolutions whenever they are used, in place (arXiv:1903.10520).
+    """Standardise the weights of convolutions at every use, in place (arXiv:1903.10520).
 
-    Each ``torch.nn.Conv1d``, 2d and 3d gets a :class:`WeightStandardizer` by ``torch.nn.utils.parametrize``. It stays
-    the module that it was, and so does the parameter, so optimizers need not be told: ``conv.weight`` is computed from
-    it. In a state dict ``weight`` becomes ``parametrizations.weight.original``.
+    Each ``torch.nn.Conv1d``, 2d and 3d gets a :class:`WeightStandardizer` by ``torch.nn.utils.parametrize``. Modules
+    and parameters stay the same objects, so optimizers remain valid; ``conv.weight`` is computed from the parameter. In
+    a state dict ``weight`` becomes ``parametrizations.weight.original``.
 
-    Outputs grow by much, and what follows must normalise them. Running statistics of a batch normalisation fit only
-    after some training: evaluated at once, a deep model may overflow.
+    Outputs grow considerably, and the following layer must normalise them. Running statistics of batch normalisation
+    fit only after some training: a deep model that is evaluated immediately may overflow.
 
-    What holds for every parametrization: copies, ``torch.compile`` and ``torch.export`` work; to pickle the module is
-    refused, save its state dict. ``torch.nn.utils.parametrize.remove_parametrizations(conv, "weight")`` leaves the
-    standardised weight behind.
+    As with every parametrization, copies, ``torch.compile`` and ``torch.export`` work, and pickling the module raises
+    an error: save its state dict. ``torch.nn.utils.parametrize.remove_parametrizations(conv, "weight")`` keeps the
+    standardised weight.
 
-    A parametrization that is there already comes first. Left alone are transposed convolutions; lazy ones that have
-    not seen an input; those whose filters have a single weight, which would become zero; and those whose weight is not
-    a parameter (by the old ``torch.nn.utils.weight_norm``).
+    An existing parametrization is applied first. Not changed are transposed convolutions, lazy ones before their first
+    input, convolutions whose filters have a single weight, which would become zero, and those whose weight is not a
+    parameter (by the old ``torch.nn.utils.weight_norm``).
 
     Args:
         module: The model, or a convolution; **changed in place**.
-        n_last_layers_ignore: How many convolutions are left alone at the end, in the model's order; such as the last
-            one of a segmentation model, whose outputs' scale matters.
+        n_last_layers_ignore: How many convolutions at the end, in the model's order, are not changed; such as the last
+            one of a segmentation model, where the scale of the outputs matters.
 
     Returns:
-        A report of what was changed; empty if nothing was, as the second time.
+        A report of the changed convolutions; empty if there are none, as on a second call.
 
     Raises:
         TypeError: ``module`` is not a module.
@@ -55,12 +55,11 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         >>> bool(apply_weight_standardization(model, n_last_layers_ignore=1))
         False
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"The model must be a torch.nn.Module, got {type(module).__name__}.")
+    check_modules(module=module)
     if not is_whole(n_last_layers_ignore) or n_last_layers_ignore < 0:
         raise ValueError(
             f"n_last_layers_ignore must be a whole number of at least 0, got {n_last_layers_ignore!r}. "
-            "It is how many convolutions at the end are left alone."
+            "It is how many convolutions at the end are not changed."
         )
     paths: dict[_Conv, list[str]] = {}
     for path, each in module.named_modules(remove_duplicate=False):
@@ -78,7 +77,7 @@ def _standardize(conv: _Conv, paths: list[str]) -> Replacement:
 
 
 def _is_open(conv: _Conv) -> bool:
-    """Whether there is a weight to standardise that is not standardised yet."""
+    """Return whether the convolution has a weight to standardise that is not standardised yet."""
     if conv.in_channels // conv.groups * prod(conv.kernel_size) <= 1:
         return False
     if is_parametrized(conv, "weight"):
