@@ -1,36 +1,71 @@
-"""Transforms of single images put into the pipeline of a dataset, before it makes tensors of them."""
+"""Augmentations of batches, or of single images by the transform of the training dataset."""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import warnings
+from abc import abstractmethod
+
+# At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
+from collections.abc import Mapping  # noqa: TC003
 from typing import TYPE_CHECKING, Any
 
-from composer.core import NoEffectWarning
+from composer.core import Algorithm, Event, NoEffectWarning, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from composer.core import Algorithm, State
+    from composer.core import Logger, State
 
-__all__ = ["add_transform"]
+__all__ = ["ImageAugmentation"]
 
-# What makes tensors of images, or numbers that are no colours any more.
+
+class ImageAugmentation(Algorithm):
+    """Base of augmentations of batches after they are loaded (``batch=True``), or of the training dataset's images."""
+
+    batch: bool
+    _transform: Any
+
+    def runs_at_events(self) -> Mapping[Event, Stage]:
+        """Return the event at which it runs: after each batch is loaded, or once for the dataset."""
+        event = Event.AFTER_DATALOADER if self.batch else Event.FIT_START
+        return {event: self.runs_at[event]}
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Augment the batch, or add a transform to the training dataset."""
+        del logger
+        if event is Event.AFTER_DATALOADER:
+            self.augment_batch(state)
+            return
+        if self._transform is None:
+            self._transform = self.make_transform()
+        _add_transform(self, self._transform, state)
+
+    @abstractmethod
+    def make_transform(self) -> Any:
+        """Return the transform of single images."""
+
+    @abstractmethod
+    def augment_batch(self, state: State) -> None:
+        """Augment the images of the batch."""
+
+
+# Transforms that return tensors, or values that are no longer colours.
 _CONVERTERS = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize", "RandomErasing"}
 )
 
 
-def add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
-    """Let the training dataset apply ``transform`` to every image, once.
+def _add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
+    """Add ``transform`` to the transforms of the training dataset, once.
 
-    It is put before what makes a tensor of the image, or at the end of the pipeline. A part of a dataset
-    (:class:`torch.utils.data.Subset`) gets a copy of the whole, so that other parts stay as they are.
+    It comes before the first transform that returns a tensor, or at the end of the pipeline. The dataset of a
+    :class:`torch.utils.data.Subset` is copied, so that other subsets do not change.
 
     Raises:
-        TypeError: The dataset has no ``transform`` for its images as torchvision's have.
-        ValueError: There is no training data yet, its workers run already, or an evaluation uses the same dataset.
+        TypeError: The dataset has no ``transform`` for its images, as torchvision's datasets have.
+        ValueError: There is no training data yet, its workers are running, or an evaluation uses the same dataset.
     """
     name = type(algorithm).__name__
     loader: Any = state.train_dataloader
@@ -39,72 +74,67 @@ def add_transform(algorithm: Algorithm, transform: Any, state: State) -> None:
     dataset = getattr(loader, "dataset", None)
     if getattr(loader, "_iterator", None) is not None and getattr(loader, "persistent_workers", False):
         raise ValueError(
-            f"{name} came too late: the data loader's persistent workers run already, with a copy of the dataset. "
-            "Hand in a new loader."
+            f"{name} is too late: the persistent workers of the data loader are running, with a copy of the dataset. "
+            "Pass a new loader."
         )
-    holder, dataset = _unwrap(dataset)
+    subset, dataset = _unwrap(dataset)
     _check(name, dataset)
-    if holder is None:
-        _check_not_evaluated(name, dataset, state)
+    evaluated = [getattr(evaluator.dataloader.dataloader, "dataset", None) for evaluator in state.evaluators]
+    if subset is None and any(_unwrap(each)[1] is dataset for each in evaluated):
+        raise ValueError(
+            f"{name} would change the images of the evaluation as well, which uses the same dataset object. "
+            "Create a second one, without augmentation, for evaluation."
+        )
     if any(each is transform for each in _steps(dataset.transform)):
-        return  # by an earlier fit
+        return  # added by an earlier fit
     if any(type(each) is type(transform) for each in _steps(dataset.transform)):
         warnings.warn(
-            f"{algorithm!r} changed nothing: the dataset applies a {type(transform).__name__} already. Remove one.",
+            f"{algorithm!r} changed nothing: the dataset already applies a {type(transform).__name__}. Remove one.",
             NoEffectWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return
-    if holder is not None:
-        dataset = holder.dataset = copy.copy(dataset)
+    if subset is not None:
+        dataset = subset.dataset = copy.copy(dataset)
     _set_pipeline(dataset, _with(transform, dataset.transform))
 
 
 def _unwrap(dataset: Any) -> tuple[Any, Any]:
-    """Return the innermost part that holds a dataset, None if the dataset is whole, and the dataset."""
-    holder = None
+    """Return the innermost subset, or None, and its dataset."""
+    subset = None
     while not hasattr(dataset, "transform") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        holder, dataset = dataset, dataset.dataset
-    return holder, dataset
+        subset, dataset = dataset, dataset.dataset
+    return subset, dataset
 
 
 def _check(name: str, dataset: Any) -> None:
     if not hasattr(dataset, "transform"):
         raise TypeError(
-            f"{name} can only add itself to a dataset with a `transform` for its images, as torchvision's have, got "
-            f"{type(dataset).__name__}. Put it into your own pipeline instead: cf.{name.lower()}()."
+            f"{name} needs a dataset with a `transform` for its images, as torchvision's have, got "
+            f"{type(dataset).__name__}. Add it to your own pipeline instead: cf.{name.lower()}()."
         )
     joint = getattr(dataset, "transforms", None)
     if joint is not None and not hasattr(joint, "transform"):
         raise TypeError(
-            f"{name} changes images and leaves targets alone, but the dataset transforms both together, by "
-            f"{type(joint).__name__}. Put it into that transform, if the targets are class labels: cf.{name.lower()}()."
-        )
-
-
-def _check_not_evaluated(name: str, dataset: Any, state: State) -> None:
-    evaluated = [getattr(evaluator.dataloader.dataloader, "dataset", None) for evaluator in state.evaluators]
-    if any(_unwrap(each)[1] is dataset for each in evaluated):
-        raise ValueError(
-            f"{name} would change the images of the evaluation as well: it uses the training's dataset object. "
-            "Make a second one, without augmentation, for evaluation."
+            f"{name} changes images and not targets, but the dataset transforms both together, by "
+            f"{type(joint).__name__}. If the targets are class labels, add it to that transform: cf.{name.lower()}()."
         )
 
 
 def _steps(pipeline: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Return the transforms of a pipeline; of a ``Compose``, its parts."""
+    """Return the transforms of a pipeline."""
     if pipeline is None:
         return []
     return list(pipeline.transforms) if hasattr(pipeline, "transforms") else [pipeline]
 
 
 def _with(transform: Any, pipeline: Any) -> Any:
-    """Return a pipeline with ``transform`` in it; the one that was given stays as it is."""
+    """Return a pipeline with ``transform`` in it; ``pipeline`` does not change."""
     if pipeline is None:
         return transform
     steps = _steps(pipeline)
-    place = next((index for index, step in enumerate(steps) if type(step).__name__ in _CONVERTERS), len(steps))
-    changed = [*steps[:place], transform, *steps[place:]]
+    position = next((index for index, step in enumerate(steps) if type(step).__name__ in _CONVERTERS), len(steps))
+    changed = [*steps[:position], transform, *steps[position:]]
     if hasattr(pipeline, "transforms"):
         return type(pipeline)(changed)
     return _InOrder(changed)
@@ -114,7 +144,7 @@ def _set_pipeline(dataset: Any, pipeline: Any) -> None:
     dataset.transform = pipeline
     if not hasattr(dataset, "transforms"):
         return
-    # torchvision keeps the image's transform in two places, and its datasets use the one or the other.
+    # torchvision stores the image's transform in two places, and its datasets use either.
     if dataset.transforms is None:
         pair = importlib.import_module("torchvision.datasets.vision").StandardTransform
         dataset.transforms = pair(pipeline, getattr(dataset, "target_transform", None))
@@ -124,7 +154,7 @@ def _set_pipeline(dataset: Any, pipeline: Any) -> None:
 
 
 class _InOrder:
-    """Applies transforms one after the other."""
+    """A pipeline that applies transforms one after the other."""
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.transforms = list(transforms)

@@ -1,79 +1,95 @@
-"""What MixUp and CutMix share: targets, or losses, blended as the samples were."""
+"""The base of MixUp and CutMix: mix samples before the forward pass, and targets or losses after it."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
+# At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from composer import functional as cf
-from composer.core import Event, FieldsByEvent, Stage, get_precision_context
+from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from composer.core import Logger, State
 
-    from composer.core import Algorithm, BatchKey, State
-
-__all__ = ["MIX_LOSSES", "MIX_READS", "MIX_TARGETS", "MIX_WRITES", "blend_losses", "blend_targets", "generator_of"]
-
-MIX_TARGETS: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
-"""Where an algorithm runs that blends samples before the forward pass and their targets before the loss."""
-
-MIX_LOSSES: Mapping[Event, Stage] = {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFTER_LOSS: Stage.LOSS}
-"""Where an algorithm runs that blends samples and then the losses for both targets.
-
-A blend of losses is the outermost, so its samples are blended after those of all who blend targets; and it comes before
-others take back what they did to the targets, so that the partner's loss sees that, too.
-"""
-
-MIX_READS = FieldsByEvent(
-    {
-        Event.BEFORE_FORWARD: {"batch.input", "batch.target"},
-        Event.BEFORE_LOSS: {"batch.target", "outputs"},
-        Event.AFTER_LOSS: {"batch.input", "batch.target", "outputs", "loss", "model"},
-    }
-)
-MIX_WRITES = FieldsByEvent(
-    {
-        Event.BEFORE_FORWARD: {"batch.input"},
-        Event.BEFORE_LOSS: {"batch.target"},
-        Event.AFTER_LOSS: {"batch.target", "loss"},
-    }
-)
-"""The fields that both read and write; the partners' targets are in the batch while their loss is computed."""
+__all__ = ["SampleMixing"]
 
 
-def generator_of(state: State, algorithm: Algorithm) -> torch.Generator:
-    """Return what an algorithm that mixes within a microbatch draws from.
+class SampleMixing(Algorithm):
+    """Base of algorithms that mix the samples within a batch; subclasses have the fields that are annotated here.
 
-    A loop that does not split batches may leave :attr:`State.microbatch` at -1, and draws as with a single microbatch.
+    With ``interpolate_loss`` they blend losses instead of targets. They come last before the forward pass, so that
+    samples are mixed after those of all algorithms that blend targets. After the loss they come before other algorithms
+    restore the targets, so that the loss of the partners' targets includes those changes, too.
     """
-    return state.generator(algorithm, microbatch=max(state.microbatch, 0))
+
+    input_key: BatchKey
+    target_key: BatchKey
+    _partners: Tensor | None
+    _partner_weight: float
+
+    runs_at: ClassVar = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
+    reads: ClassVar = FieldsByEvent(
+        {
+            Event.BEFORE_FORWARD: {"batch.input", "batch.target"},
+            Event.BEFORE_LOSS: {"batch.target", "outputs"},
+            Event.AFTER_LOSS: {"batch.input", "batch.target", "outputs", "loss", "model"},
+        }
+    )
+    # The batch holds the partners' targets while their loss is computed.
+    writes: ClassVar = FieldsByEvent(
+        {
+            Event.BEFORE_FORWARD: {"batch.input"},
+            Event.BEFORE_LOSS: {"batch.target"},
+            Event.AFTER_LOSS: {"batch.target", "loss"},
+        }
+    )
+
+    def runs_at_events(self) -> Mapping[Event, Stage]:
+        """Return the events at which it runs: targets are blended before the loss, losses after it."""
+        if self.interpolate_loss:
+            return {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFTER_LOSS: Stage.LOSS}
+        return {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
+
+    @abstractmethod
+    def mix(self, input: Tensor, target: Any, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+        """Return the mixed samples, the index of each sample's partner, and the weight of the partners."""
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Mix the samples before the forward pass, and the targets or losses after it."""
+        del logger
+        if event is Event.BEFORE_FORWARD:
+            input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+            # A loop that does not split batches may leave the microbatch at -1; it draws as for a single microbatch.
+            generator = state.generator(self, microbatch=max(state.microbatch, 0))
+            mixed, self._partners, self._partner_weight = self.mix(input, target, generator)
+            state.batch_set_item(self.input_key, mixed)
+            return
+        assert self._partners is not None
+        target = state.batch_get_item(self.target_key)
+        if event is Event.BEFORE_LOSS:
+            scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
+            target = cf.ensure_targets_one_hot(scores, target)
+            blended = torch.lerp(target, target[self._partners], self._partner_weight)
+            state.batch_set_item(self.target_key, blended)
+            return
+        state.batch_set_item(self.target_key, target[self._partners])
+        with get_precision_context(state.precision, state.device.type):
+            partner_loss = state.model.loss(state.outputs, state.batch)
+        state.batch_set_item(self.target_key, target)
+        state.loss = _blend(state.loss, partner_loss, self._partner_weight)
 
 
-def blend_targets(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:
-    """Blend the targets, as they are by now, with the partners', which count by ``share``."""
-    scores = state.outputs["logits"] if isinstance(state.outputs, Mapping) else state.outputs
-    target = cf.ensure_targets_one_hot(scores, state.batch_get_item(target_key))
-    state.batch_set_item(target_key, torch.lerp(target, target[partners], share))
-
-
-def blend_losses(state: State, target_key: BatchKey, partners: Tensor, share: float) -> None:
-    """Compute the loss with the partners' targets, and blend it in by ``share``."""
-    target = state.batch_get_item(target_key)
-    state.batch_set_item(target_key, target[partners])
-    with get_precision_context(state.precision, state.device.type):
-        partner_loss = state.model.loss(state.outputs, state.batch)
-    state.batch_set_item(target_key, target)
-    state.loss = _blend(state.loss, partner_loss, share)
-
-
-def _blend(loss: Any, partner_loss: Any, share: float) -> Any:
-    """Return ``(1 - share) * loss + share * partner_loss``; of losses in a dictionary or list, each by itself."""
+def _blend(loss: Any, partner_loss: Any, weight: float) -> Any:
+    """Return ``(1 - weight) * loss + weight * partner_loss``, for each loss in a dictionary or list."""
     if isinstance(loss, Mapping):
-        return {name: _blend(value, partner_loss[name], share) for name, value in loss.items()}
+        return {name: _blend(value, partner_loss[name], weight) for name, value in loss.items()}
     if isinstance(loss, (list, tuple)):
-        blended = [_blend(one, other, share) for one, other in zip(loss, partner_loss, strict=True)]
+        blended = [_blend(*pair, weight) for pair in zip(loss, partner_loss, strict=True)]
         return type(loss)(*blended) if hasattr(loss, "_fields") else type(loss)(blended)
-    return (1 - share) * loss + share * partner_loss
+    return (1 - weight) * loss + weight * partner_loss

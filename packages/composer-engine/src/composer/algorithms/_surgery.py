@@ -1,17 +1,21 @@
-"""What algorithms that change a model's layers say of it."""
+"""Base classes of algorithms that replace layers of the model."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from abc import abstractmethod
 
-from composer.core import Event, ExclusiveResource, NoEffectWarning
+# At run time, too, as attrs looks up what the annotations of a subclass and of its bases mean.
+from collections.abc import Mapping  # noqa: TC003
+from typing import TYPE_CHECKING, ClassVar
+
+from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage
 
 if TYPE_CHECKING:
-    from composer.core import Algorithm, Logger
+    from composer.core import Logger, State
     from composer.functional import SurgeryReport
 
-__all__ = ["LAYER_NORMS", "check_apply_at", "report_surgery"]
+__all__ = ["LAYER_NORMS", "LowPrecisionNorm", "ModelSurgery", "check_apply_at", "report_surgery"]
 
 LAYER_NORMS = ExclusiveResource(
     "the layer norms",
@@ -20,13 +24,53 @@ LAYER_NORMS = ExclusiveResource(
 
 
 def report_surgery(algorithm: Algorithm, report: SurgeryReport, logger: Logger, *, missing: str) -> None:
-    """Log how many layers were replaced; warn where it is none, with what the model would have to have."""
+    """Log the number of replaced layers; warn if there are none, with what the model lacks."""
     if not report:
         warnings.warn(f"{algorithm!r} found nothing to change: {missing}", NoEffectWarning, stacklevel=3)
     logger.log_hyperparameters({f"{type(algorithm).__name__}/replaced_layers": len(report)})
 
 
+class ModelSurgery(Algorithm):
+    """Base of algorithms whose only effect is to replace layers of the model at one event."""
+
+    reads: ClassVar = {"model", "optimizers"}
+    writes: ClassVar = {"model", "optimizers"}
+
+    @abstractmethod
+    def replace(self, state: State) -> tuple[SurgeryReport, str]:
+        """Replace the layers; return the report, and what the model lacks if the report is empty."""
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return True: the replaced layers have other weights, or other names in the saved weights."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers, update the optimizers and log the number of replaced layers."""
+        del event
+        report, missing = self.replace(state)
+        report_surgery(self, report, logger, missing=missing)
+
+
+class LowPrecisionNorm(ModelSurgery):
+    """Base of algorithms that replace norms by norms in low precision, at the event ``apply_at``."""
+
+    apply_at: Event
+
+    runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD), Stage.PRECISION)
+    reads: ClassVar = {"model", "optimizers", "precision"}
+
+    def runs_at_events(self) -> Mapping[Event, Stage]:
+        """Return the one event at which it runs."""
+        return {self.apply_at: Stage.PRECISION}
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return False: the weights are those of the replaced norms."""
+        return False
+
+
 def check_apply_at(_: object, __: object, apply_at: Event) -> None:
-    """Refuse events at which norms are not replaced; an attrs validator."""
+    """Check, as an attrs validator, that norms can be replaced at an event."""
     if apply_at not in {Event.INIT, Event.AFTER_LOAD}:
         raise ValueError(f"apply_at must be Event.INIT or Event.AFTER_LOAD, got {apply_at.value!r}.")

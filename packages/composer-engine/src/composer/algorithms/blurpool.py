@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, NoEffectWarning, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import true_or_false, whole_number_from
 
 __all__ = ["BlurPool"]
 
 
 @attrs.define(eq=False)
-class BlurPool(Algorithm):
-    """Blur what strided convolutions and max pools take samples of (arXiv:1904.11486).
+class BlurPool(ModelSurgery):
+    """Blur the inputs of strided convolutions and the outputs of strided max pools (arXiv:1904.11486).
 
     See :func:`composer.functional.apply_blurpool`.
 
@@ -24,11 +24,11 @@ class BlurPool(Algorithm):
         replace_convs: Whether strided convolutions are blurred.
         replace_maxpools: Whether strided max pools are blurred.
         blur_first: Whether convolutions are blurred before they run (cheaper) or after.
-        min_channels: Convolutions with fewer input channels are left alone.
+        min_channels: Convolutions with fewer input channels are not blurred.
 
     Raises:
-        TypeError: ``min_channels`` is no whole number.
-        ValueError: ``min_channels`` is less than 1, or nothing is to be replaced.
+        TypeError: ``min_channels`` is not a whole number.
+        ValueError: ``min_channels`` is less than 1, or both kinds of layers are excluded.
 
     Example:
         >>> BlurPool(min_channels=32)
@@ -39,16 +39,14 @@ class BlurPool(Algorithm):
     replace_maxpools: bool = attrs.field(default=True, validator=true_or_false)
     blur_first: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
-        default=16, validator=whole_number_from(1, meaning="Convolutions with fewer input channels are left alone.")
+        default=16, validator=whole_number_from(1, meaning="Convolutions with fewer input channels are not blurred.")
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
         ExclusiveResource(
             "the strided convolutions and pools",
-            remedy="What is blurred is not blurred again: put the settings into one.",
+            remedy="Blurred layers are not blurred again: combine the settings in one.",
         )
     }
 
@@ -58,14 +56,8 @@ class BlurPool(Algorithm):
                 "replace_convs and replace_maxpools are both False, so BlurPool has nothing to do; set one."
             )
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: blurred layers have other names in the saved weights."""
-        return True
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the layers, and move the optimizers over to the new ones."""
-        del event
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
+        """Replace the layers, and move the optimizers to the new ones."""
         report = cf.apply_blurpool(
             state.model,
             replace_convs=self.replace_convs,
@@ -74,18 +66,7 @@ class BlurPool(Algorithm):
             min_channels=self.min_channels,
             optimizers=state.optimizers,
         )
-        if not report:
-            warnings.warn(
-                f"{self!r} found nothing to blur: {type(state.model).__name__} has {self._what_is_missing()}.",
-                NoEffectWarning,
-                stacklevel=2,
-            )
-        logger.log_hyperparameters({"BlurPool/replaced_layers": len(report.replacements)})
-
-    def _what_is_missing(self) -> str:
-        conv = f"no strided convolution with at least {self.min_channels} input channels"
-        pool = "no strided max pool"
-        if not self.replace_convs:
-            return f"{pool}. Remove it, or set replace_convs=True"
-        missing = f"{conv} and {pool}" if self.replace_maxpools else conv
-        return f"{missing}. Remove it, or lower min_channels"
+        wanted = [f"no strided convolution with at least {self.min_channels} input channels"] * self.replace_convs
+        wanted += ["no strided max pool"] * self.replace_maxpools
+        remedy = "lower min_channels" if self.replace_convs else "set replace_convs=True"
+        return report, f"{type(state.model).__name__} has {' and '.join(wanted)}. Remove it, or {remedy}."

@@ -1,23 +1,20 @@
-"""ColOut: leave out rows and columns of the images."""
+"""ColOut: drop rows and columns of the images."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
 from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
-from composer.algorithms._dataset import add_transform
-from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Logger, Stage, State
+from composer.algorithms._dataset import ImageAugmentation
+from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
 from composer.core.checks import number_between, true_or_false
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["ColOut"]
 
-_PART = "It is the fraction that is left out."
+_PART = "It is the fraction to drop."
 
 
 def _bool_or_auto(_: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -26,23 +23,23 @@ def _bool_or_auto(_: object, field: attrs.Attribute[Any], value: object) -> None
 
 
 @attrs.define(eq=False)
-class ColOut(Algorithm):
-    """Leave out random rows and columns, which makes images smaller and training faster.
+class ColOut(ImageAugmentation):
+    """Drop random rows and columns, which makes images smaller and training faster.
 
     See :func:`composer.functional.colout_batch`.
 
     Args:
-        p_row: The fraction of rows that is left out, in ``[0, 1)``.
-        p_col: The fraction of columns that is left out, in ``[0, 1)``.
-        batch: Leave out the same ones of a whole batch, after it is loaded. Otherwise the training dataset's
-            ``transform`` does it for every image by itself, in the loader's workers.
-        resize_target: Whether targets lose the same rows and columns; ``"auto"``: those with the images' size do.
-        input_key: Where the images lie in a batch, for ``batch=True``.
-        target_key: Where the targets lie in a batch, for ``batch=True``.
+        p_row: The fraction of rows to drop, in ``[0, 1)``.
+        p_col: The fraction of columns to drop, in ``[0, 1)``.
+        batch: Drop the same rows and columns in the entire batch, after it is loaded. Otherwise the training dataset's
+            ``transform`` drops other ones in each image, in the workers of the loader.
+        resize_target: Whether targets lose the same rows and columns; with ``"auto"``, targets of the images' size do.
+        input_key: The key of the images in a batch, for ``batch=True``.
+        target_key: The key of the targets in a batch, for ``batch=True``.
 
     Raises:
-        TypeError: A fraction is no number.
-        ValueError: A fraction is out of range, or ``resize_target`` none of the three.
+        TypeError: A fraction is not a number.
+        ValueError: A fraction is out of range, or ``resize_target`` is none of the three.
 
     Example:
         >>> ColOut(p_row=0.1, p_col=0.1).batch
@@ -69,18 +66,12 @@ class ColOut(Algorithm):
         is_idle = self.p_row == self.p_col == 0
         warn_if_idle(self, p_row=is_idle, p_col=is_idle)
 
-    def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return where it runs: after each batch is loaded, or once for the dataset."""
-        return {Event.AFTER_DATALOADER if self.batch else Event.FIT_START: Stage.RESHAPE}
+    def make_transform(self) -> Any:
+        """Return ColOut for single images."""
+        return cf.colout(self.p_row, self.p_col, self.resize_target)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Leave out rows and columns of the batch, or see to it that the dataset does."""
-        del logger
-        if event is Event.FIT_START:
-            if self._transform is None:
-                self._transform = cf.colout(self.p_row, self.p_col, self.resize_target)
-            add_transform(self, self._transform, state)
-            return
+    def augment_batch(self, state: State) -> None:
+        """Drop rows and columns of the batch."""
         sample = (state.batch_get_item(self.input_key), state.batch_get_item(self.target_key))
         input, target = cf.colout_batch(
             sample, self.p_row, self.p_col, self.resize_target, generator=state.generator(self)

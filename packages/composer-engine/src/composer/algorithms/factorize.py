@@ -1,4 +1,4 @@
-"""Factorize: two small layers instead of a large one."""
+"""Factorize: replace a large layer by two small ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import number_between, true_or_false, whole_number_from
 
 __all__ = ["Factorize"]
 
 
 @attrs.define(eq=False)
-class Factorize(Algorithm):
+class Factorize(ModelSurgery):
     """Replace large convolutions and linear layers by two smaller ones in a row (arXiv:1405.3866).
 
     See :func:`composer.functional.apply_factorization`.
@@ -23,14 +23,14 @@ class Factorize(Algorithm):
     Args:
         factorize_convs: Whether convolutions are factorized.
         factorize_linears: Whether linear layers are factorized.
-        min_channels: Convolutions with fewer input or output channels are left alone.
-        latent_channels: Channels between the two convolutions; below 1 as a fraction of the smaller side.
-        min_features: Linear layers with fewer input or output features are left alone.
-        latent_features: Features between the two linear layers; below 1 as a fraction of the smaller side.
+        min_channels: Convolutions with fewer input or output channels are not replaced.
+        latent_channels: Channels between the two convolutions; below 1, a fraction of the smaller side.
+        min_features: Linear layers with fewer input or output features are not replaced.
+        latent_features: Features between the two linear layers; below 1, a fraction of the smaller side.
 
     Raises:
-        TypeError: A value is no number.
-        ValueError: A value is out of range, or nothing is to be factorized.
+        TypeError: A value is not a number.
+        ValueError: A value is out of range, or both kinds of layers are excluded.
 
     Example:
         >>> Factorize(factorize_convs=False, latent_features=64).latent_features
@@ -40,21 +40,19 @@ class Factorize(Algorithm):
     factorize_convs: bool = attrs.field(default=True, validator=true_or_false)
     factorize_linears: bool = attrs.field(default=True, validator=true_or_false)
     min_channels: int = attrs.field(
-        default=256, validator=whole_number_from(1, meaning="Convolutions with fewer channels are left alone.")
+        default=256, validator=whole_number_from(1, meaning="Convolutions with fewer channels are not replaced.")
     )
     latent_channels: float = attrs.field(
         default=0.25, validator=number_between(0, above=True, meaning="It is the channels between two convolutions.")
     )
     min_features: int = attrs.field(
-        default=256, validator=whole_number_from(1, meaning="Linear layers with fewer features are left alone.")
+        default=256, validator=whole_number_from(1, meaning="Linear layers with fewer features are not replaced.")
     )
     latent_features: float = attrs.field(
         default=128, validator=number_between(0, above=True, meaning="It is the features between two linear layers.")
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
         ExclusiveResource(
             "the factorized layers",
@@ -68,14 +66,8 @@ class Factorize(Algorithm):
                 "factorize_convs and factorize_linears are both False, so Factorize has nothing to do; set one."
             )
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: factorized layers have other weights."""
-        return True
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Factorize the layers, and move the optimizers over to the new ones."""
-        del event
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
+        """Factorize the layers, and move the optimizers to the new ones."""
         report = cf.apply_factorization(
             state.model,
             factorize_convs=self.factorize_convs,
@@ -92,4 +84,4 @@ class Factorize(Algorithm):
             f"{type(state.model).__name__} has no {' and no '.join(wanted)} that two smaller ones could replace. "
             "Remove it, or lower min_channels, min_features or the latent sizes."
         )
-        report_surgery(self, report, logger, missing=missing)
+        return report, missing

@@ -1,4 +1,4 @@
-"""FusedLayerNorm: one kernel for a norm written out by hand."""
+"""FusedLayerNorm: replace norms written in Python by fused kernels."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, report_surgery
-from composer.core import Algorithm, Event, Logger, Stage, State
+from composer.algorithms._surgery import LAYER_NORMS, ModelSurgery
+from composer.core import Event, Stage, State
 
 __all__ = ["FusedLayerNorm"]
 
 
 @attrs.define(eq=False)
-class FusedLayerNorm(Algorithm):
-    """Replace norms that are written out in several operations by torch's fused ones.
+class FusedLayerNorm(ModelSurgery):
+    """Replace norms that consist of several operations by torch's fused norms.
 
     See :func:`composer.functional.apply_fused_layernorm`.
 
@@ -25,13 +25,14 @@ class FusedLayerNorm(Algorithm):
     """
 
     runs_at: ClassVar = {Event.INIT: Stage.PRECISION}
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {LAYER_NORMS}
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    @staticmethod
+    def required_on_load() -> bool:
+        """Return False: the weights are those of the replaced norms."""
+        return False
+
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
         """Replace the norms."""
-        del event
         report = cf.apply_fused_layernorm(state.model, state.optimizers)
-        missing = f"{type(state.model).__name__} has no norm that is written out by hand. Remove it."
-        report_surgery(self, report, logger, missing=missing)
+        return report, f"{type(state.model).__name__} has no norm that is written in Python. Remove it."

@@ -9,26 +9,26 @@ import attrs
 from torch import Tensor  # noqa: TC002
 
 from composer import functional as cf
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import true_or_false
 
 __all__ = ["GatedLinearUnits"]
 
 
 @attrs.define(eq=False)
-class GatedLinearUnits(Algorithm):
-    """Give the feed-forward layers of a transformer a gate (arXiv:2002.05202).
+class GatedLinearUnits(ModelSurgery):
+    """Add gates to the feed-forward layers of a transformer (arXiv:2002.05202).
 
     See :func:`composer.functional.apply_gated_linear_units`.
 
     Args:
-        act_fn: What the gate goes through; the model's own activation if None.
-        gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether the other projection has one.
+        act_fn: The activation; the model's own activation if None.
+        gated_layer_bias: Whether the layer with the activation has a bias.
+        non_gated_layer_bias: Whether the other layer has a bias.
 
     Raises:
-        TypeError: ``act_fn`` cannot be called.
+        TypeError: ``act_fn`` is not callable.
 
     Example:
         >>> GatedLinearUnits(gated_layer_bias=True)
@@ -40,11 +40,9 @@ class GatedLinearUnits(Algorithm):
     non_gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
         ExclusiveResource(
-            "the feed-forward layers", remedy="A second one would find none that is left: choose one act_fn."
+            "the feed-forward layers", remedy="A second one would find no plain layers: choose one act_fn."
         )
     }
 
@@ -52,14 +50,8 @@ class GatedLinearUnits(Algorithm):
         if self.act_fn is not None and not callable(self.act_fn):
             raise TypeError(f"act_fn must be a function of a tensor such as torch.nn.GELU(), got {self.act_fn!r}.")
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: the gates have weights of their own."""
-        return True
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the feed-forward layers, and give the gates' parameters to the optimizers."""
-        del event
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
+        """Replace the feed-forward layers, and add the gates' parameters to the optimizers."""
         report = cf.apply_gated_linear_units(
             state.model,
             state.optimizers,
@@ -67,6 +59,4 @@ class GatedLinearUnits(Algorithm):
             gated_layer_bias=self.gated_layer_bias,
             non_gated_layer_bias=self.non_gated_layer_bias,
         )
-        report_surgery(
-            self, report, logger, missing=f"the feed-forward layers of {type(state.model).__name__} are gated already."
-        )
+        return report, f"the feed-forward layers of {type(state.model).__name__} already have gates."

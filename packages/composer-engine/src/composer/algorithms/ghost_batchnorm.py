@@ -1,4 +1,4 @@
-"""GhostBatchNorm: normalise small parts of a batch by themselves."""
+"""GhostBatchNorm: normalise small parts of a batch separately."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import whole_number_from
 
 __all__ = ["GhostBatchNorm"]
 
 
 @attrs.define(eq=False)
-class GhostBatchNorm(Algorithm):
-    """Let batch norms see small "ghost" batches, for the noise that regularises (arXiv:1705.08741).
+class GhostBatchNorm(ModelSurgery):
+    """Normalise small "ghost" batches separately, whose noise regularises (arXiv:1705.08741).
 
     See :func:`composer.functional.apply_ghost_batchnorm`.
 
     Args:
-        ghost_batch_size: Samples that are normalised together.
+        ghost_batch_size: The number of samples that are normalised together.
 
     Raises:
-        TypeError: ``ghost_batch_size`` is no whole number.
+        TypeError: ``ghost_batch_size`` is not a whole number.
         ValueError: ``ghost_batch_size`` is less than 1.
 
     Example:
@@ -37,21 +37,13 @@ class GhostBatchNorm(Algorithm):
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
-    reads: ClassVar = {"model", "optimizers"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {
         ExclusiveResource(
-            "the batch norms", remedy="A second one would find none that is left: choose one ghost_batch_size."
+            "the batch norms", remedy="A second one would find no plain norms: choose one ghost_batch_size."
         )
     }
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: the running statistics are those of ghost batches."""
-        return True
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
         """Replace the batch norms."""
-        del event
         report = cf.apply_ghost_batchnorm(state.model, self.ghost_batch_size, state.optimizers)
-        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no BatchNorm layer. Remove it.")
+        return report, f"{type(state.model).__name__} has no BatchNorm layer. Remove it."

@@ -1,24 +1,21 @@
-"""LowPrecisionLayerNorm: compute layer norms in the precision of the layers around them."""
+"""LowPrecisionLayerNorm: compute layer norms in the precision of the surrounding layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import LAYER_NORMS, check_apply_at, report_surgery
-from composer.core import Algorithm, Event, Logger, Stage, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from composer.algorithms._surgery import LAYER_NORMS, LowPrecisionNorm, check_apply_at
+from composer.core import Event, State
 
 __all__ = ["LowPrecisionLayerNorm"]
 
 
 @attrs.define(eq=False)
-class LowPrecisionLayerNorm(Algorithm):
-    """Compute layer norms in the run's low precision, where autocast would take float32.
+class LowPrecisionLayerNorm(LowPrecisionNorm):
+    """Compute layer norms in the low precision of the run, where autocast would use float32.
 
     See :func:`composer.functional.apply_low_precision_layernorm`.
 
@@ -35,23 +32,9 @@ class LowPrecisionLayerNorm(Algorithm):
 
     apply_at: Event = attrs.field(default=Event.AFTER_LOAD, converter=Event, validator=check_apply_at)
 
-    runs_at: ClassVar = dict.fromkeys((Event.INIT, Event.AFTER_LOAD), Stage.PRECISION)
-    reads: ClassVar = {"model", "optimizers", "precision"}
-    writes: ClassVar = {"model", "optimizers"}
     owns: ClassVar = {LAYER_NORMS}
 
-    def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return the one event at which it runs."""
-        return {self.apply_at: Stage.PRECISION}
-
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return False: the weights are those of the norms that were replaced."""
-        return False
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
         """Replace the norms."""
-        del event
         report = cf.apply_low_precision_layernorm(state.model, state.precision.value, state.optimizers)
-        missing = f"{type(state.model).__name__} has no nn.LayerNorm, or the run's precision is fp32. Remove it."
-        report_surgery(self, report, logger, missing=missing)
+        return report, f"{type(state.model).__name__} has no nn.LayerNorm, or the run's precision is fp32. Remove it."

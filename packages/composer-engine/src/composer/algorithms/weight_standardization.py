@@ -1,4 +1,4 @@
-"""WeightStandardization: give each filter zero mean and unit variance."""
+"""WeightStandardization: normalise each filter to zero mean and unit variance."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._surgery import report_surgery
-from composer.core import Algorithm, Event, ExclusiveResource, Logger, Stage, State
+from composer.algorithms._surgery import ModelSurgery
+from composer.core import Event, ExclusiveResource, Stage, State
 from composer.core.checks import whole_number_from
 
 __all__ = ["WeightStandardization"]
 
 
 @attrs.define(eq=False)
-class WeightStandardization(Algorithm):
+class WeightStandardization(ModelSurgery):
     """Standardize the weights of convolutions before each use (arXiv:1903.10520).
 
     See :func:`composer.functional.apply_weight_standardization`. Works best before group norms.
 
     Args:
-        n_last_layers_ignore: How many convolutions at the model's end are left alone.
+        n_last_layers_ignore: How many convolutions at the end of the model are not changed.
 
     Raises:
-        TypeError: ``n_last_layers_ignore`` is no whole number.
+        TypeError: ``n_last_layers_ignore`` is not a whole number.
         ValueError: ``n_last_layers_ignore`` is negative.
 
     Example:
@@ -33,7 +33,7 @@ class WeightStandardization(Algorithm):
     """
 
     n_last_layers_ignore: int = attrs.field(
-        default=0, validator=whole_number_from(0, meaning="It is how many convolutions at the end are left alone.")
+        default=0, validator=whole_number_from(0, meaning="It is how many convolutions at the end are not changed.")
     )
 
     runs_at: ClassVar = {Event.INIT: Stage.NORMALIZATION}
@@ -42,21 +42,12 @@ class WeightStandardization(Algorithm):
     owns: ClassVar = {
         ExclusiveResource(
             "the standardization of weights",
-            remedy="Weights that are standardized already do not change: one is enough.",
+            remedy="Standardized weights do not change again: one is enough.",
         )
     }
 
-    @staticmethod
-    def required_on_load() -> bool:
-        """Return True: standardized weights have other names."""
-        return True
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Put the standardization before the weights."""
-        del event
+    def replace(self, state: State) -> tuple[cf.SurgeryReport, str]:
+        """Standardize the weights."""
         report = cf.apply_weight_standardization(state.model, self.n_last_layers_ignore)
-        missing = (
-            f"{type(state.model).__name__} has no convolution but for the last {self.n_last_layers_ignore}. "
-            "Remove it, or lower n_last_layers_ignore."
-        )
-        report_surgery(self, report, logger, missing=missing)
+        missing = f"{type(state.model).__name__} has no convolution except the last {self.n_last_layers_ignore}."
+        return report, f"{missing} Remove it, or lower n_last_layers_ignore."
