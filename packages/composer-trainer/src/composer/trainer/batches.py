@@ -18,7 +18,7 @@ from composer.core.serialization import from_data
 from composer.distributed import all_agree, all_gather_object, all_reduce_min, get_world_size
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.data_order import make_order
-from composer.trainer.data_state import DataState, is_data_state
+from composer.trainer.data_state import DataState, check_data_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from composer.core import Batch, DataSpec
 
 __all__ = ["END", "Batches", "check_place", "none_given"]
-
-
-def _check_own_state(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-    if not is_data_state(value):
-        raise ValueError(f"{field.name} must be as a Trainer saves it.")
 
 
 @attrs.frozen
@@ -46,7 +41,7 @@ class _Place:
     order_epoch: int = attrs.field(validator=ge(0))
     order_batches: int = attrs.field(validator=ge(0))
     loader: Any
-    own_state: dict[str, Any] = attrs.field(validator=_check_own_state)
+    own_state: dict[str, Any]
 
 
 _log = logging.getLogger(__name__)
@@ -319,7 +314,7 @@ def check_place(place: Mapping[str, Any], path: str) -> None:
         ValueError: Something else was saved; the message begins with ``path``.
     """
     added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
-    from_data({**added, **place}, _Place, path)
+    check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
 
 
 def none_given(what: str, place: int) -> ValueError:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits
+from composer.core.serialization import from_data
+from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from composer.core import DataSpec
 
-__all__ = ["DataState", "data_components", "is_data_state"]
+__all__ = ["DataState", "check_data_state", "data_components"]
 
 _PARTS = {"now", "at_begin", "between"}
 
@@ -110,6 +112,9 @@ class DataState:
         warn_of_misfits(self._now.load(data.get("now", {}), device))
 
 
-def is_data_state(value: Any) -> bool:
-    """Return whether a value has the structure of what :meth:`DataState.to_data` returns."""
-    return isinstance(value, Mapping) and set(value) <= _PARTS and all(map(is_own_state, value.values()))
+def check_data_state(data: Any, path: str) -> None:
+    """Raise a ValueError that begins with ``path`` if data is not what :meth:`DataState.to_data` returns."""
+    for part, state in from_data(data, dict[str, Any], path).items():
+        if part not in _PARTS:
+            raise ValueError(f"{path}: unknown field {part!r}.")
+        check_own_state(state, f"{path}.{part}")

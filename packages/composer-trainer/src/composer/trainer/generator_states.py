@@ -1,4 +1,4 @@
-"""Generators of torch's, Python's and NumPy's that belong to the user's objects: their states as data."""
+"""States of the user's own generators of torch, Python and NumPy, as plain data."""
 
 from __future__ import annotations
 
@@ -8,44 +8,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import MappingKey, tree_flatten, tree_flatten_with_path, tree_map
 
 from composer.core.serialization import is_number, plain_number
 
 __all__ = ["generator_state", "is_generator", "set_generator_state"]
 
-_PLACES = {"pos": range(625), "buffer_pos": range(5)}
-"""The places that NumPy's MT19937 and Philox have in their memory. NumPy does not check them, and reads beyond it."""
+_POSITIONS = {"pos": range(625), "buffer_pos": range(5)}
+"""Valid positions in the memory of MT19937 and Philox. NumPy does not check them, and reads beyond its memory."""
 
 
-def _numpys(*names: str) -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")  # where nobody has imported NumPy, nobody has a generator of its
+def _numpy_types(*names: str) -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")  # without an import of NumPy there is no generator of its
     return () if numpy is None else tuple(getattr(numpy.random, name) for name in names)
 
 
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a source of random numbers of torch's, Python's or NumPy's, and not a global one.
+    """Return whether a value is a generator of torch, Python or NumPy other than the global ones.
 
     Example:
         >>> is_generator(random.Random(3)), is_generator(random)
         (True, False)
     """
-    kinds = (torch.Generator, random.Random, *_numpys("Generator", "RandomState", "BitGenerator"))
-    return isinstance(value, kinds) and not any(value is one for one in _global_generators())
-
-
-def _global_generators() -> list[Any]:
+    types = (torch.Generator, random.Random, *_numpy_types("Generator", "RandomState", "BitGenerator"))
+    if not isinstance(value, types):
+        return False
     numpy = sys.modules.get("numpy")
-    held: list[Any] = [torch.default_generator, random._inst]  # noqa: SLF001
-    return held if numpy is None else [*held, numpy.random.mtrand._rand]  # noqa: SLF001
+    is_numpys_global = numpy is not None and value is numpy.random.mtrand._rand  # noqa: SLF001
+    return value is not torch.default_generator and value is not random._inst and not is_numpys_global  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def generator_state(generator: Any) -> Any:
-    """Return a generator's state as plain data and tensors; None if it has none, as one of the operating system's."""
+    """Return a generator's state as plain data and tensors; None if it has none, such as ``random.SystemRandom``."""
     if isinstance(generator, torch.Generator):
         return {"torch": generator.get_state().cpu().clone()}
     if isinstance(generator, random.Random):
@@ -54,30 +48,27 @@ def generator_state(generator: Any) -> Any:
         except NotImplementedError:
             return None
         return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
-    return _without_arrays(_numpy_state(generator))
+    return tree_map(_plain_word, _numpy_state(generator))
 
 
 def _numpy_state(generator: Any) -> dict[str, Any]:
-    if isinstance(generator, _numpys("RandomState")):
+    if isinstance(generator, _numpy_types("RandomState")):
         state: dict[str, Any] = generator.get_state(legacy=False)
         return state
-    bits = generator.bit_generator if isinstance(generator, _numpys("Generator")) else generator
-    return dict(bits.state)
+    return dict(getattr(generator, "bit_generator", generator).state)
 
 
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_arrays(item) for key, item in value.items()}
-    if _is_array(value):
+def _plain_word(value: Any) -> Any:
+    if hasattr(value, "tolist") and not is_number(value):  # an array
         return [int(word) for word in value]
     return plain_number(value) if is_number(value) else value
 
 
 def set_generator_state(generator: Any, data: Any) -> None:
-    """Give a generator the state that :func:`generator_state` returned for one of its kind.
+    """Restore a state that :func:`generator_state` returned for a generator of the same type.
 
     Raises:
-        ValueError: It is not such a state. The generator has not been changed.
+        ValueError: The data is no such state. The generator does not change.
 
     Example:
         >>> first, second = random.Random(3), random.Random(5)
@@ -85,48 +76,48 @@ def set_generator_state(generator: Any, data: Any) -> None:
         >>> first.random() == second.random()
         True
     """
-    current = generator_state(generator)
-    if current is None or not _alike(current, data):
+    if not _fits(generator_state(generator), data):
         raise ValueError(f"is a {type(generator).__name__} here, and something else was saved")
     try:
-        _set(generator, data)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(data["torch"].cpu())
+        elif isinstance(generator, random.Random):
+            generator.setstate((data["version"], tuple(data["words"].tolist()), data["gauss"]))
+        else:
+            numpy = sys.modules["numpy"]
+            state = tree_map(
+                lambda now, saved: numpy.array(saved, dtype=now.dtype) if isinstance(now, numpy.ndarray) else saved,
+                _numpy_state(generator),
+                data,
+            )
+            if isinstance(generator, _numpy_types("RandomState")):
+                generator.set_state(state)
+            else:
+                getattr(generator, "bit_generator", generator).state = state
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"was saved with a state that {type(generator).__name__} refuses: {error}") from None
 
 
-def _set(generator: Any, data: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(data["torch"].cpu())
-    elif isinstance(generator, random.Random):
-        generator.setstate((data["version"], tuple(data["words"].tolist()), data["gauss"]))
-    else:
-        state = _with_arrays(_numpy_state(generator), data)
-        if isinstance(generator, _numpys("RandomState")):
-            generator.set_state(state)
-        else:
-            bits = generator.bit_generator if isinstance(generator, _numpys("Generator")) else generator
-            bits.state = state
+def _fits(current: Any, data: Any) -> bool:
+    """Return whether data has the structure of a generator's state, and its text, which names the algorithm."""
+    if current is None:
+        return False
+    leaves, spec = tree_flatten(current)
+    try:
+        saved = spec.flatten_up_to(data)
+    except ValueError:
+        return False
+    positions = [
+        (path[-1].key, value) for path, value in tree_flatten_with_path(data)[0] if type(path[-1]) is MappingKey
+    ]
+    return all(map(_is_alike, leaves, saved)) and all(
+        value in _POSITIONS[name] for name, value in positions if name in _POSITIONS
+    )
 
 
-def _with_arrays(current: Any, data: Any) -> Any:
-    if isinstance(current, dict):
-        return {key: _with_arrays(item, data[key]) for key, item in current.items()}
-    return sys.modules["numpy"].array(data, dtype=current.dtype) if _is_array(current) else data
-
-
-def _alike(current: Any, data: Any) -> bool:
-    """Return whether data has the structure of a generator's state, and its texts, which name the kind."""
+def _is_alike(current: Any, saved: Any) -> bool:
     if isinstance(current, Tensor):
-        return isinstance(data, Tensor) and (data.shape, data.dtype) == (current.shape, current.dtype)
-    if isinstance(current, dict):
-        return (
-            isinstance(data, dict)
-            and data.keys() == current.keys()
-            and all(_alike(current[k], data[k]) for k in data)
-            and all(data[name] in places for name, places in _PLACES.items() if name in data)
-        )
-    if isinstance(current, list):
-        return isinstance(data, list) and len(data) == len(current) and all(map(_alike, current, data))
+        return isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (current.shape, current.dtype)
     if isinstance(current, str):
-        return bool(data == current)
-    return data is None or (is_number(data) and type(data) in (int, float, bool))
+        return bool(saved == current)
+    return saved is None or type(saved) in (int, float, bool)

@@ -1,8 +1,8 @@
-"""State that the user's objects keep in plain attributes: found once, saved where it has changed, and restored.
+"""State in plain attributes of the user's objects: find it once, save it where it has changed, and restore it.
 
-A component with a ``state_dict`` of its own is saved by that. Others (a dataset that counts, a loss with a generator, a
-callback with a list of numbers) are walked through when training begins, and their attributes are compared with that
-moment whenever a checkpoint is saved. Restoring looks up only what the same walk has found in the new process: a
+A component with a ``state_dict`` of its own is saved by that. The attributes of others (a dataset that counts, a loss
+with a generator, a callback with a list of numbers) are collected when training begins, and compared with their initial
+values whenever a checkpoint is saved. Only objects that the same search finds in the new process are restored: a
 checkpoint never decides which object is changed, and text is never restored.
 """
 
@@ -15,7 +15,8 @@ import io
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from composer.core import NotSerializableError, Serializable
-from composer.core.serialization import at, plain, saved_fields
+from composer.core.serialization import at, from_data, plain, saved_fields
 from composer.distributed import get_world_size
 from composer.trainer.attribute_values import (
     MAX_BYTES,
@@ -42,7 +43,7 @@ from composer.trainer.attribute_values import (
 )
 from composer.trainer.generator_states import generator_state, is_generator, set_generator_state
 
-__all__ = ["OwnState", "is_own_state", "warn_of_misfits", "without"]
+__all__ = ["OwnState", "check_own_state", "warn_of_misfits", "without"]
 
 _MAX_DEPTH = 8
 _MAX_OBJECTS = 10_000
@@ -58,10 +59,10 @@ _REMEDY = (
 
 
 class OwnState:
-    """What objects keep in attributes, compared with the moment at which they were first watched.
+    """The attributes of objects, compared with their values when they were first watched.
 
     Args:
-        replayed: Whether the objects run again, from the saved state on, to where a run has stopped, as samplers do.
+        replayed: Whether the objects run again from the saved state to the resume point, as samplers do.
 
     Example:
         >>> import random
@@ -84,19 +85,19 @@ class OwnState:
         self._reported: set[str] = set()
 
     def watch(self, roots: Mapping[str, Any], leave_out: Iterable[Any] = ()) -> None:
-        """Look for all that the roots reach; what is found for the first time is compared with its state now.
+        """Find all state that the roots refer to. What is new is compared with its current value from now on.
 
         Args:
-            roots: Objects by name. The parameters of the one named ``"model"`` are taken to be saved by others.
-            leave_out: Objects that others save.
+            roots: Objects by name. The parameters of the one named ``"model"`` are saved elsewhere.
+            leave_out: Objects that are saved elsewhere.
         """
         walk = _Walk(self._replayed, leave_out)
         walk.run(roots)
         known = {id(holder.object): holder for holder in self._holders.values()}
-        kept = {id(one): mark for one, mark in self._keepers.values()}
+        marks = {id(keeper): mark for keeper, mark in self._keepers.values()}
         self._holders = {}
         for path, found in walk.holders.items():
-            holder = known.get(id(found.object)) or found
+            holder = known.get(id(found.object), found)
             holder.of_modules = walk.of_modules
             if holder is found:
                 found.remember()
@@ -104,14 +105,13 @@ class OwnState:
                 holder.path = path
                 self._holders[path] = holder
         self._keepers = {
-            path: (one, kept[id(one)] if id(one) in kept else _mark_of_state(one)) for path, one in walk.keepers.items()
+            path: (keeper, marks[id(keeper)] if id(keeper) in marks else _mark_of_state(keeper))
+            for path, keeper in walk.keepers.items()
         }
         model = roots.get("model")
-        if isinstance(model, nn.Module):
-            for name, parameter in model.named_parameters():
-                known_before = self._trained.get(name)
-                if known_before is None or known_before[0] is not parameter:
-                    self._trained[name] = (parameter, parameter.requires_grad)
+        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
+            if name not in self._trained or self._trained[name][0] is not parameter:
+                self._trained[name] = (parameter, parameter.requires_grad)
 
     def generators(self) -> list[str]:
         """Return the paths of all generators that were found."""
@@ -123,7 +123,7 @@ class OwnState:
         ]
 
     def to_data(self) -> dict[str, Any]:
-        """Return what has changed, as plain data and tensors; :meth:`report` then names the rest."""
+        """Return the changes as plain data and tensors; :meth:`report` names what cannot be saved."""
         data: dict[str, Any] = {name: {} for name in _PARTS}
         self._reasons = {}
         for path, holder in self._holders.items():
@@ -148,41 +148,42 @@ class OwnState:
         return {name: part for name, part in data.items() if part}
 
     def load(self, data: Mapping[str, Any], device: torch.device | None = None) -> list[str]:
-        """Restore what :meth:`to_data` returned, into attributes that are there; return what does not fit, by path."""
+        """Restore what :meth:`to_data` returned, into attributes that exist; return the problems with their paths."""
         problems = []
-        for path, values in data.get("attributes", {}).items():
-            for name, saved in values.items():
-                problems += _tried(at(path, name), lambda: self._load_attribute(path, name, saved, device))  # noqa: B023
-        generators = {holder.place(name): (holder, name) for holder in self._holders.values() for name in holder.marks}
-        for path, state in data.get("generators", {}).items():
-            problems += _tried(path, lambda: _load_generator(generators.get(path), state))  # noqa: B023
-        for path, state in data.get("states", {}).items():
-            problems += _tried(path, lambda: self._load_state(path, state))  # noqa: B023
-        for name, is_trained in data.get("trained", {}).items():
-            problems += _tried(at("model", name), lambda: self._load_trained(name, is_trained))  # noqa: B023
+        for path, load in self._loaders(data, device):
+            try:
+                load()
+            except UnsavedError as error:
+                problems.append(f"{path} {error}")
+            except Exception as error:  # noqa: BLE001  (methods of the user's must not end the run half-way)
+                problems.append(f"{path} refuses what was saved: {type(error).__name__}: {error}")
         return problems
 
-    def _load_trained(self, name: str, is_trained: bool) -> None:
-        if name not in self._trained:
-            raise UnsavedError("is not there")
-        self._trained[name][0].requires_grad_(is_trained)
-
-    def _load_attribute(self, path: str, name: str, saved: Mapping[str, Any], device: torch.device | None) -> None:
-        holder = self._holders.get(path)
-        if holder is None:
-            raise UnsavedError("is not there")
-        holder.load(name, saved["value"], device if saved["on_device"] else None)
-
-    def _load_state(self, path: str, state: Any) -> None:
-        if path not in self._keepers:
-            raise UnsavedError("is not there")
-        self._keepers[path][0].load_state_dict(state)
+    def _loaders(self, data: Mapping[str, Any], device: torch.device | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+        for path, values in data.get("attributes", {}).items():
+            for name, saved in values.items():
+                target = device if saved["on_device"] else None
+                holder = self._holders.get(path)
+                yield at(path, name), _missing if holder is None else partial(holder.load, name, saved["value"], target)
+        holders = {holder.place(name): (holder, name) for holder in self._holders.values() for name in holder.marks}
+        for path, state in data.get("generators", {}).items():
+            generator = holders[path][0].attributes().get(holders[path][1]) if path in holders else None
+            yield path, partial(_load_generator, generator, state) if is_generator(generator) else _missing
+        for path, state in data.get("states", {}).items():
+            keepers = self._keepers
+            yield path, partial(keepers[path][0].load_state_dict, state) if path in keepers else _missing
+        for name, is_trained in data.get("trained", {}).items():
+            trained = self._trained
+            yield (
+                at("model", name),
+                partial(trained[name][0].requires_grad_, is_trained) if name in trained else _missing,
+            )
 
     def report(self, more: Mapping[str, str] | None = None) -> None:
-        """Warn, once of each, of what has changed and could not be saved by the last :meth:`to_data`.
+        """Warn once about each attribute that has changed and could not be saved by the last :meth:`to_data`.
 
         Args:
-            more: What else cannot be saved: reasons by path.
+            more: Further reasons by path.
         """
         reasons = {**self._reasons, **(more or {})}
         new = [f"{path} {reason}" for path, reason in reasons.items() if path not in self._reported]
@@ -198,7 +199,7 @@ class OwnState:
 
 
 def warn_of_misfits(problems: list[str]) -> None:
-    """Warn of saved state that :meth:`OwnState.load` could not restore, if there is any."""
+    """Warn about the problems that :meth:`OwnState.load` returned, if any."""
     if problems:
         shown = problems if len(problems) <= _MAX_NAMED else [*problems[:_MAX_NAMED], "and more"]
         warnings.warn(
@@ -208,29 +209,33 @@ def warn_of_misfits(problems: list[str]) -> None:
         )
 
 
-def is_own_state(value: Any) -> bool:
-    """Return whether a value has the structure of what :meth:`OwnState.to_data` returns."""
-    if not isinstance(value, Mapping) or not set(value) <= set(_PARTS):
-        return False
-    if not all(isinstance(part, Mapping) and all(isinstance(path, str) for path in part) for part in value.values()):
-        return False
-    return (
-        all(
-            isinstance(values, Mapping) and all(_is_attribute(name, one) for name, one in values.items())
-            for values in value.get("attributes", {}).values()
-        )
-        and all(isinstance(state, Mapping) for state in value.get("generators", {}).values())
-        and all(isinstance(state, Mapping) for state in value.get("states", {}).values())
-        and all(isinstance(one, bool) for one in value.get("trained", {}).values())
-    )
+@attrs.frozen
+class _SavedAttribute:
+    value: Any
+    on_device: bool
+
+
+@attrs.frozen
+class _Saved:
+    """The data of :meth:`OwnState.to_data`, which leaves out empty fields."""
+
+    attributes: dict[str, dict[str, _SavedAttribute]]
+    generators: dict[str, dict[str, Any]]
+    states: dict[str, dict[str, Any]]
+    trained: dict[str, bool]
+
+
+def check_own_state(data: Any, path: str) -> None:
+    """Raise a ValueError that begins with ``path`` if data is not what :meth:`OwnState.to_data` returns."""
+    from_data({part: {} for part in _PARTS} | data if isinstance(data, dict) else data, _Saved, path)
 
 
 def without(data: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:
     """Return what :meth:`OwnState.to_data` returned without some components.
 
     Args:
-        data: It.
-        ignored: The components' paths in a checkpoint, such as ``"callbacks/Mine"``, or whole kinds: ``"callbacks"``.
+        data: The data.
+        ignored: The components' paths in a checkpoint, such as ``"callbacks/Mine"``, or all of a kind: ``"callbacks"``.
 
     Example:
         >>> without({"generators": {"model.generator": {}, "callbacks.Mine.generator": {}}}, ["callbacks/Mine"])
@@ -240,36 +245,18 @@ def without(data: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:
     return {
         part: {
             path: value
-            for path, value in held.items()
+            for path, value in values.items()
             if not f"{'model.' if part == 'trained' else ''}{path}.".startswith(prefixes)
         }
-        for part, held in data.items()
+        for part, values in data.items()
     }
 
 
-def _is_attribute(name: Any, saved: Any) -> bool:
-    return (
-        isinstance(name, str)
-        and isinstance(saved, Mapping)
-        and saved.keys() == {"value", "on_device"}
-        and isinstance(saved["on_device"], bool)
-    )
+def _missing() -> None:
+    raise UnsavedError("is not there")
 
 
-def _tried(path: str, call: Any) -> list[str]:
-    try:
-        call()
-    except UnsavedError as error:
-        return [f"{path} {error}"]
-    except Exception as error:  # noqa: BLE001  (of the user's own methods, which a run must not end by half-way)
-        return [f"{path} refuses what was saved: {type(error).__name__}: {error}"]
-    return []
-
-
-def _load_generator(found: tuple[_Holder, str] | None, state: Any) -> None:
-    generator = None if found is None else found[0].attributes().get(found[1])
-    if not is_generator(generator):
-        raise UnsavedError("is not there")
+def _load_generator(generator: Any, state: Any) -> None:
     try:
         set_generator_state(generator, state)
     except ValueError as error:
@@ -284,10 +271,10 @@ def _mark_of_state(one: Any) -> Mark | None:
 
 
 def _state_of(one: Any, path: str = "") -> Any:
-    """Return the state of an object that has its own way to be saved, which may never have been called before.
+    """Return the ``state_dict()`` of an object as plain data.
 
     Raises:
-        UnsavedError: It cannot be saved, or is too large for each process to send to the others.
+        UnsavedError: The state cannot be saved, or is too large for each process to send to the others.
     """
     try:
         state = plain(one.state_dict(), path)
@@ -307,7 +294,7 @@ def _state_of(one: Any, path: str = "") -> Any:
 
 @attrs.frozen
 class _Changes:
-    """What has changed of an object: values and generators' states by attribute, and reasons why not by attribute."""
+    """The changes of an object: values and generators' states by attribute, and why others cannot be saved."""
 
     values: dict[str, Any] = attrs.field(factory=dict)
     generators: dict[str, Any] = attrs.field(factory=dict)
@@ -316,13 +303,13 @@ class _Changes:
 
 @attrs.define(eq=False)
 class _Holder:
-    """An object that has attributes, or holds generators.
+    """An object that has attributes, or contains generators.
 
     Args:
-        path: Where it is.
-        object: It.
-        is_recorded: Whether all of its attributes count; else only generators, and buffers that are not saved.
-        has_weights: Whether it is a module whose parameters and buffers nobody else saves.
+        path: Its path.
+        object: The object.
+        is_recorded: Whether all of its attributes are saved; else only generators, and buffers that are not persistent.
+        has_weights: Whether it is a module whose parameters and buffers are not saved elsewhere.
     """
 
     path: str
@@ -332,7 +319,7 @@ class _Holder:
     marks: dict[str, Mark] = attrs.field(factory=dict, init=False)
     known: dict[str, TextKeys] = attrs.field(factory=dict, init=False)
     of_modules: Mapping[int, torch.Tensor] = attrs.field(factory=dict, init=False)
-    """Tensors that modules hold, by id: where an attribute refers to one, it is no state of the object's own."""
+    """Tensors that modules hold, by id. An attribute that refers to one is not a state of its own."""
 
     def place(self, name: str) -> str:
         """Return the path of an attribute or item."""
@@ -343,121 +330,113 @@ class _Holder:
         return _attributes(self.object) | self._tensors()
 
     def _tensors(self) -> dict[str, Any]:
-        one = self.object
-        if not isinstance(one, nn.Module):
+        module = self.object
+        if not isinstance(module, nn.Module):
             return {}
-        if self.has_weights:
-            return {name: value for name, value in (one._buffers | one._parameters).items() if value is not None}  # noqa: SLF001
-        buffers, unsaved = one._buffers, one._non_persistent_buffers_set  # noqa: SLF001
-        return {name: buffers[name] for name in unsaved if buffers.get(name) is not None}
-
-    def _mark(self, name: str, value: Any, tensors: Mapping[str, Any]) -> Mark:
-        return mark_of(value, () if name in tensors else self.of_modules)
+        tensors: dict[str, Any] = module._buffers | module._parameters  # noqa: SLF001
+        names = tensors if self.has_weights else module._non_persistent_buffers_set  # noqa: SLF001
+        return {name: tensors[name] for name in names if tensors.get(name) is not None}
 
     def remember(self) -> None:
-        """Take the present values as those that attributes have before training."""
+        """Remember the current values as those before training."""
         tensors = self._tensors()
         for name, value in self.attributes().items():
             if self.is_recorded or name in tensors or is_generator(value):
-                self.marks[name] = self._mark(name, value, tensors)
+                self.marks[name] = mark_of(value, () if name in tensors else self.of_modules)
                 self.known[name] = text_keys(value)
 
     def changes(self, *, replayed: bool) -> _Changes:
-        """Compare with what was remembered."""
+        """Compare the attributes with the remembered values."""
         changes, tensors = _Changes(), self._tensors()
-        made: list[str] = []
+        opened: list[str] = []
         for name, value in self.attributes().items():
-            before = self.marks.get(name)
-            if is_generator(value):
-                self._compare_generator(name, value, before, changes)
-            elif self.is_recorded or name in tensors:
-                now = self._mark(name, value, tensors)
-                self._compare(name, value, before, now, changes, made, replayed=replayed)
-        # Attributes of one object may rely on each other, such as a number on the file it is the place in.
-        if changes.reasons or made:
-            cause = self.place(next(iter(changes.reasons), None) or made[0])
+            try:
+                if is_generator(value):
+                    if self._generator_has_changed(value, self.marks.get(name)):
+                        changes.generators[name] = generator_state(value)
+                elif self.is_recorded or name in tensors:
+                    of_modules = () if name in tensors else self.of_modules
+                    if self._has_changed(name, value, of_modules, replayed=replayed):
+                        data = self._encoded(name, value, of_modules)
+                        changes.values[name] = {"value": data, "on_device": _is_on_device(value)}
+            except _OpenedError:
+                opened.append(name)
+            except TransientError:
+                continue
+            except UnsavedError as error:
+                changes.reasons[name] = str(error)
+        # Attributes of one object may depend on each other, such as a position on an open file.
+        if changes.reasons or opened:
+            cause = self.place(next(iter(changes.reasons), None) or opened[0])
             for name in [name for name in changes.values if name not in tensors]:
                 del changes.values[name]
                 changes.reasons[name] = f"is not restored without {cause}"
         return changes
 
-    def _compare_generator(self, name: str, value: Any, before: Mark | None, changes: _Changes) -> None:
+    def _generator_has_changed(self, value: Any, before: Mark | None) -> bool:
         now = mark_of(value)
         if now[2] is None:
-            changes.reasons[name] = "draws from the operating system"
-        elif before is None or before[:2] != now[:2]:
-            changes.reasons[name] = "is a generator that is made in training"
-        elif before != now:
-            changes.generators[name] = generator_state(value)
+            raise UnsavedError("draws from the operating system")
+        if before is None or before[:2] != now[:2]:
+            raise UnsavedError("is a generator that is made in training")
+        return before != now
 
-    def _compare(
-        self,
-        name: str,
-        value: Any,
-        before: Mark | None,
-        now: Mark,
-        changes: _Changes,
-        made: list[str],
-        *,
-        replayed: bool,
-    ) -> None:
+    def _before(self, name: str) -> Mark | None:
         default = _class_default(self.object, name)
-        if before is None and default is not _MISSING:
-            before = mark_of(default)
+        return self.marks.get(name, None if default is _MISSING else mark_of(default))
+
+    def _has_changed(self, name: str, value: Any, of_modules: Container[int], *, replayed: bool) -> bool:
+        before, now = self._before(name), mark_of(value, of_modules)
         if before is None and name in ("epoch", "_epoch") and callable(getattr(self.object, "set_epoch", None)):
-            return  # it is given the epoch again before it runs
+            return False  # set_epoch is called again before it runs
         is_new, is_users = before is None or before == _NONE, _is_users(type(value))
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_users:
-            if not (replayed and is_new):
-                changes.reasons[name] = "is an iterator, whose place cannot be saved"
-        elif now == before:
-            return
-        elif now[0] != "object":
-            self._encode(name, value, before, changes)
-        elif not is_new:
-            changes.reasons[name] = "is another object than when training began"
-        elif is_users:
-            changes.reasons[name] = "is an object that is made in training"
-        else:  # a file or connection that is opened when it is first needed
-            made.append(name)
+            if replayed and is_new:
+                return False
+            raise UnsavedError("is an iterator, whose place cannot be saved")
+        if now == before:
+            return False
+        if now[0] == "object":
+            if not is_new:
+                raise UnsavedError("is another object than when training began")
+            if is_users:
+                raise UnsavedError("is an object that is made in training")
+            raise _OpenedError
+        return True
 
-    def _encode(self, name: str, value: Any, before: Mark | None, changes: _Changes) -> None:
-        kind = kind_of(value)
-        try:
-            data = encoded(value, self.known.get(name), () if name in self._tensors() else self.of_modules)
-        except TransientError:
-            return
-        except UnsavedError as error:
-            changes.reasons[name] = str(error)
-            return
+    def _encoded(self, name: str, value: Any, of_modules: Container[int]) -> Any:
+        data, before, kind = encoded(value, self.known.get(name), of_modules), self._before(name), kind_of(value)
         if before is None:
-            changes.reasons[name] = "is set for the first time in training"
-        elif before[0] not in ("number", kind):
-            changes.reasons[name] = f"was a {before[0]} and is a {kind}"
-        else:
-            changes.values[name] = {"value": data, "on_device": _is_on_device(value)}
+            raise UnsavedError("is set for the first time in training")
+        if before[0] not in ("number", kind):
+            raise UnsavedError(f"was a {before[0]} and is a {kind}")
+        return data
 
     def load(self, name: str, data: Any, device: torch.device | None) -> None:
         """Set an attribute to saved data of its kind.
 
         Raises:
-            UnsavedError: There is no such attribute, or it holds something else.
+            UnsavedError: There is no such attribute, or its value is of another kind.
         """
         current = self.attributes().get(name, _MISSING)
-        if current is _MISSING and isinstance(name, str):
+        if current is _MISSING:
             current = _class_default(self.object, name)
         if current is _MISSING or (name not in self.marks and not self.is_recorded):
-            raise UnsavedError("is not there")
+            _missing()
         value = restored(current, data, device)
         if value is not current:
             _set(self.object, name, value)
+
+
+class _OpenedError(UnsavedError):
+    """A value is a file or connection that was opened when it was first needed."""
 
 
 _MISSING = object()
 
 
 def _class_default(one: Any, name: str) -> Any:
-    """Return the number, or None, that one of the user's classes has for an attribute that is not set yet."""
+    """Return the default, a number or None, of an attribute that is not set yet in one of the user's classes."""
     for kind in type(one).__mro__:
         if name in vars(kind):
             return vars(kind)[name] if _is_users(kind) and kind_of(vars(kind)[name]) == "number" else _MISSING
@@ -476,7 +455,7 @@ def _attributes(one: Any) -> dict[str, Any]:
     if type(one) in (list, tuple):
         return {f"[{place}]": item for place, item in enumerate(one)}
     if type(one) is dict:
-        # Other keys may print as pages of text, or as numbers that have to be fetched from a device.
+        # The repr of other keys may be very long, or wait for a device.
         names = [repr(key) if type(key) in (str, int) else f"item {place}" for place, key in enumerate(one)]
         return {f"[{name}]": item for name, item in zip(names, one.values(), strict=True)}
     if isinstance(one, types.FunctionType):
@@ -497,7 +476,7 @@ def _attributes(one: Any) -> dict[str, Any]:
 
 @functools.cache
 def _of_optimizers() -> frozenset[str]:
-    """Return the attributes that torch's optimizers have; schedulers set the last two."""
+    """Return the attributes of all torch optimizers; schedulers set the last two."""
     return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))) | {"_opt_called", "step"}
 
 
@@ -544,7 +523,7 @@ def _is_users(kind: Any) -> bool:
 
 
 def _saves_itself(one: Any) -> bool:
-    """Return whether an object has a way of its own to be saved, which somebody calls."""
+    """Return whether the state of an object is saved by a method of its own."""
     kind = type(one)
     if isinstance(one, nn.Module):
         is_metric = hasattr(one, "_update_count")
@@ -557,7 +536,7 @@ def _saves_itself(one: Any) -> bool:
 
 
 class _Walk:
-    """Finds what holds state, from some objects on, to a limited depth; each object once, by its shortest path."""
+    """Finds the objects that have state, breadth first, to a limited depth; each object once, by its shortest path."""
 
     def __init__(self, replayed: bool, leave_out: Iterable[Any]) -> None:
         self._uses_state_dicts = not replayed
@@ -569,7 +548,7 @@ class _Walk:
         self.of_modules: dict[int, torch.Tensor] = {}
 
     def run(self, roots: Mapping[str, Any]) -> None:
-        """Walk through all that the roots reach, root after root."""
+        """Visit everything that the roots refer to, root after root."""
         self._roots = {id(root) for root in roots.values()}
         for path, root in roots.items():
             self._queue.append((path, root, 0, path != "model"))
@@ -610,7 +589,7 @@ class _Walk:
 
 
 def _tensors_of(one: Any) -> list[torch.Tensor]:
-    """Return the tensors that an object holds itself if it is a module."""
+    """Return a module's own tensors."""
     held = (one._parameters | one._buffers).values() if isinstance(one, nn.Module) else ()  # noqa: SLF001
     return [tensor for tensor in held if tensor is not None]
 
@@ -625,7 +604,7 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, torch.Tensor, type, types
 
 
 def _may_hold(value: Any, depth: int = 0, budget: list[int] | None = None) -> bool:
-    """Return whether state may be found in a value; of large nested containers, in the first items."""
+    """Return whether a value may contain state; large containers are skipped."""
     if value is None or isinstance(value, _LEAVES):
         return False
     if type(value) in (list, tuple, dict):

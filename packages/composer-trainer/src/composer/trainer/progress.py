@@ -18,7 +18,7 @@ from composer.distributed import all_gather_object, broadcast_buffers, get_globa
 from composer.trainer.batches import check_place
 from composer.trainer.data_state import data_components
 from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
-from composer.trainer.own_state import OwnState, is_own_state, warn_of_misfits, without
+from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -165,8 +165,11 @@ class ResumeState:
                 check_place(place, f"extra.data[{rank}]")
         except ValueError as error:
             problems.append(str(error))
-        if "own_state" in saved and not is_own_state(saved["own_state"][rank]):
-            problems.append(f"extra.own_state[{rank}]: must be as a Trainer saves it.")
+        try:
+            if "own_state" in saved:
+                check_own_state(saved["own_state"][rank], f"extra.own_state[{rank}]")
+        except ValueError as error:
+            problems.append(str(error))
         return problems
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
