@@ -35,7 +35,7 @@ def is_generator(value: Any) -> bool:
         return False
     numpy = sys.modules.get("numpy")
     is_numpys_global = numpy is not None and value is numpy.random.mtrand._rand  # noqa: SLF001
-    return value is not torch.default_generator and value is not random._inst and not is_numpys_global  # type: ignore[attr-defined]  # noqa: SLF001
+    return value is not torch.default_generator and value is not random._inst and not is_numpys_global  # noqa: SLF001
 
 
 def generator_state(generator: Any) -> Any:
