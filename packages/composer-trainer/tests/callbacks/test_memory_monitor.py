@@ -56,7 +56,7 @@ def fit(device, monitor):
 class TestMemoryMonitor:
     def test_says_that_there_is_no_gpu(self):
         """On a CPU it warns once and logs nothing."""
-        with pytest.warns(UserWarning, match="CUDA devices, and the run is on cpu") as caught:
+        with pytest.warns(UserWarning, match="reads CUDA's allocator, and the run is on cpu") as caught:
             history = fit("cpu", MemoryMonitor(dist_aggregate_batch_interval=1))
 
         assert len(caught) == 1

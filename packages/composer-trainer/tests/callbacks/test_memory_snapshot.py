@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 from composer import Trainer
-from composer.callbacks import MemorySnapshot, OOMObserver, _memory_history, memory_snapshot, oom_observer
-from composer.callbacks._memory_history import write_snapshot
-from composer.callbacks.memory_snapshot import has_lasted
-from composer.callbacks.oom_observer import is_out_of_memory
+from composer.callbacks import MemorySnapshot, OOMObserver, memory_snapshot
+from composer.callbacks.memory_snapshot import has_lasted, is_out_of_memory, write_snapshot
 from composer.core import Engine, Logger, LoggerDestination, State, Time, Timestamp
 from composer.models import ComposerClassifier
 
@@ -60,11 +58,10 @@ def recorder(monkeypatch):
     def write(folder, filename, remote_file_name, state, logger, *, overwrite):
         calls.append(("write", int(state.timestamp.batch)))
 
-    for module in (memory_snapshot, oom_observer):
-        monkeypatch.setattr(module, "is_recordable", lambda state, who: True)
-        monkeypatch.setattr(module, "start_history", lambda entries: calls.append(("start", entries)))
-        monkeypatch.setattr(module, "stop_history", lambda: calls.append("stop"))
-        monkeypatch.setattr(module, "write_snapshot", write)
+    monkeypatch.setattr(memory_snapshot, "is_recordable", lambda state, who: True)
+    monkeypatch.setattr(memory_snapshot, "start_history", lambda entries: calls.append(("start", entries)))
+    monkeypatch.setattr(memory_snapshot, "stop_history", lambda: calls.append("stop"))
+    monkeypatch.setattr(memory_snapshot, "write_snapshot", write)
     return calls
 
 
@@ -210,7 +207,7 @@ class TestWriteSnapshot:
             with open(path, "w") as file:  # noqa: PTH123  (as torch does)
                 file.write("snapshot")
 
-        monkeypatch.setattr(_memory_history.torch.cuda.memory, "_dump_snapshot", dump)
+        monkeypatch.setattr(memory_snapshot.torch.cuda.memory, "_dump_snapshot", dump)
         state, uploads = State(model=None, run_name="run"), Uploads()
         state.timestamp = Timestamp(batch=12)
         return state, Engine(state, Logger(state, uploads)).logger, uploads

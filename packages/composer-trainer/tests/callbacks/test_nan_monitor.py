@@ -62,14 +62,14 @@ class TestNaNMonitor:
         message, batches = end(make(NaNMonitor(every=every), values))
 
         assert f"The training loss is not a number (NaN) since batch {bad}, counted from 0" in message
-        assert f"seen after {seen} batches" in message
+        assert f"detected after {seen} batches" in message
         assert batches == seen
 
     def test_says_what_to_look_at(self):
         """The data, the learning rate as it is, and what finds the operation."""
         message, _ = end(make(NaNMonitor(), [1.0, math.nan]))
 
-        assert "Look at that batch's data" in message
+        assert "Check that batch's data" in message
         assert "the learning rate (SGD 0)" in message
         assert "set_detect_anomaly" in message
 

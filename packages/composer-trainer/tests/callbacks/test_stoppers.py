@@ -179,7 +179,7 @@ class TestEarlyStopper:
         """What is not one number cannot be better."""
         stopper = EarlyStopper("Score", "eval")
 
-        with pytest.raises(ValueError, match=r"'Score' must be one number, got a tensor of shape \(2,\)"):
+        with pytest.raises(ValueError, match=r"'Score' must be a single number, got a tensor of shape \(2,\)"):
             stopper.look(State(model=None), {"Score": torch.ones(2)})
 
     @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ class TestThresholdStopper:
         """An evaluator cannot be looked at after each batch of training."""
         trainer = make(ThresholdStopper("Score", "eval", 1, stop_on_batch=True), evaluation=[1])
 
-        with pytest.raises(ValueError, match=r"stop_on_batch=True looks at metrics of training, and 'eval' is an eval"):
+        with pytest.raises(ValueError, match=r"stop_on_batch=True reads training metrics, and 'eval' is an eval"):
             trainer.fit()
 
     @pytest.mark.parametrize("threshold", [math.nan, math.inf, "high", True])

@@ -1,8 +1,7 @@
-"""What watches a run and changes nothing of what is learnt."""
+"""Callbacks: observe a run without changing what is learned."""
 
 from composer.callbacks.activation_monitor import ActivationMonitor
 from composer.callbacks.cost_monitor import Cost, CostMonitor
-from composer.callbacks.early_stopper import EarlyStopper
 from composer.callbacks.export_for_inference import ExportForInferenceCallback
 from composer.callbacks.free_outputs import FreeOutputs
 from composer.callbacks.generate import Generate
@@ -10,14 +9,13 @@ from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.load_checkpoint import LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor
 from composer.callbacks.memory_monitor import MemoryMonitor
-from composer.callbacks.memory_snapshot import MemorySnapshot
+from composer.callbacks.memory_snapshot import MemorySnapshot, OOMObserver
 from composer.callbacks.nan_monitor import NaNMonitor
-from composer.callbacks.oom_observer import OOMObserver
 from composer.callbacks.optimizer_monitor import OptimizerMonitor
 from composer.callbacks.runtime_estimator import RuntimeEstimator
 from composer.callbacks.speed_monitor import SpeedMonitor
+from composer.callbacks.stoppers import EarlyStopper, ThresholdStopper
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
-from composer.callbacks.threshold_stopper import ThresholdStopper
 from composer.checkpoint.saver import CheckpointSaver
 from composer.core import Callback
 

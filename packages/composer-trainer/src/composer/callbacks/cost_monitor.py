@@ -1,4 +1,4 @@
-"""What each algorithm, callback and logger costs."""
+"""Measure the cost of each algorithm, callback and logger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "CostMonitor"]
 
-_WEIGHED_CALLS = 5
+_MEASURED_CALLS = 5
 _COLUMNS = ("component", "event", "calls", "total ms", "µs a call", "% of run")
 _MEMORY_COLUMN = "KiB kept a call"
 _BEFORE_THE_RUN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
@@ -27,15 +27,15 @@ _BEFORE_THE_RUN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 @attrs.frozen
 class Cost:
-    """What one component costs at one event.
+    """The cost of one component at one event.
 
     Args:
         component: Its name in the run, as in the plan.
-        event: Where it is called.
-        calls: How often it was called.
-        seconds: The time of all calls.
-        share: That time in the run's, from 0 to 1; None for what is called before the run begins.
-        memory: Bytes on the GPU that a call leaves allocated, on average over its first five; None without a GPU.
+        event: The event at which it is called.
+        calls: Number of calls.
+        seconds: Total time of the calls.
+        share: Fraction of the run's time, from 0 to 1; None for calls before the run starts.
+        memory: Bytes on the GPU that a call leaves allocated, the mean of the first five calls; None without a GPU.
 
     Example:
         >>> Cost("EMA", Event.BATCH_END, calls=4, seconds=0.002, share=0.01).seconds_a_call
@@ -51,7 +51,7 @@ class Cost:
 
     @property
     def seconds_a_call(self) -> float:
-        """The time of one call, on average."""
+        """The mean time of a call."""
         return self.seconds / self.calls
 
 
@@ -59,29 +59,29 @@ class Cost:
 class _Tally:
     calls: int = 0
     seconds: float = 0.0
-    weighed: int = 0
+    memory_calls: int = 0
     memory: int = 0
 
 
 @attrs.define(eq=False)
 class CostMonitor(Callback):
-    """Say what each algorithm, callback, logger and subscribed function costs, at each event that it is called at.
+    """Measure the cost of each algorithm, callback, logger and subscribed function at each event.
 
-    At the end of each fit a table named ``cost`` is logged, the dearest first; ``print(monitor)`` shows it at any time
-    and :meth:`table` returns it. It costs some 0.2 µs a call, so it can be left on. The run's time, of which shares are
-    given, is that within fit, evaluations and predictions; several fits of one Trainer are one run.
+    At the end of each fit a table named ``cost`` is logged, the most expensive first; ``print(monitor)`` shows it at
+    any time and :meth:`table` returns it. Measuring takes about 0.2 µs per call. Shares refer to the time within fits,
+    evaluations and predictions; several fits of one Trainer are one run.
 
-    It sees the time that the program spends in a call, so:
+    The monitor measures the host time of a call:
 
-    - A GPU computes while the program goes on. What a call starts there is not in its time, but one that waits for the
-      GPU (by ``.item()``, say) waits for all that was started before, and that is. For the GPU's own time, take
+    - GPU work runs asynchronously. The work that a call launches is not part of its time, but a call that synchronizes
+      (with ``.item()``, for example) also waits for all earlier work. For GPU times, use
       :class:`~composer.profiler.Profiler`.
-    - What a component changes in the model or the batch is paid for in the forward and backward pass, not here.
-    - When something is logged, the loggers' storing of it counts for who logged it; loggers' own rows are what they do
-      at events, such as writing files. What the trainer itself logs counts for nobody.
+    - The cost of changes to the model or the batch appears in the forward and backward pass, not here.
+    - The time in which loggers store a value counts for the component that logs it. The rows of loggers contain their
+      work at events, such as writing files. Values that the trainer logs are not counted.
 
-    On CUDA it also says how much memory a call leaves allocated, which is looked up around its first five calls,
-    without waiting for the GPU.
+    On CUDA it also measures how much memory a call leaves allocated, around the first five calls and without
+    synchronizing.
 
     Example:
         >>> from composer.core import Engine, State
@@ -102,19 +102,19 @@ class CostMonitor(Callback):
     _is_closed: bool = attrs.field(default=False, init=False, repr=False)
 
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
-        """Take the time of a call."""
-        self._forget_earlier_run()  # here, too: the calls of INIT are wrapped before that event runs
+        """Measure the time of a call."""
+        self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
         tally = self._tallies.setdefault((entry.key, event), _Tally())
         allocated = _allocated_memory()
-        return _timed(call, tally) if allocated is None else _timed_and_weighed(call, tally, allocated)
+        return _timed(call, tally) if allocated is None else _timed_with_memory(call, tally, allocated)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run."""
+        """Reset the state of an earlier run."""
         del state, logger
         self._forget_earlier_run()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Begin to count the run's time."""
+        """Start counting the run's time; also for evaluations outside of training and predictions."""
         del state, logger
         self._begin()
 
@@ -126,34 +126,22 @@ class CostMonitor(Callback):
             columns, rows = _shown(costs)
             logger.log_table(columns, rows, name="cost")
 
-    def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Count an evaluation outside of training as a part of the run."""
-        del state, logger
-        self._begin()
-
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Count no further."""
+        """Stop counting the run's time."""
         del state, logger
         self._end()
 
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Count a prediction as a part of the run."""
-        del state, logger
-        self._begin()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Count no further."""
-        del state, logger
-        self._end()
+    eval_standalone_start = predict_start = fit_start
+    predict_end = eval_standalone_end
 
     def close(self, state: State, logger: Logger) -> None:
-        """Count no further, also where a run was broken off."""
+        """Stop counting, also after an error."""
         del state, logger
         self._end()
         self._is_closed = True
 
     def table(self) -> list[Cost]:
-        """Return what has been called so far costs, the dearest first."""
+        """Return the costs of all calls so far, the most expensive first."""
         run = self._run_seconds()
         costs = [_cost(component, event, tally, run) for (component, event), tally in self._tallies.items()]
         return sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
@@ -201,35 +189,35 @@ def _timed(call: Call, tally: _Tally) -> Call:
     return run
 
 
-def _timed_and_weighed(call: Call, tally: _Tally, allocated: Callable[[], int]) -> Call:
+def _timed_with_memory(call: Call, tally: _Tally, allocated: Callable[[], int]) -> Call:
     timed = _timed(call, tally)
 
     def run() -> None:
-        # Asking for the memory takes longer than most calls.
-        if tally.calls >= _WEIGHED_CALLS:
+        # Reading the allocated memory takes longer than most calls.
+        if tally.calls >= _MEASURED_CALLS:
             timed()
             return
         before = allocated()
         timed()
         tally.memory += allocated() - before
-        tally.weighed += 1
+        tally.memory_calls += 1
 
     return run
 
 
 def _allocated_memory() -> Callable[[], int] | None:
-    """Return what says how many bytes of the GPU are allocated; None if none is in use."""
+    """Return the function that returns the allocated bytes of the GPU; None if no GPU is in use."""
     return torch.cuda.memory_allocated if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def _cost(component: str, event: Event, tally: _Tally, run: float) -> Cost:
     share = tally.seconds / run if run and event not in _BEFORE_THE_RUN else None
-    memory = tally.memory / tally.weighed if tally.weighed else None
+    memory = tally.memory / tally.memory_calls if tally.memory_calls else None
     return Cost(component, event, tally.calls, tally.seconds, share, memory)
 
 
 def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and rows that people read."""
+    """Return the columns and rows of the table for display."""
     rows: list[list[Any]] = [
         [
             cost.component,
@@ -243,8 +231,8 @@ def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
     ]
     if all(cost.memory is None for cost in costs):
         return [*_COLUMNS], rows
-    kept = [None if cost.memory is None else round(cost.memory / 1024, 2) for cost in costs]
-    return [*_COLUMNS, _MEMORY_COLUMN], [[*row, memory] for row, memory in zip(rows, kept, strict=True)]
+    memory = [None if cost.memory is None else round(cost.memory / 1024, 2) for cost in costs]
+    return [*_COLUMNS, _MEMORY_COLUMN], [[*row, kept] for row, kept in zip(rows, memory, strict=True)]
 
 
 def _text(cell: Any) -> str:

@@ -1,4 +1,4 @@
-"""A model for use elsewhere, at the end of a training."""
+"""Export the model at the end of a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from composer.core import Callback, Logger, State, evaluation_weights
 from composer.core.checks import one_of, to_path
 from composer.core.data_spec import move_batch
-from composer.core.naming import fill_in
+from composer.core.files import check_template, fill_in_run
 from composer.export import export_for_inference
 
 if TYPE_CHECKING:
@@ -30,20 +30,20 @@ def _to_save_path(given: str | os.PathLike[str]) -> str:
 class ExportForInferenceCallback(Callback):
     """Export the model at the end of a training; see :func:`composer.export.export_for_inference`.
 
-    What is exported are the weights that the model is evaluated with: those of EMA or SWA, where a run has them. In a
-    distributed run the first process exports.
+    The exported weights are those used for evaluation, such as the averages of EMA or SWA. In a distributed run the
+    process of rank 0 exports.
 
     Args:
         save_format: ``"torchexport"`` or ``"onnx"``.
-        save_path: The file, or a URL that fsspec knows. ``{run_name}`` is filled in.
-        sample_input: A batch as the model takes it. By default the first batch that was evaluated on, or, where there
-            was no evaluation, the last one of training, as algorithms have left it.
+        save_path: Path of the file, or a URL for fsspec. ``{run_name}`` is filled in.
+        sample_input: A batch in the form that the model takes. Defaults to the first evaluated batch or, without
+            evaluation, to the last training batch after all algorithms.
         transforms: Functions that change a copy of the model before it is exported.
-        input_names: What the inputs are called.
-        output_names: What the outputs are called.
+        input_names: Names of the inputs.
+        output_names: Names of the outputs.
 
     Raises:
-        ValueError: There is no such format, or ``save_path`` has something else in braces.
+        ValueError: The format does not exist, or ``save_path`` contains another field in braces.
 
     Example:
         >>> ExportForInferenceCallback("torchexport", "runs/{run_name}/model.pt2").save_path
@@ -63,15 +63,15 @@ class ExportForInferenceCallback(Callback):
 
     @save_path.validator
     def _check_save_path(self, _: object, save_path: str) -> None:
-        fill_in(save_path, {"run_name": "run"}, "save_path")
+        check_template(save_path, "save_path", ["run_name"])
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget the batch of an earlier run."""
+        """Reset the state of an earlier run."""
         del state, logger
         self._seen = None
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
-        """Remember the first batch that is evaluated on: it is of the size that the model is used with."""
+        """Keep the first evaluated batch, which has the size that the model is used with."""
         del logger
         if self._seen is None and self.sample_input is None:
             self._seen = move_batch(state.batch, torch.device("cpu"))
@@ -86,7 +86,7 @@ class ExportForInferenceCallback(Callback):
             export_for_inference(
                 state.model,
                 self.save_format,
-                fill_in(self.save_path, {"run_name": state.run_name}, "save_path"),
+                fill_in_run(self.save_path, state, "save_path", ["run_name"]),
                 sample_input=state.batch if given is None else given,
                 transforms=self.transforms,
                 input_names=self.input_names,

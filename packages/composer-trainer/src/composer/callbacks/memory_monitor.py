@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is used."""
+"""Log the memory usage of a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from attrs.validators import optional
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import to_options, whole_number_from
+from composer.distributed import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,22 +40,22 @@ def _to_keys(given: Mapping[str, str] | None) -> dict[str, str]:
 
 @attrs.define(eq=False)
 class MemoryMonitor(Callback):
-    """Log at every batch how much memory of the GPU is used, when all of the batch's gradients are there.
+    """Log the GPU memory in use at every batch, when all of its gradients are computed.
 
     In gigabytes (1e9 bytes), as torch's allocator counts them:
 
     - ``memory/current_allocated_mem``, ``…_active_mem``, ``…_inactive_mem`` and ``…_reserved_mem``: now;
-    - ``memory/peak_allocated_mem`` and so on: the most there has been;
-    - ``memory/alloc_retries``: how often the allocator had to give its cache back to get what it was asked for, a
-      number that is 0 in a healthy run.
+    - ``memory/peak_allocated_mem`` and so on: the maximum so far;
+    - ``memory/alloc_retries``: how often the allocator had to release its cache to serve an allocation, 0 in a healthy
+      run.
 
-    Asking the allocator does not wait for the device. On other devices than CUDA it says so and logs nothing; what the
-    process needs of the machine's memory is in :class:`SystemMetricsMonitor`.
+    Reading the allocator does not synchronize with the device. On devices other than CUDA the callback warns and logs
+    nothing; :class:`SystemMetricsMonitor` logs the memory of the host.
 
     Args:
-        memory_keys: What to log by what name, instead of the above: of :func:`torch.cuda.memory_stats`.
-        dist_aggregate_batch_interval: Every how many batches to log the mean, the least and the greatest over all
-            processes, too, as ``memory/current_allocated_mem_avg``, ``…_min`` and ``…_max``; never if None.
+        memory_keys: Names to log by key of :func:`torch.cuda.memory_stats`, instead of the above.
+        dist_aggregate_batch_interval: Batches between logging the mean, minimum and maximum over all processes as well,
+            as ``memory/current_allocated_mem_avg``, ``…_min`` and ``…_max``; never if None.
 
     Raises:
         ValueError: ``dist_aggregate_batch_interval`` is less than 1.
@@ -72,27 +73,27 @@ class MemoryMonitor(Callback):
     _is_on: bool = attrs.field(default=False, init=False, repr=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Ask the other processes every ``dist_aggregate_batch_interval``."""
+        """Gather the numbers of all processes every ``dist_aggregate_batch_interval`` batches."""
         return {Event.BATCH_END: Time(self.dist_aggregate_batch_interval or 0, TimeUnit.BATCH)}
 
     def init(self, state: State, logger: Logger) -> None:
-        """Say so if there is no GPU."""
+        """Warn if there is no GPU."""
         del logger
         self._is_on = state.device.type == "cuda"
         if not self._is_on:
             warnings.warn(
-                f"MemoryMonitor logs nothing: it asks the allocator of CUDA devices, and the run is on {state.device}.",
+                f"MemoryMonitor logs nothing: it reads CUDA's allocator, and the run is on {state.device}.",
                 UserWarning,
                 stacklevel=2,
             )
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Log what this process uses."""
+        """Log the memory of this process."""
         if self._is_on and logger.destinations:
             logger.log_metrics(_named(self._usage(state)))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log what all processes use."""
+        """Log the statistics over all processes."""
         if self._is_on:
             usage = over_processes(self._usage(state), state.device)
             logger.log_metrics(_named(usage), step=int(state.timestamp.count(TimeUnit.BATCH)) - 1)
@@ -102,7 +103,7 @@ class MemoryMonitor(Callback):
 
 
 def in_gigabytes(stats: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, float]:
-    """Return of an allocator's statistics those that are asked for, by their new names; bytes as gigabytes.
+    """Return the selected statistics of an allocator by their new names, with bytes converted to gigabytes.
 
     Example:
         >>> in_gigabytes({"a_bytes": 2_500_000_000, "num_retries": 3}, {"a_bytes": "a", "num_retries": "retries"})
@@ -114,23 +115,18 @@ def in_gigabytes(stats: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str,
 
 
 def over_processes(usage: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
-    """Return the mean, the least and the greatest of each number over all processes, on the device.
+    """Return the mean, minimum and maximum of each number over all processes, on the device.
 
-    Every process must ask, for the same names.
+    Every process must call this with the same names.
 
     Example:
         >>> over_processes({"peak": 2.0}, torch.device("cpu"))
         {'peak_avg': tensor(2.), 'peak_min': tensor(2.), 'peak_max': tensor(2.)}
     """
     own = torch.tensor(list(usage.values()), dtype=torch.float32, device=device)
-    everyone = own.unsqueeze(0)
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        gathered = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(gathered, own)
-        everyone = torch.stack(gathered)
-    found = {"avg": everyone.mean(dim=0), "min": everyone.amin(dim=0), "max": everyone.amax(dim=0)}
-    return {f"{name}_{which}": values[place] for place, name in enumerate(usage) for which, values in found.items()}
+    gathered = torch.stack(all_gather(own))
+    statistics = {"avg": gathered.mean(dim=0), "min": gathered.amin(dim=0), "max": gathered.amax(dim=0)}
+    return {f"{name}_{kind}": values[place] for place, name in enumerate(usage) for kind, values in statistics.items()}
 
 
 def _named(usage: Mapping[str, Any]) -> dict[str, Any]:

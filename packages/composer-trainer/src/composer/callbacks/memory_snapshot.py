@@ -1,20 +1,24 @@
-"""What a GPU's memory holds during a few batches."""
+"""Record the allocations of a GPU, over a few batches or until it runs out of memory, in files for torch's viewer."""
 
 from __future__ import annotations
 
-import attrs
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
-from composer.callbacks._memory_history import (
-    check_names,
-    is_recordable,
-    start_history,
-    stop_history,
-    write_snapshot,
-)
+import attrs
+import torch
+
 from composer.core import Callback, Interval, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
+from composer.core.files import check_template, fill_in_run, write_atomically
 
-__all__ = ["MemorySnapshot"]
+__all__ = ["MemorySnapshot", "OOMObserver"]
+
+_FIELDS = ("run_name", "rank", "batch")
+_MAX_ENTRIES = whole_number_from(1, meaning="It is the number of allocations to keep.")
 
 
 def _to_interval(given: Time | str | int) -> Time:
@@ -24,24 +28,29 @@ def _to_interval(given: Time | str | int) -> Time:
     return interval
 
 
+def _check_template(_: object, field: attrs.Attribute[Any], template: str | None) -> None:
+    if template is not None:
+        check_template(template, field.name, _FIELDS)
+
+
 @attrs.define(eq=False)
 class MemorySnapshot(Callback):
-    """Record once in a fit, over a few batches, what is allocated on the GPU and by which lines of code.
+    """Record once per fit, over a few batches, what is allocated on the GPU and by which lines of code.
 
-    The file, ``<folder>/<filename>.pickle``, can be looked at in a browser: https://docs.pytorch.org/memory_viz. Names
-    may have ``{run_name}``, ``{rank}`` and ``{batch}`` in them. On other devices than CUDA it says so and does nothing.
+    https://docs.pytorch.org/memory_viz shows the file, ``<folder>/<filename>.pickle``, in a browser. Names may contain
+    ``{run_name}``, ``{rank}`` and ``{batch}``. On devices other than CUDA the callback warns and does nothing.
 
     Args:
-        skip_batches: Batches of a fit to let pass before.
+        skip_batches: Batches of a fit to skip before recording.
         interval: How long to record.
-        max_entries: How many allocations and releases to keep, the last ones.
-        folder: Where the file is written.
-        filename: Its name, without the ending.
-        remote_file_name: What loggers that keep files are to call it; None gives it to none.
-        overwrite: Whether to write over a file that exists.
+        max_entries: Number of allocations and releases to keep, the last ones.
+        folder: Folder of the file.
+        filename: Name of the file, without the suffix.
+        remote_file_name: Name of the file at loggers that store files; None uploads it to none.
+        overwrite: Whether to overwrite an existing file.
 
     Raises:
-        ValueError: A value is out of range, or a name has something else in braces.
+        ValueError: A value is out of range, or a name contains another field in braces.
 
     Example:
         >>> MemorySnapshot(skip_batches=10, interval="2ba").interval
@@ -50,68 +59,169 @@ class MemorySnapshot(Callback):
 
     skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
     interval: Time = attrs.field(default=Time(3, TimeUnit.BATCH), converter=_to_interval)
-    max_entries: int = attrs.field(
-        default=100000, validator=whole_number_from(1, meaning="It is the number of allocations to keep.")
-    )
-    folder: str = "{run_name}/torch_traces"
-    filename: str = "rank{rank}.{batch}.memory_snapshot"
-    remote_file_name: str | None = "{run_name}/torch_memory_traces"
+    max_entries: int = attrs.field(default=100000, validator=_MAX_ENTRIES)
+    folder: str = attrs.field(default="{run_name}/torch_traces", validator=_check_template)
+    filename: str = attrs.field(default="rank{rank}.{batch}.memory_snapshot", validator=_check_template)
+    remote_file_name: str | None = attrs.field(default="{run_name}/torch_memory_traces", validator=_check_template)
     overwrite: bool = attrs.field(default=False, validator=true_or_false)
 
-    _is_wanted: bool = attrs.field(default=False, init=False, repr=False)
+    _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
     _skip_until: int = attrs.field(default=0, init=False, repr=False)
     _recorded_from: Timestamp | None = attrs.field(default=None, init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        check_names(folder=self.folder, filename=self.filename, remote_file_name=self.remote_file_name)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Count the batches to skip from here."""
         del logger
-        self._is_wanted = is_recordable(state, "MemorySnapshot")
+        self._is_enabled = is_recordable(state, "MemorySnapshot")
         self._skip_until = int(state.timestamp.count(TimeUnit.BATCH)) + self.skip_batches
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Begin to record, when it is time."""
+        """Start recording after the skipped batches."""
         del logger
-        if (
-            self._is_wanted
-            and self._recorded_from is None
-            and state.timestamp.count(TimeUnit.BATCH) >= self._skip_until
-        ):
+        is_skipped = state.timestamp.count(TimeUnit.BATCH) < self._skip_until
+        if self._is_enabled and self._recorded_from is None and not is_skipped:
             self._recorded_from = state.timestamp
             start_history(self.max_entries)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write the file, when it has been long enough."""
+        """Write the file if the interval has elapsed."""
         if self._recorded_from is not None and has_lasted(self.interval, self._recorded_from, state.timestamp):
-            self._finish(state, logger)
+            self.fit_end(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Write what there is."""
-        if self._recorded_from is not None:
-            self._finish(state, logger)
-
-    def close(self, state: State, logger: Logger) -> None:
-        """Record nothing any more."""
-        del state, logger
-        if self._recorded_from is not None:
-            self._recorded_from = None
-            stop_history()
-
-    def _finish(self, state: State, logger: Logger) -> None:
-        self._recorded_from, self._is_wanted = None, False
+        """Write the file if recording has started."""
+        if self._recorded_from is None:
+            return
+        self._recorded_from, self._is_enabled = None, False
         try:
             write_snapshot(self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite)
         finally:
             stop_history()
 
+    def close(self, state: State, logger: Logger) -> None:
+        """Stop recording."""
+        del state, logger
+        if self._recorded_from is not None:
+            self._recorded_from = None
+            stop_history()
+
+
+@attrs.define(eq=False)
+class OOMObserver(Callback):
+    """Write what is allocated on the GPU, and by which lines of code, when a run ends because it is out of memory.
+
+    https://docs.pytorch.org/memory_viz shows the file, ``<folder>/<filename>.pickle``, in a browser. The file is
+    written when a :class:`torch.OutOfMemoryError` ends the run, not when the error is caught, as during the search for
+    a microbatch size. Recording costs a few microseconds per allocation. On devices other than CUDA the callback warns
+    and does nothing.
+
+    Args:
+        max_entries: Number of allocations and releases to keep, the last ones.
+        folder: Folder of the file; ``{run_name}``, ``{rank}`` and ``{batch}`` are filled in here and below.
+        filename: Name of the file, without the suffix.
+        remote_file_name: Name of the file at loggers that store files; None uploads it to none.
+        overwrite: Whether to overwrite an existing file.
+
+    Raises:
+        ValueError: ``max_entries`` is less than 1, or a name contains another field in braces.
+
+    Example:
+        >>> OOMObserver(folder="traces").filename
+        'rank{rank}_oom'
+    """
+
+    max_entries: int = attrs.field(default=100000, validator=_MAX_ENTRIES)
+    folder: str = attrs.field(default="{run_name}/torch_traces", validator=_check_template)
+    filename: str = attrs.field(default="rank{rank}_oom", validator=_check_template)
+    remote_file_name: str | None = attrs.field(
+        default="{run_name}/oom_traces/rank{rank}_oom", validator=_check_template
+    )
+    overwrite: bool = attrs.field(default=False, validator=true_or_false)
+
+    _is_enabled: bool = attrs.field(default=False, init=False, repr=False)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Start recording."""
+        del logger
+        self._is_enabled = is_recordable(state, "OOMObserver")
+        if self._is_enabled:
+            start_history(self.max_entries)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Write the file if the run ends because it is out of memory, and stop recording."""
+        if not self._is_enabled:
+            return
+        self._is_enabled = False
+        try:
+            if is_out_of_memory(sys.exception()):
+                write_snapshot(
+                    self.folder, self.filename, self.remote_file_name, state, logger, overwrite=self.overwrite
+                )
+        finally:
+            stop_history()
+
+
+def is_recordable(state: State, who: str) -> bool:
+    """Return whether the run is on a CUDA device, and warn if it is not."""
+    if state.device.type == "cuda":
+        return True
+    warnings.warn(
+        f"{who} has nothing to record: it records the memory of CUDA devices, and the run is on {state.device}.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return False
+
+
+def start_history(max_entries: int) -> None:
+    """Let torch's allocator record each allocation with the lines of code that requested it."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries)  # noqa: SLF001  (documented, without a public name)
+
+
+def stop_history() -> None:
+    """Let torch's allocator stop recording."""
+    torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001  (see start_history)
+
+
+def write_snapshot(
+    folder: str, filename: str, remote_file_name: str | None, state: State, logger: Logger, *, overwrite: bool
+) -> Path:
+    """Write the recorded allocations atomically to ``<folder>/<filename>.pickle``, and upload the file to the loggers.
+
+    Raises:
+        FileExistsError: The file exists, and ``overwrite`` is False.
+    """
+    path = Path(fill_in_run(folder, state)) / f"{fill_in_run(filename, state)}.pickle"
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"{str(path)!r} exists. Set overwrite=True to overwrite it, or add {{run_name}} and {{batch}} to the name."
+        )
+    dump: Any = torch.cuda.memory._dump_snapshot  # noqa: SLF001  (see start_history)
+    write_atomically(lambda unfinished: dump(os.fspath(unfinished)), path)
+    if remote_file_name is not None:
+        logger.upload_file(f"{fill_in_run(remote_file_name, state)}.pickle", path, overwrite=overwrite)
+    return path
+
 
 def has_lasted(interval: Time, since: Timestamp, now: Timestamp) -> bool:
-    """Return whether an interval has gone by between two moments.
+    """Return whether an interval has elapsed between two timestamps.
 
     Example:
         >>> has_lasted(Time(2, "ba"), Timestamp(batch=5), Timestamp(batch=7))
         True
     """
     return now.count(interval.unit) - since.count(interval.unit) >= interval.value
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is a :class:`torch.OutOfMemoryError`.
+
+    Example:
+        >>> is_out_of_memory(torch.OutOfMemoryError("no room")), is_out_of_memory(ValueError("other"))
+        (True, False)
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,4 +1,4 @@
-"""End a training whose loss is not a number."""
+"""Stop a training whose loss is NaN."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class _Loss(NamedTuple):
 
 @attrs.define(eq=False)
 class NaNMonitor(Callback):
-    """End the training by an error when the loss is not a number (NaN).
+    """Raise an error when the loss is not a number (NaN).
 
-    The error names the first batch whose loss is not a number, of several losses each by its name. No step waits for
-    the device: losses are collected, and looked at every so often and at the end of each epoch. On a GPU a look starts
-    a copy, which the next look reads; so the error comes up to twice ``every`` after the batch.
+    The error names the first batch whose loss is NaN, and which of several losses. Steps do not synchronize with the
+    device: losses are collected, and read every ``every`` and at the end of each epoch. On a GPU each check starts a
+    copy, which the next check reads; so the error is raised up to twice ``every`` after the batch.
 
     Args:
-        every: How often to look within an epoch: a time, a text or a number of batches.
-        infinite: Whether an infinite loss ends the training, too.
+        every: How often to check within an epoch: a time, a text or a number of batches.
+        infinite: Whether an infinite loss is an error as well.
 
     Raises:
-        TypeError: ``every`` is no length of time.
+        TypeError: ``every`` is not a length of time.
         ValueError: ``every`` is not above 0.
 
     Example:
@@ -56,11 +56,11 @@ class NaNMonitor(Callback):
     _copied: _Copy | None = attrs.field(default=None, init=False, repr=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Look every so often."""
+        """Check every ``every``."""
         return {Event.BATCH_END: self.every}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget what an earlier training has left."""
+        """Reset the state of an earlier training."""
         del state, logger
         self._collected, self._copied = [], None
 
@@ -74,10 +74,10 @@ class NaNMonitor(Callback):
             self._collected += [_Loss(batch, name, one.detach()) for name, one in _parts(loss)]
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Read what was copied at the last look, and start to copy what came since.
+        """Read the copy of the previous check, and start to copy the losses since then.
 
         Raises:
-            RuntimeError: A loss is not a number.
+            RuntimeError: A loss is NaN.
         """
         del logger
         self._read(state)
@@ -86,23 +86,17 @@ class NaNMonitor(Callback):
             self._read(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Read all there is.
+        """Read all losses.
 
         Raises:
-            RuntimeError: A loss is not a number.
+            RuntimeError: A loss is NaN.
         """
         del logger
         self._read(state)
         self._copy()
         self._read(state)
 
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Read all there is.
-
-        Raises:
-            RuntimeError: A loss is not a number.
-        """
-        self.epoch_end(state, logger)
+    fit_end = epoch_end
 
     def _copy(self) -> None:
         if self._collected:
@@ -113,14 +107,14 @@ class NaNMonitor(Callback):
         if copied is None:
             return
         for loss, value in zip(copied.losses, copied.read(), strict=True):
-            is_nan = value != value  # noqa: PLR0124  (what only NaN is)
+            is_nan = value != value  # noqa: PLR0124  (true only for NaN)
             if is_nan or (self.infinite and value in {float("inf"), float("-inf")}):
-                raise RuntimeError(_complaint(loss, "not a number (NaN)" if is_nan else "infinite", state))
+                raise RuntimeError(_message(loss, "not a number (NaN)" if is_nan else "infinite", state))
 
 
 @attrs.frozen
 class _Copy:
-    """Losses on their way to the CPU; ``ready`` tells when, or is None if they are there."""
+    """Losses that are being copied to the CPU; ``ready`` is recorded after the copy, or None if it is complete."""
 
     losses: list[_Loss]
     values: Tensor
@@ -151,7 +145,7 @@ def _parts(loss: Any) -> Iterator[tuple[str, Tensor]]:
             yield str(name), one
 
 
-def _complaint(loss: _Loss, what: str, state: State) -> str:
+def _message(loss: _Loss, what: str, state: State) -> str:
     now = int(state.timestamp.count(TimeUnit.BATCH))
     part = f" {loss.name!r}" if loss.name else ""
     rates = ", ".join(
@@ -162,8 +156,8 @@ def _complaint(loss: _Loss, what: str, state: State) -> str:
     )
     half = " The precision is amp_fp16: try 'amp_bf16', whose range is larger." if state.precision == "amp_fp16" else ""
     return (
-        f"The training loss{part} is {what} since batch {loss.batch}, counted from 0; this was seen after {now} "
-        f"batches. Look at that batch's data (NaN, infinite values, labels out of range) and at the learning rate "
+        f"The training loss{part} is {what} since batch {loss.batch}, counted from 0; detected after {now} "
+        f"batches. Check that batch's data (NaN, infinite values, labels out of range) and the learning rate "
         f"({rates}): try a smaller one, a warm-up or GradientClipping.{half} "
-        "torch.autograd.set_detect_anomaly(True) names the operation that a NaN gradient comes from."
+        "torch.autograd.set_detect_anomaly(True) names the operation that produces a NaN gradient."
     )

@@ -1,16 +1,17 @@
-"""How large gradients, moments, weights and steps are."""
+"""Log the norms of gradients, moments, weights and updates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from composer.callbacks._norms import local, sums_of, sums_of_products, sums_of_squares, sums_over_processes
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
 from composer.core.serialization import reset_fields
+from composer.distributed import get_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,14 +25,14 @@ _SECOND_MOMENTS = ("exp_avg_sq",)
 
 
 @attrs.define
-class _Sums:
-    """What has been summed over each of some parameters, or over this process's part of each, by name."""
+class _Measurement:
+    """Named sums over the elements of parameters, or over this process's part of sharded parameters."""
 
     parameters: dict[str, Sequence[Tensor]] = attrs.field(factory=dict)
     sums: list[Tensor] = attrs.field(factory=list)
 
     def add(self, name: str, parameters: Sequence[Tensor], sums: Tensor) -> None:
-        """Add the squares of what has a norm."""
+        """Add one sum per parameter."""
         if parameters:
             self.parameters[name] = parameters
             self.sums.append(sums)
@@ -39,15 +40,15 @@ class _Sums:
     def add_cosine(
         self, name: str, parameters: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor]
     ) -> None:
-        """Add what makes the cosines of the angles between pairs of tensors."""
-        self.add(name, parameters, sums_of_products(first, second))
-        self.add(f"{name} first", parameters, sums_of_squares(first))
-        self.add(f"{name} second", parameters, sums_of_squares(second))
+        """Add the sums that the cosines of the angles between pairs of tensors are computed from."""
+        self.add(name, parameters, _sums_of_products(first, second))
+        self.add(f"{name} first", parameters, _sums(first, 2))
+        self.add(f"{name} second", parameters, _sums(second, 2))
 
     def over_processes(self) -> dict[str, Tensor]:
-        """Return the sums over whole parameters, by name."""
+        """Return the sums over complete parameters, by name."""
         everything = [one for parameters in self.parameters.values() for one in parameters]
-        total = sums_over_processes(torch.cat(self.sums), everything)
+        total = _sums_over_processes(torch.cat(self.sums), everything)
         return dict(zip(self.parameters, torch.split(total, [len(one) for one in self.sums]), strict=True))
 
     def metrics(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
@@ -69,26 +70,26 @@ class _Sums:
 
 @attrs.define(eq=False)
 class OptimizerMonitor(Callback):
-    """Log the L2 norms of the gradients, and of what the optimizers make of them, every few batches.
+    """Log the L2 norms of gradients and of the optimizers' updates every few batches.
 
-    - ``l2_norm/grad/global`` and ``l2_norm/grad/<parameter>``: at ``AFTER_TRAIN_BATCH``, so unscaled, added up over
-      microbatches and processes, and after algorithms, such as gradient clipping, have changed them.
+    - ``l2_norm/grad/global`` and ``l2_norm/grad/<parameter>``: at ``AFTER_TRAIN_BATCH``, so unscaled, summed over
+      microbatches and processes, and after algorithms such as gradient clipping.
 
     And with ``log_optimizer_metrics``, at ``BATCH_END``:
 
     - ``l2_norm/param/…``: the weights after the step;
-    - ``l2_norm/update/…``: what the step has taken from them, weight decay included, whatever the optimizer is;
+    - ``l2_norm/update/…``: the difference of the weights before and after the step, weight decay included, for any
+      optimizer;
     - ``l2_norm/moment/…`` and ``l2_norm/second_moment_sqrt/…``: ``exp_avg`` or ``momentum_buffer``, and the square root
       of ``exp_avg_sq``, where an optimizer has them;
-    - ``cosine/update_grad/…`` and ``cosine/moment_grad/…``: of the angles between them, 1 for plain SGD.
+    - ``cosine/update_grad/…`` and ``cosine/moment_grad/…``: cosines of the angles between them, 1 for plain SGD.
 
-    They are logged for the batch that they belong to, as its loss is. A batch that is measured costs a copy of the
-    weights, which the update is told from. Of sharded parameters each process measures its part, and one reduction adds
-    up all numbers. Sparse gradients are left out.
+    They are logged for the same step as the batch's loss. Measuring a batch costs a copy of the weights. Of sharded
+    parameters each process measures its part, and a single reduction sums them. Sparse gradients are skipped.
 
     Args:
         log_optimizer_metrics: Whether to log more than gradients.
-        batch_log_interval: Batches from one measurement to the next; the first batch is not measured, except with 1.
+        batch_log_interval: Batches between two measurements; the first batch is measured only if this is 1.
 
     Raises:
         ValueError: ``batch_log_interval`` is less than 1.
@@ -103,58 +104,58 @@ class OptimizerMonitor(Callback):
 
     _before: dict[Tensor, Tensor] = attrs.field(factory=dict, init=False, repr=False)
     _measured: dict[str, Tensor] = attrs.field(factory=dict, init=False, repr=False)
-    _sums: _Sums = attrs.field(factory=_Sums, init=False, repr=False)
+    _measurement: _Measurement = attrs.field(factory=_Measurement, init=False, repr=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Measure every so many batches."""
+        """Measure every ``batch_log_interval`` batches."""
         every = Time(self.batch_log_interval, TimeUnit.BATCH)
         return {Event.BATCH_START: every, Event.AFTER_TRAIN_BATCH: every}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget what an earlier training has left."""
+        """Reset the state of an earlier training."""
         del state, logger
         reset_fields(self)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Keep a copy of the weights: the update is what the step takes from them."""
+        """Copy the weights, to compute the update after the step."""
         if self.log_optimizer_metrics and logger.destinations:
-            held = [
+            parameters = [
                 one for optimizer in state.optimizers for group in optimizer.param_groups for one in group["params"]
             ]
-            copies = [one.detach().clone() for one in local(held)]
-            self._before = dict(zip(held, copies, strict=True))
+            copies = [one.detach().clone() for one in _local(parameters)]
+            self._before = dict(zip(parameters, copies, strict=True))
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Measure the gradients that the optimizers step with."""
+        """Measure the gradients of the optimizers' step."""
         if not logger.destinations:
             return
         self._measured = {name: one for name, one in state.model.named_parameters() if _has_gradient(one)}
         parameters = list(self._measured.values())
-        self._sums = _Sums()
-        self._sums.add("l2_norm/grad", parameters, sums_of_squares(_gradients(parameters)))
+        self._measurement = _Measurement()
+        self._measurement.add("l2_norm/grad", parameters, _sums(_gradients(parameters), 2))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Measure what the optimizers have made of them, if this batch is measured, and log."""
+        """Measure the step, if this batch is measured, and log."""
         if not self._measured:
             return
         names = {parameter: name for name, parameter in self._measured.items()}
         if self._before:
             self._measure_step(state)
-        logger.log_metrics(self._sums.metrics(names), step=int(state.timestamp.count(TimeUnit.BATCH)) - 1)
-        self._before, self._measured, self._sums = {}, {}, _Sums()
+        logger.log_metrics(self._measurement.metrics(names), step=int(state.timestamp.count(TimeUnit.BATCH)) - 1)
+        self._before, self._measured, self._measurement = {}, {}, _Measurement()
 
     @torch.no_grad()
     def _measure_step(self, state: State) -> None:
-        sums, stepped = self._sums, [one for one in self._measured.values() if one in self._before]
-        now, gradients = local(stepped), _gradients(stepped)
+        sums, stepped = self._measurement, [one for one in self._measured.values() if one in self._before]
+        now, gradients = _local(stepped), _gradients(stepped)
         updates = list(torch._foreach_sub([self._before[one] for one in stepped], now))
         with_moment, moments = _from_optimizers(state, stepped, _FIRST_MOMENTS)
         with_square, squares = _from_optimizers(state, stepped, _SECOND_MOMENTS)
 
-        sums.add("l2_norm/param", stepped, sums_of_squares(now))
-        sums.add("l2_norm/update", stepped, sums_of_squares(updates))
-        sums.add("l2_norm/moment", with_moment, sums_of_squares(moments))
-        sums.add("l2_norm/second_moment_sqrt", with_square, sums_of(squares))
+        sums.add("l2_norm/param", stepped, _sums(now, 2))
+        sums.add("l2_norm/update", stepped, _sums(updates, 2))
+        sums.add("l2_norm/moment", with_moment, _sums(moments, 2))
+        sums.add("l2_norm/second_moment_sqrt", with_square, _sums(squares, 1))
         sums.add_cosine("cosine/update_grad", stepped, updates, gradients)
         sums.add_cosine("cosine/moment_grad", with_moment, moments, _gradients(with_moment))
 
@@ -164,18 +165,82 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return local([one.grad for one in parameters if one.grad is not None])
+    return _local([one.grad for one in parameters if one.grad is not None])
 
 
 def _from_optimizers(
     state: State, parameters: Sequence[Tensor], fields: Sequence[str]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters of which an optimizer holds one of some fields, and what it holds."""
-    held: dict[Tensor, Tensor] = {}
+    """Return the parameters whose optimizer state has one of some fields, and the values of that field."""
+    values: dict[Tensor, Tensor] = {}
     for optimizer in state.optimizers:
         for parameter in parameters:
-            fields_held = optimizer.state.get(parameter, {})
+            state_of_parameter = optimizer.state.get(parameter, {})
             for field in fields:
-                if isinstance(fields_held.get(field), torch.Tensor):
-                    held[parameter] = fields_held[field]
-    return list(held), local(list(held.values()))
+                if isinstance(state_of_parameter.get(field), torch.Tensor):
+                    values[parameter] = state_of_parameter[field]
+    return list(values), _local(list(values.values()))
+
+
+def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the part of each sharded tensor that this process stores, and other tensors unchanged."""
+    either: Sequence[Any] = tensors
+    return [tensor.to_local() if _is_distributed(tensor) else tensor for tensor in either]
+
+
+def _sums(tensors: Sequence[Tensor], power: int) -> Tensor:
+    """Return the sum of each tensor's absolute values to a power, 1 or 2, as one tensor of at least 32 bits.
+
+    Example:
+        >>> _sums([torch.tensor([3.0, 4.0]), torch.ones(2, 2)], 2)
+        tensor([25.,  4.])
+    """
+    if not tensors:
+        return torch.zeros(0)
+    norms = torch.stack(torch._foreach_norm(list(tensors), power, dtype=_precise(tensors)))
+    return norms.square() if power == 2 else norms
+
+
+def _sums_of_products(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Return the dot product of each pair of tensors, as one tensor of at least 32 bits.
+
+    Example:
+        >>> _sums_of_products([torch.tensor([3.0, 4.0])], [torch.tensor([1.0, -1.0])])
+        tensor([-1.])
+    """
+    if not first:
+        return torch.zeros(0)
+    products = torch._foreach_mul(list(first), list(second))
+    precise = _precise(products)
+    return torch.stack([product.sum(dtype=precise) for product in products])
+
+
+def _sums_over_processes(sums: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sums over all processes, by one reduction; without sharded tensors, ``sums`` itself.
+
+    Args:
+        sums: The sum over this process's part of each tensor.
+        tensors: The tensors that were summed, the same in every process and in the same order.
+    """
+    if not any(map(_is_distributed, tensors)):
+        return sums
+    # Each replica of a part has the same sum, which must count once.
+    shares = torch.tensor([_num_shards(tensor) for tensor in tensors], dtype=sums.dtype) / get_world_size()
+    total = sums * shares.to(sums.device, non_blocking=True)
+    torch.distributed.all_reduce(total)
+    return total
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "device_mesh")  # a DTensor, recognized without importing torch.distributed.tensor
+
+
+def _num_shards(tensor: Any) -> int:
+    if not _is_distributed(tensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())
+
+
+def _precise(tensors: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(one.dtype is torch.float64 for one in tensors) else torch.float32

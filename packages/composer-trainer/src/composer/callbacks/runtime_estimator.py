@@ -1,4 +1,4 @@
-"""How long a training will still take."""
+"""Estimate the remaining time of a training."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Literal
 
 import attrs
 
+from composer.callbacks.speed_monitor import SECONDS_OF_UNIT
 from composer.core import Callback, Logger, State, TimeUnit, saved
 from composer.core.checks import one_of, whole_number_from
 from composer.core.serialization import reset_fields
 
 __all__ = ["RuntimeEstimator"]
 
-_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
-
 
 @attrs.define
 class _Evaluations:
-    """Those of one evaluator: how many, how long altogether, and after which batch the last was."""
+    """The evaluations of one evaluator: their number, total time, and the batch before the last one."""
 
     count: int = 0
     seconds: float = 0.0
@@ -28,18 +27,18 @@ class _Evaluations:
 
 @attrs.define(eq=False)
 class RuntimeEstimator(Callback):
-    """Log ``time/remaining_estimate`` at every batch: how long until the training ends, evaluations included.
+    """Log ``time/remaining_estimate`` at every batch: the time until the training ends, evaluations included.
 
-    The batches still to come, of which the clock and ``max_duration`` tell how many, are taken to be as long as those
-    so far on average; evaluations to come at the same distance as so far. Before an evaluator's first, its time is not
-    known and left out. What was measured is saved, so a resumed run goes on estimating.
+    The remaining batches, whose number follows from the clock and ``max_duration``, are assumed to take the mean time
+    of the batches so far, and evaluations to continue at the same interval. An evaluator counts from its first
+    evaluation. The measurements are saved, so that a resumed run continues them.
 
     Args:
-        skip_batches: So many batches from each start are not measured: compilation and caches make them slow.
+        skip_batches: Batches after each start that are not measured, because compilation and caches make them slow.
         time_unit: ``"seconds"``, ``"minutes"``, ``"hours"`` or ``"days"``.
 
     Raises:
-        ValueError: One of them is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> RuntimeEstimator(skip_batches=5, time_unit="minutes")
@@ -48,7 +47,7 @@ class RuntimeEstimator(Callback):
 
     skip_batches: int = attrs.field(default=1, validator=whole_number_from(0, meaning="It counts batches."))
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
-        default="hours", validator=one_of(*_SECONDS)
+        default="hours", validator=one_of(*SECONDS_OF_UNIT)
     )
 
     _batches: int = saved(default=0)
@@ -59,26 +58,26 @@ class RuntimeEstimator(Callback):
     _since: float = attrs.field(default=0.0, init=False, repr=False)
     _eval_since: float = attrs.field(default=0.0, init=False, repr=False)
     _is_fitting: bool = attrs.field(default=False, init=False, repr=False)
-    _whole: float | None = attrs.field(default=None, init=False, repr=False)
+    _total_batches: float | None = attrs.field(default=None, init=False, repr=False)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run."""
+        """Reset the state of an earlier run."""
         del state, logger
         reset_fields(self)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         del logger
         now = _batches_done(state)
         if not now:
             reset_fields(self)
         if self._first_batch is None or now < self._first_batch:
             self._first_batch, self._evaluations = now, {}
-        self._is_fitting, self._to_skip, self._whole = True, self.skip_batches, None
+        self._is_fitting, self._to_skip, self._total_batches = True, self.skip_batches, None
         self._since = time.perf_counter()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Leave alone what is evaluated after training."""
+        """Ignore evaluations after training."""
         del state, logger
         self._is_fitting = False
 
@@ -90,30 +89,27 @@ class RuntimeEstimator(Callback):
         else:
             self._batches += 1
             self._seconds += self._since - before
-        if not _counts_ends(state):
-            self._count_whole(state)
+        if not _is_known_at_ends(state):
+            self._estimate_total(state)
         if self._batches and logger.destinations:
             seconds = self._remaining(state)
             if seconds is not None:
-                logger.log_metrics({"time/remaining_estimate": seconds / _SECONDS[self.time_unit]})
+                logger.log_metrics({"time/remaining_estimate": seconds / SECONDS_OF_UNIT[self.time_unit]})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Find out how many batches there are, where only the end of an epoch tells."""
+        """Estimate the number of batches, if it can be computed only at the end of an epoch or iteration."""
         del logger
-        self._count_whole(state)
+        self._estimate_total(state)
 
-    def iteration_end(self, state: State, logger: Logger) -> None:
-        """Find out how many batches there are, where only the end of an iteration tells."""
-        del logger
-        self._count_whole(state)
+    iteration_end = epoch_end
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Begin to measure an evaluation."""
+        """Start measuring an evaluation."""
         del state, logger
         self._eval_since = time.perf_counter()
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Measure the evaluation, whose time is none of the next batch's."""
+        """Measure the evaluation, and exclude its time from the next batch."""
         del logger
         seconds = time.perf_counter() - self._eval_since
         self._since += seconds
@@ -122,8 +118,8 @@ class RuntimeEstimator(Callback):
             one.count, one.seconds, one.last_batch = one.count + 1, one.seconds + seconds, _batches_done(state)
 
     def _remaining(self, state: State) -> float | None:
-        """Return the seconds until the end; None where it cannot be told yet."""
-        done, whole = _batches_done(state), self._whole
+        """Return the seconds until the end; None if it cannot be estimated yet."""
+        done, whole = _batches_done(state), self._total_batches
         if whole is None:
             return None
         duration = state.max_duration
@@ -134,19 +130,19 @@ class RuntimeEstimator(Callback):
         for one in self._evaluations.values():
             distance = (one.last_batch - (self._first_batch or 0)) / one.count
             if distance > 0:
-                # One more at the end, where it is between two; half a batch keeps rounding from making it two.
+                # Half a batch less, so that rounding does not count the evaluation at the end twice.
                 seconds += max(0, math.ceil((whole - one.last_batch - 0.5) / distance)) * one.seconds / one.count
         return seconds
 
-    def _count_whole(self, state: State) -> None:
-        """Note how many batches the whole training has, as far as can be told from what is done of it."""
+    def _estimate_total(self, state: State) -> None:
+        """Estimate the batches of the complete training from the completed fraction."""
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value:
-            self._whole = _batches_done(state) / elapsed.value
+            self._total_batches = _batches_done(state) / elapsed.value
 
 
-def _counts_ends(state: State) -> bool:
-    """Return whether the clock tells only at the ends of epochs or iterations how much of the training is done."""
+def _is_known_at_ends(state: State) -> bool:
+    """Return whether the completed fraction is known only at the ends of epochs or iterations."""
     unit = None if state.max_duration is None else state.max_duration.unit
     return unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not state.dataloader_len)
 

@@ -1,4 +1,4 @@
-"""How fast a run is, and what it spends its time on."""
+"""Log the throughput of a run, and the time spent on training and evaluation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, 
 from composer.core import Callback, Logger, State, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 from composer.core.serialization import from_data, reset_fields
+from composer.distributed import get_world_size
 
 __all__ = ["SpeedMonitor"]
 
-_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+SECONDS_OF_UNIT = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 
 
 @attrs.frozen
@@ -32,7 +33,7 @@ class _Reading:
 
 @attrs.frozen
 class _Spent:
-    """What a SpeedMonitor saves."""
+    """The saved state of a SpeedMonitor."""
 
     train_seconds: float = attrs.field(validator=ge(0))
     val_seconds: float = attrs.field(validator=ge(0))
@@ -40,27 +41,27 @@ class _Spent:
 
 @attrs.define(eq=False)
 class SpeedMonitor(Callback):
-    """Log at every batch how many batches, samples and tokens a second are trained on, and the time spent so far.
+    """Log the throughput and the time spent so far at every batch.
 
     - ``throughput/batches_per_sec``, ``throughput/samples_per_sec`` and, if the batches have tokens,
-      ``throughput/tokens_per_sec``: over the last ``window_size`` batches, or as many as there are; by all processes.
-      Time spent on evaluation is left out. ``throughput/device/…`` is the same for each process.
-    - ``throughput/flops_per_sec`` and ``throughput/device/flops_per_sec``: floating-point operations, where a batch's
-      are known: by ``model.flops_per_batch``, a number or a function of the batch, or counted with ``count_flops``.
-    - ``throughput/device/mfu``: their share of what the device could do at best (model FLOPs utilisation), where that
-      is known, too: for common GPUs, in the run's precision.
-    - ``time/train``, ``time/val`` and their sum, ``time/total``, in ``time_unit``. They go on when a run is resumed.
+      ``throughput/tokens_per_sec``: over the last ``window_size`` batches, or as many as there are, summed over all
+      processes. Time spent on evaluation is excluded. ``throughput/device/…`` is the same per process.
+    - ``throughput/flops_per_sec`` and ``throughput/device/flops_per_sec``: floating-point operations, if known: from
+      ``model.flops_per_batch``, a number or a function of the batch, or counted with ``count_flops``.
+    - ``throughput/device/mfu``: their fraction of the device's peak (model FLOPs utilization), if that is known as
+      well: for common GPUs, in the run's precision.
+    - ``time/train``, ``time/val`` and their sum, ``time/total``, in ``time_unit``. A resumed run continues them.
 
     Args:
         window_size: Batches to average over.
-        gpu_flops_available: How many operations a second the device can do at best; if None, what the maker says of it.
+        gpu_flops_available: The device's peak operations per second; the manufacturer's figure if None.
         time_unit: ``"seconds"``, ``"minutes"``, ``"hours"`` or ``"days"``.
-        count_flops: Whether to count the first batch's operations, forward and backward, where the model does not know
-            them. The count is taken for each sample of the run, and for every process; that first batch is slower and
-            is no part of the throughput. What compiled code or kernels of one's own do may not be counted.
+        count_flops: Whether to count the operations of the first batch, forward and backward, if the model has no
+            ``flops_per_batch``. The count per sample is used for all samples and processes; the first batch is slower
+            and excluded from the throughput. Operations in compiled code or custom kernels may not be counted.
 
     Raises:
-        ValueError: One of them is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> SpeedMonitor(window_size=50, time_unit="minutes")
@@ -74,7 +75,7 @@ class SpeedMonitor(Callback):
         default=None, validator=optional(number_between(0, above=True, meaning="It counts operations per second."))
     )
     time_unit: Literal["seconds", "minutes", "hours", "days"] = attrs.field(
-        default="hours", validator=one_of(*_SECONDS)
+        default="hours", validator=one_of(*SECONDS_OF_UNIT)
     )
     count_flops: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
 
@@ -91,40 +92,40 @@ class SpeedMonitor(Callback):
     _has_warned: bool = attrs.field(default=False, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        self._readings = deque(maxlen=self.window_size + 1)  # a default would be computed before the check
+        self._readings = deque(maxlen=self.window_size + 1)  # a default would be computed before the validation
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds spent so far."""
         return {"train_seconds": self._train_seconds, "val_seconds": self._val_seconds}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+        """Raise the errors of :meth:`load_state_dict` without changing anything.
 
         Raises:
-            ValueError: ``state`` is not what a SpeedMonitor saves.
+            ValueError: ``state`` is not the state of a SpeedMonitor.
         """
         from_data(state, _Spent, "SpeedMonitor")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from the seconds that were spent; throughput is measured anew."""
+        """Continue counting from the saved seconds; the throughput is measured from scratch."""
         self.check_state_dict(state)
         self._train_seconds, self._val_seconds = state["train_seconds"], state["val_seconds"]
         self._readings.clear()
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run."""
+        """Reset the state of an earlier run."""
         del state, logger
         self._forget()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Begin to count."""
+        """Start counting."""
         del logger
         if not state.timestamp.count(TimeUnit.BATCH):
             self._forget()
         self._is_fitting = True
         self._counted_until = time.perf_counter()
         if self._readings and state.timestamp.count(TimeUnit.BATCH) < self._readings[-1].batches:
-            self._readings.clear()  # the clock was set back, and batches before cannot be told from batches after
+            self._readings.clear()  # the clock was set back, so that differences of readings are meaningless
         self._take_reading(state)
         self._model_knows = isinstance(state.model, KnowsFlops)
         if self.count_flops and not self._model_knows and self._flops_per_sample is None:
@@ -133,20 +134,18 @@ class SpeedMonitor(Callback):
             self._find_peak(state)
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        """Begin to count the first batch's operations."""
+        """Start counting the operations of the first batch."""
         del state, logger
         if self._counter is not None:
             self._counter.begin()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Stop to count."""
+        """Stop counting operations."""
         del state, logger
         if self._counter is not None:
             self._counter.end()
 
-    def close(self, state: State, logger: Logger) -> None:
-        """Stop to count, where a batch was broken off."""
-        self.after_train_batch(state, logger)
+    close = after_train_batch
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Count the batch and log."""
@@ -157,13 +156,13 @@ class SpeedMonitor(Callback):
             logger.log_metrics(self._throughput() | self._times())
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Count what came after the last batch."""
+        """Count the time after the last batch."""
         del state, logger
         self._count_training()
         self._is_fitting = False
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Stop counting training and begin to count evaluation."""
+        """Stop counting training and start counting evaluation."""
         del state, logger
         self._count_training()
 
@@ -174,7 +173,7 @@ class SpeedMonitor(Callback):
         logger.log_metrics(self._times())
 
     def _forget(self) -> None:
-        """Forget an earlier training; what was loaded for a first one stays."""
+        """Reset the state of an earlier training, but not state that was loaded before the first one."""
         if self._readings:
             has_warned = self._has_warned
             reset_fields(self)
@@ -202,7 +201,7 @@ class SpeedMonitor(Callback):
         )
 
     def _find_peak(self, state: State) -> None:
-        """Find out what the device can do, and warn once of one that is not known."""
+        """Set the device's peak, and warn once if it is unknown."""
         self._peak = self.gpu_flops_available
         if self._peak is not None or state.device.type != "cuda":
             return
@@ -211,30 +210,30 @@ class SpeedMonitor(Callback):
         if self._peak is None and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"SpeedMonitor does not know what {name!r} can do at best in {state.precision.value}, so it logs no "
-                "throughput/device/mfu. Say it: SpeedMonitor(gpu_flops_available=312e12).",
+                f"SpeedMonitor has no peak performance for {name!r} in {state.precision.value}, so it logs no "
+                "throughput/device/mfu. Set it: SpeedMonitor(gpu_flops_available=312e12).",
                 UserWarning,
                 stacklevel=2,
             )
 
     def _add_flops(self, state: State) -> None:
-        """Add the batch's operations; other processes are taken to have as many."""
+        """Add the batch's operations; all processes are assumed to have the same number."""
         samples = int(state.timestamp.count(TimeUnit.SAMPLE)) - self._readings[-1].samples if self._readings else 0
         if self._counter is not None and samples:
-            self._take_count(self._counter.total * _world_size() / samples)
+            self._take_count(self._counter.total * get_world_size() / samples)
         elif self._flops_per_sample is not None:
             self._flops += self._flops_per_sample * samples
         elif self._model_knows:
-            self._flops += flops_per_batch(state.model, state.batch) * _world_size()
+            self._flops += flops_per_batch(state.model, state.batch) * get_world_size()
 
     def _take_count(self, flops_per_sample: float) -> None:
-        """Note what the first batch came to, and forget how long it took."""
+        """Store the operations per sample of the first batch, and discard the time that it took."""
         self._counter, self._flops_per_sample = None, flops_per_sample
         self._readings.clear()
         if not flops_per_sample:
             warnings.warn(
-                "SpeedMonitor(count_flops=True) saw no operation that it can count in the first batch, so it logs no "
-                "throughput/flops_per_sec. Give the model flops_per_batch.",
+                "SpeedMonitor(count_flops=True) found no countable operation in the first batch, so it logs no "
+                "throughput/flops_per_sec. Define flops_per_batch on the model.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -250,7 +249,7 @@ class SpeedMonitor(Callback):
         }
         if last.tokens > first.tokens:
             rates["tokens_per_sec"] = (last.tokens - first.tokens) / seconds
-        processes, share = _world_size(), {}
+        processes, share = get_world_size(), {}
         if last.flops > first.flops:
             rates["flops_per_sec"] = (last.flops - first.flops) / seconds
             if self._peak is not None:
@@ -263,10 +262,5 @@ class SpeedMonitor(Callback):
 
     def _times(self) -> dict[str, float]:
         train, val = self._train_seconds, self._val_seconds
-        unit = _SECONDS[self.time_unit]
+        unit = SECONDS_OF_UNIT[self.time_unit]
         return {"time/train": train / unit, "time/val": val / unit, "time/total": (train + val) / unit}
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -1,4 +1,4 @@
-"""The rules that end a training, by themselves."""
+"""The rules that end a training."""
 
 import datetime as dt
 import math
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.callbacks._monitored import Patience, comparison
+from composer.callbacks.stoppers import Patience, comparison
 from composer.core import Time, Timestamp
 
 
@@ -55,7 +55,7 @@ def run(rule, values, max_duration=None):
     return None
 
 
-def by_hand(values, patience, min_delta):
+def reference(values, patience, min_delta):
     """Return the same for a metric of which more is better, as one would say it."""
     best, at = None, 1
     for epoch, value in enumerate(values, start=1):
@@ -101,7 +101,7 @@ class TestPatience:
         """Whatever the values, it ends where counting by hand does."""
         rule = Patience(operator.gt, min_delta, Time(patience, "ep"))
 
-        assert run(rule, values) == by_hand(values, patience, min_delta)
+        assert run(rule, values) == reference(values, patience, min_delta)
 
     def test_infinite_values_compare(self):
         """An infinite loss is worse than any other, and no better than itself."""

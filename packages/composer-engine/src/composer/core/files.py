@@ -1,0 +1,73 @@
+"""Files that a run writes: names with fields of the run filled in, and atomic writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from composer.core.checks import to_path
+from composer.core.naming import fill_in
+from composer.core.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["UNFINISHED", "check_template", "fill_in_run", "write_atomically"]
+
+UNFINISHED = ".unfinished-"
+"""Prefix of the name of a file that :func:`write_atomically` is writing."""
+
+
+def fill_in_run(template: str, state: State, parameter: str = "A name", fields: Sequence[str] | None = None) -> str:
+    """Return the name of a file or folder with fields of a run filled in.
+
+    Args:
+        template: The name; ``{batch:06}`` formats as :meth:`str.format` does.
+        state: The run.
+        parameter: The parameter that the template is the value of, for the error.
+        fields: The fields that the template may contain. If None, ``run_name``, ``rank`` and all counts and times of
+            the clock.
+
+    Raises:
+        TypeError: The template is neither a text nor a path.
+        ValueError: The template contains another field, or is not a valid name.
+
+    Example:
+        >>> fill_in_run("{run_name}/ep{epoch}-ba{batch}.json", State(model=None, run_name="mine"))
+        'mine/ep0-ba0.json'
+    """
+    clock = state.timestamp
+    values = {
+        "run_name": state.run_name,
+        "rank": state.rank,
+        **{name: int(value) for name, value in clock.state_dict().items() if not name.endswith("_wct")},
+        "total_wct": clock.total_wct.total_seconds(),
+    }
+    return fill_in(template, values if fields is None else {name: values[name] for name in fields}, parameter)
+
+
+def check_template(template: str, parameter: str, fields: Sequence[str] | None = None) -> str:
+    """Return a template for :func:`fill_in_run` as a text, and refuse one that cannot be filled in.
+
+    Raises:
+        TypeError: The template is neither a text nor a path.
+        ValueError: The template contains another field than ``fields``, or is not a valid name.
+
+    Example:
+        >>> check_template("ep{epoch}.json", "filename", ["epoch"])
+        'ep{epoch}.json'
+    """
+    template = to_path(parameter, template)
+    fill_in_run(template, State(model=None, run_name="run"), parameter, fields)
+    return template
+
+
+def write_atomically(write: Callable[[Path], object], path: Path) -> None:
+    """Call ``write(unfinished)`` with another name in the same folder, and rename the file to ``path`` on success."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{UNFINISHED}{path.name}")
+    try:
+        write(unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

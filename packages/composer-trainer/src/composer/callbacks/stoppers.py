@@ -1,0 +1,343 @@
+"""End a training when a metric no longer improves, or is good enough."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor
+
+from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
+from composer.core.checks import nearest, number_between, true_or_false
+from composer.core.serialization import reset_fields
+
+__all__ = ["EarlyStopper", "ThresholdStopper"]
+
+Comparison: TypeAlias = Callable[[Any, Any], Any] | str | None
+"""``f(value, other)`` that returns whether the value is better, ``"less"``, ``"greater"``, or None for the default."""
+
+_BY_NAME = {"less": torch.less, "lt": torch.less, "greater": torch.greater, "gt": torch.greater}
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "crossentropy")
+
+
+def _check_comparison(_: object, field: attrs.Attribute[Any], comp: object) -> None:
+    if comp is not None and not callable(comp) and comp not in _BY_NAME:
+        raise ValueError(
+            f"{field.name} must be 'less', 'greater', a function such as torch.less, or None to choose by the metric's "
+            f"name, got {comp!r}."
+        )
+
+
+def comparison(comp: Comparison, monitor: str) -> Callable[[float, float], bool]:
+    """Return a function that returns whether the first of two values of a metric is better.
+
+    Args:
+        comp: How to compare. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
+            ``crossentropy``, and more otherwise.
+        monitor: The metric's name.
+
+    Example:
+        >>> comparison(None, "LanguageCrossEntropy")(0.5, 0.6), comparison("greater", "LanguageCrossEntropy")(0.5, 0.6)
+        (True, False)
+    """
+    if comp is None:
+        comp = "less" if any(word in monitor.lower() for word in _LESS_IS_BETTER) else "greater"
+    function = _BY_NAME[comp] if isinstance(comp, str) else comp
+    # Tensors, so that torch's functions can be passed.
+    return lambda one, other: bool(
+        function(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+    )
+
+
+@attrs.frozen
+class Patience:
+    """Decide whether a value has not improved for too long.
+
+    Args:
+        better: Function that returns whether the first of two values is better.
+        min_delta: Smallest change that counts as an improvement.
+        patience: How long the best value may remain unchanged.
+
+    Example:
+        >>> rule = Patience(comparison("less", ""), min_delta=0.1, patience=Time(2, "ep"))
+        >>> best = rule.best_of(None, 0.9, Timestamp(epoch=1))
+        >>> best = rule.best_of(best, 0.85, Timestamp(epoch=2))
+        >>> best[0], rule.is_over(best[1], Timestamp(epoch=3)), rule.is_over(best[1], Timestamp(epoch=4))
+        (0.9, False, True)
+    """
+
+    better: Callable[[float, float], bool]
+    min_delta: float
+    patience: Time
+
+    def best_of(
+        self, best: tuple[float | None, Timestamp] | None, value: float, now: Timestamp
+    ) -> tuple[float | None, Timestamp]:
+        """Return the best value so far, and when it occurred. NaN is never better."""
+        if best is None:
+            return (None if math.isnan(value) else value, now)
+        before = best[0]
+        if math.isnan(value):
+            return best
+        if before is None or (self.better(value, before) and abs(value - before) > self.min_delta):
+            return value, now
+        return best
+
+    def is_over(self, since: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
+        """Return whether more than the patience has passed since the best value.
+
+        Args:
+            since: When the best value occurred.
+            now: The clock.
+            max_duration: Length of the training, of which a patience in ``"dur"`` is a fraction.
+
+        Raises:
+            ValueError: The patience is a fraction of a training without a length.
+        """
+        length, unit = self.patience.value, self.patience.unit
+        if unit is TimeUnit.DURATION:
+            if max_duration is None:
+                raise ValueError(f"patience={self.patience} is a fraction of the training, which has no length.")
+            length, unit = length * max_duration.value, max_duration.unit
+        return now.count(unit) - since.count(unit) > length
+
+
+class MetricStopper(Callback, abc.ABC):
+    """End a training when :meth:`judge` returns True for a metric, which is read once per evaluation or epoch.
+
+    Attributes:
+        monitor: The metric's name.
+        dataloader_label: Label of the evaluator, or of the training data.
+        stopped_at: The batch after which training ended; saved.
+        is_fitting: Whether a fit is running; evaluations outside of a fit are ignored.
+    """
+
+    monitor: str
+    dataloader_label: str
+    stopped_at: int | None
+    is_fitting: bool
+
+    @abc.abstractmethod
+    def judge(self, value: float, state: State) -> bool:
+        """Return whether to end the training, given the metric's latest value."""
+
+    @abc.abstractmethod
+    def judge_again(self, state: State) -> bool:
+        """Return the result of :meth:`judge` for the last value with the current settings."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Reset the state of an earlier run."""
+        del state, logger
+        reset_fields(self)
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """End a resumed training that had ended here, unless the settings have changed."""
+        del logger
+        if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
+            state.stop_training()
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Check that the metric exists.
+
+        Raises:
+            ValueError: The label or the metric does not exist.
+        """
+        del logger
+        if not state.timestamp.count(TimeUnit.BATCH):
+            reset_fields(self)
+        self.is_fitting = True
+        metrics: dict[str, dict[str, Any]] = {str(state.dataloader_label): state.train_metrics, **state.eval_metrics}
+        name, label = type(self).__name__, self.dataloader_label
+        if label not in metrics:
+            raise ValueError(
+                f"{name}: dataloader_label must be one of {list(metrics)}, got {label!r}{nearest(label, metrics)}"
+            )
+        if not any(self.monitor == one or self.monitor.startswith(f"{one}/") for one in metrics[label]):
+            hint = nearest(self.monitor, metrics[label])
+            raise ValueError(
+                f"{name}: monitor must be a metric of {label!r}, which has {list(metrics[label])}, got "
+                f"{self.monitor!r}{hint}"
+            )
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Ignore evaluations after training."""
+        del state, logger
+        self.is_fitting = False
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Read the metric of an evaluation with the monitored label."""
+        del logger
+        if self.is_fitting and state.dataloader_label == self.dataloader_label:
+            values = state.eval_metric_values  # a custom loop may have set them by name only
+            self.look(state, values.get(self.dataloader_label, values))
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Read the training metric of the epoch, if the training data are monitored."""
+        del logger
+        if state.dataloader_label == self.dataloader_label:
+            self.look(state, state.train_metric_values)
+
+    def look(self, state: State, values: Mapping[str, Any]) -> None:
+        """Read the metric, and end the training if :meth:`judge` returns True.
+
+        Raises:
+            ValueError: The metric is missing, or is not a single number.
+        """
+        if self.monitor not in values:
+            raise ValueError(
+                f"{type(self).__name__}: monitor must be a metric of {self.dataloader_label!r}, which has "
+                f"{list(values)}, got {self.monitor!r}{nearest(self.monitor, values)}"
+            )
+        value = values[self.monitor]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"{type(self).__name__}: {self.monitor!r} must be a single number, got a tensor of shape "
+                f"{tuple(value.shape)}. Configure the metric to average over classes."
+            )
+        if self.judge(float(value), state):
+            self.stopped_at = int(state.timestamp.count(TimeUnit.BATCH))
+            state.stop_training()
+
+
+def _to_patience(given: Time | str | int) -> Time:
+    patience = Time.from_input(given, TimeUnit.EPOCH, name="patience")
+    if patience.value < 0:
+        raise ValueError(f"patience must not be negative, got {patience}.")
+    return patience
+
+
+@attrs.define(eq=False)
+class EarlyStopper(MetricStopper):
+    """End the training when a metric has not improved for more than ``patience``.
+
+    The metric is read at the end of each evaluation, or of each epoch if it is a training metric. NaN is never better.
+    The best value and its time are saved, so that a resumed training ends at the same batch as an uninterrupted one. A
+    training that has ended does not continue when it is resumed.
+
+    Args:
+        monitor: The metric's name, such as ``"MulticlassAccuracy"``.
+        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``).
+        comp: How to compare a value with the best: ``"less"``, ``"greater"`` or a function of two tensors such as
+            ``torch.less``. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
+            ``crossentropy``, and more otherwise.
+        min_delta: Smallest change that counts as an improvement, at least 0.
+        patience: How long to wait for an improvement: a time, a text (``"500ba"``, ``"0.1dur"``) or a number of epochs.
+
+    Raises:
+        TypeError: ``patience`` is not a length of time.
+        ValueError: A value is out of range. When training starts: the metric or the label does not exist.
+
+    Example:
+        >>> EarlyStopper("MulticlassAccuracy", "eval", patience="3ep").patience
+        Time(3, 'ep')
+    """
+
+    monitor: str
+    dataloader_label: str
+    comp: Comparison = attrs.field(default=None, validator=_check_comparison)
+    min_delta: float = attrs.field(
+        default=0.0, validator=number_between(0, meaning="It is the smallest change that counts as an improvement.")
+    )
+    patience: Time = attrs.field(default=Time(1, TimeUnit.EPOCH), converter=_to_patience)
+
+    best: float | None = saved(default=None)
+    """The best value so far."""
+    best_occurred: Timestamp | None = saved(default=None)
+    """When it occurred; before the first number, when the first value was read."""
+    stopped_at: int | None = saved(default=None)
+    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
+
+    def judge(self, value: float, state: State) -> bool:
+        """Return whether the metric has not improved for too long, given its latest value."""
+        before = None if self.best_occurred is None else (self.best, self.best_occurred)
+        self.best, self.best_occurred = self._rule().best_of(before, value, state.timestamp)
+        return self.judge_again(state)
+
+    def judge_again(self, state: State) -> bool:
+        """Return whether the metric has not improved for too long."""
+        since = self.best_occurred
+        return since is not None and self._rule().is_over(since, state.timestamp, state.max_duration)
+
+    def _rule(self) -> Patience:
+        return Patience(comparison(self.comp, self.monitor), self.min_delta, self.patience)
+
+
+@attrs.define(eq=False)
+class ThresholdStopper(MetricStopper):
+    """End the training as soon as a metric is better than a threshold.
+
+    The metric is read at the end of each evaluation, or of each epoch if it is a training metric. NaN is never better.
+    A training that has ended does not continue when it is resumed.
+
+    Args:
+        monitor: The metric's name, such as ``"MulticlassAccuracy"``.
+        dataloader_label: Label of an evaluator (``"eval"``) or of the training data (``"train"``).
+        threshold: The value to compare the metric with; a finite number.
+        comp: How to compare a value with the threshold: ``"less"``, ``"greater"`` or a function of two tensors such as
+            ``torch.less``. If None, less is better if the name contains ``loss``, ``error``, ``perplexity`` or
+            ``crossentropy``, and more otherwise.
+        stop_on_batch: Whether to read a training metric also after each batch: its value over the epoch so far.
+            This computes the metric and synchronizes with the device at every batch.
+
+    Raises:
+        ValueError: A value is out of range. When training starts: the metric or the label does not exist.
+
+    Example:
+        >>> ThresholdStopper("MulticlassAccuracy", "eval", threshold=0.9).threshold
+        0.9
+    """
+
+    monitor: str
+    dataloader_label: str
+    threshold: float = attrs.field()
+    comp: Comparison = attrs.field(default=None, kw_only=True, validator=_check_comparison)
+    stop_on_batch: bool = attrs.field(default=False, kw_only=True, validator=true_or_false)
+
+    last: float | None = saved(default=None)
+    """The last value that was read."""
+    stopped_at: int | None = saved(default=None)
+    is_fitting: bool = attrs.field(default=False, init=False, repr=False)
+
+    @threshold.validator
+    def _check_threshold(self, _: object, threshold: Any) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not math.isfinite(threshold):
+            raise ValueError(f"threshold must be a finite number, got {threshold!r}.")
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Check that the metric exists, and that it is a training metric if ``stop_on_batch`` is True.
+
+        Raises:
+            ValueError: The label or the metric does not exist, or it is not a training metric.
+        """
+        MetricStopper.fit_start(self, state, logger)
+        if self.stop_on_batch and self.dataloader_label != state.dataloader_label:
+            raise ValueError(
+                f"stop_on_batch=True reads training metrics, and {self.dataloader_label!r} is an evaluator. "
+                f"Set dataloader_label={state.dataloader_label!r}, or evaluate more often."
+            )
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Read the training metric if ``stop_on_batch`` is True."""
+        del logger
+        if self.stop_on_batch:
+            name = self.monitor if self.monitor in state.train_metrics else self.monitor.partition("/")[0]
+            value = state.train_metrics[name].compute()
+            parts = {f"{name}/{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+            self.look(state, parts)
+
+    def judge(self, value: float, state: State) -> bool:
+        """Return whether a value is better than the threshold."""
+        self.last = value
+        return self.judge_again(state)
+
+    def judge_again(self, state: State) -> bool:
+        """Return whether the last value is better than the threshold."""
+        del state
+        value = self.last
+        return (
+            value is not None and not math.isnan(value) and comparison(self.comp, self.monitor)(value, self.threshold)
+        )
