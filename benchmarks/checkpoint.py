@@ -283,8 +283,8 @@ def standing(
     variant: str, state: Any, _folder: Path, _: argparse.Namespace
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return nothing to prepare, and the copy that training waits for."""
-    from composer.checkpoint.packing import CopyMemory
-    from composer.checkpoint.snapshot import take_snapshot
+    from composer.checkpoint.saving import take_snapshot
+    from composer.checkpoint.tensor_file import CopyMemory
 
     weights, moments = tensors_of(state)
     memory = CopyMemory()

@@ -20,7 +20,7 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.plain_json import write_json
+from composer.checkpoint.manifest import write_json
 
 FILES = ["manifest.json", "model.safetensors", "optimizers.safetensors", "state.json"]
 LONG = "a" * 5_000_000

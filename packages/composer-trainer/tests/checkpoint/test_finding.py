@@ -42,12 +42,12 @@ class TestNewestCheckpoint:
         """The one with the most batches is the newest."""
         assert newest_checkpoint(three).path == str(three / "ba100")
 
-    def test_passed_over_with_a_warning(self, three):
-        """One whose content has changed is passed over, and the file is named."""
+    def test_skipped_with_a_warning(self, three):
+        """One whose content has changed is skipped, and the file is named."""
         path = three / "ba100" / "model.safetensors"
         path.write_bytes(bytes(path.stat().st_size))
 
-        with pytest.warns(UserWarning, match=r"Passed over .*ba100/model\.safetensors has been changed"):
+        with pytest.warns(UserWarning, match=r"Skipped a checkpoint .*ba100/model\.safetensors has been changed"):
             found = newest_checkpoint(three)
 
         assert found.name == "ba20"

@@ -19,6 +19,7 @@ from composer.checkpoint import (
     CheckpointError,
     CheckpointSaveError,
     FileRecord,
+    FolderInUseError,
     Manifest,
     find_checkpoints,
     load_checkpoint,
@@ -26,9 +27,9 @@ from composer.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.plain_json import write_json
-from composer.checkpoint.snapshot import take_snapshot
+from composer.checkpoint.local import FolderLock, LocalFolder
+from composer.checkpoint.manifest import write_json
+from composer.checkpoint.saving import take_snapshot
 
 KILLED = """
 import sys, torch
@@ -359,9 +360,9 @@ class TestReadManifest:
         (saved / name).mkdir() if name.endswith("/") else (saved / name).write_text("")
         later = runs.make(seed=1, batch=0)
 
-        with pytest.warns(UserWarning, match=f"does not list, and that is ignored: '{name.rstrip('/')}'"):
+        with pytest.warns(UserWarning, match=f"does not list, and they are ignored: '{name.rstrip('/')}'"):
             verify_checkpoint(saved)
-        with pytest.warns(UserWarning, match="that is ignored"):
+        with pytest.warns(UserWarning, match="they are ignored"):
             load_checkpoint(saved, later)
 
         assert runs.same(later, runs.make())
@@ -418,3 +419,61 @@ def test_a_checksum_that_cannot_be_made(runs, tmp_path, monkeypatch):
     with pytest.raises(MemoryError, match="too little for a checksum"):
         save_checkpoint(runs.make(), tmp_path / "one")
     assert names_in(tmp_path) == []
+
+
+HOLDER = """
+import os, sys, time
+from composer.checkpoint.local import FolderLock
+lock = FolderLock(sys.argv[1])
+if sys.argv[2] == "fork" and os.fork() == 0:
+    time.sleep(60)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def hold(folder, kind):
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), kind], stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    return process
+
+
+class TestFolderLock:
+    @pytest.mark.parametrize("kind", ["alone", "fork"])
+    def test_living_process(self, kind, tmp_path):
+        """A living process is named; killed, it does not stand in the way, even if one that it has forked lives on."""
+        process = hold(tmp_path, kind)
+        children = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        try:
+            with pytest.raises(FolderInUseError, match=rf"process {process.pid} on .*Choose another save_folder"):
+                FolderLock(tmp_path)
+        finally:
+            process.kill()
+            process.wait()
+
+        FolderLock(tmp_path).release()
+
+        assert len(children) == (kind == "fork")
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        process.stdout.close()
+
+    def test_one_process_shares_it(self, tmp_path):
+        """Savers of one process do not lock each other out, and the last of them frees the folder."""
+        first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+        first.release()
+        first.release()
+        command = [
+            sys.executable,
+            "-c",
+            f"from composer.checkpoint.local import FolderLock; FolderLock({str(tmp_path)!r})",
+        ]
+
+        while_held = subprocess.run(command, capture_output=True, text=True, check=False)
+        second.release()
+        afterwards = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert "FolderInUseError" in while_held.stderr
+        assert afterwards.returncode == 0

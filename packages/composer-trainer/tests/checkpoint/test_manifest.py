@@ -49,8 +49,8 @@ class TestFileRecord:
         """The quick checksum is compared, where there is one; both are if that is asked for."""
         new, old = FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64)
 
-        assert [list(one.checksums()) for one in (new, old)] == [["xxh3_128"], ["sha256"]]
-        assert [len(one.checksums(all_of_them=True)) for one in (new, old)] == [2, 1]
+        assert [list(record.hashes()) for record in (new, old)] == [["xxh3_128"], ["sha256"]]
+        assert [len(record.hashes(thoroughly=True)) for record in (new, old)] == [2, 1]
 
 
 class TestManifest:
@@ -100,20 +100,20 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"files": {}}, "'files'"),
-            ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "'files'"),
-            ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "'files'"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "'files'"),
-            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "'files'"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "'files'"),
-            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "'files'"),
-            ({"files": []}, "'files'"),
-            ({"run_name": 3}, "'run_name'"),
-            ({"weights_only": 1}, "'weights_only'"),
-            ({"metrics": {"loss": "low"}}, "'metrics'"),
-            ({"versions": {"torch": 2}}, "'versions'"),
-            ({"timestamp": {"batch": 1}}, "'timestamp'"),
-            ({"timestamp": []}, "'timestamp'"),
+            ({"files": {}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": -1, "sha256": "0" * 64}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1 << 70, "sha256": "0" * 64}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0"}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not whole: files"),
+            ({"files": []}, "is not whole: files"),
+            ({"run_name": 3}, "is not whole: run_name"),
+            ({"weights_only": 1}, "is not whole: weights_only"),
+            ({"metrics": {"loss": "low"}}, "is not whole: metrics"),
+            ({"versions": {"torch": 2}}, "is not whole: versions"),
+            ({"timestamp": {"batch": 1}}, "is not whole: timestamp"),
+            ({"timestamp": []}, "is not whole: timestamp"),
             ({"format_version": 99}, "update composer-trainer"),
             ({"format_version": True}, "'format_version'"),
             ({"format": "other"}, "'format'"),
@@ -129,7 +129,7 @@ class TestManifest:
         """A duration that no clock can hold is refused, not overflowed."""
         clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
 
-        with pytest.raises(CheckpointError, match="'timestamp'"):
+        with pytest.raises(CheckpointError, match="is not whole: timestamp"):
             Manifest.from_bytes(signed(timestamp=clock), "manifest.json")
 
     @pytest.mark.parametrize(

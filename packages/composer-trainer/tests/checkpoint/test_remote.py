@@ -16,9 +16,10 @@ from composer.checkpoint import (
     show_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.remote import RemoteFolder, is_remote
+from composer.checkpoint.finding import is_remote
+from composer.checkpoint.remote import RemoteFolder
 from composer.checkpoint.retention import delete_old
-from composer.checkpoint.snapshot import take_snapshot
+from composer.checkpoint.saving import take_snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 
@@ -127,9 +128,9 @@ class TestRemoteFolder:
         save_checkpoint(runs.make(batch=4), f"{url}/ba4")
         put(f"{path}/{name}", b"other")
 
-        with pytest.warns(UserWarning, match=f"does not list, and that is ignored: '{name}'"):
+        with pytest.warns(UserWarning, match=f"does not list, and they are ignored: '{name}'"):
             verify_checkpoint(path)
-        with pytest.warns(UserWarning, match="that is ignored"):
+        with pytest.warns(UserWarning, match="they are ignored"):
             deleted = delete_old(RemoteFolder(url), "blur", 1)
 
         assert deleted == (["ba3"] if name == ".DS_Store" else [])

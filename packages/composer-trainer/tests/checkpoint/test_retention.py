@@ -86,7 +86,7 @@ class TestDeleteOld:
         assert deleted == ["ba1", "ba3"]
         assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
 
-    @pytest.mark.filterwarnings("ignore:.*that is ignored")
+    @pytest.mark.filterwarnings("ignore:.*they are ignored")
     def test_foreign_files(self, runs, tmp_path):
         """What somebody has put into a checkpoint is not deleted with it; what only a system puts there is."""
         for batch, name in ((1, "notes.txt"), (2, ".DS_Store"), (3, "state.json")):

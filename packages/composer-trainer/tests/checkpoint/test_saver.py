@@ -22,7 +22,6 @@ from composer.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     local,
-    lock,
     newest_checkpoint,
     verify_checkpoint,
 )
@@ -315,7 +314,7 @@ class TestFolders:
         def taken(folder):
             raise FolderInUseError(folder, "process 17 on host")
 
-        monkeypatch.setattr(lock, "_locked", taken)
+        monkeypatch.setattr(local, "_locked", taken)
         trainer = make_trainer(CheckpointSaver(tmp_path))
 
         with pytest.raises(FolderInUseError, match="process 17 on host"):
@@ -327,12 +326,12 @@ class TestFolders:
         """A closed trainer does not hold its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
-        held = dict(lock._held)
+        held = dict(local._held)
 
         trainer.close()
 
         assert str(tmp_path.resolve()) in held
-        assert str(tmp_path.resolve()) not in lock._held
+        assert str(tmp_path.resolve()) not in local._held
 
     def test_remote(self, make_trainer):
         """An address works as a folder does, with a file that says which is the latest."""
@@ -435,7 +434,7 @@ class TestInTheWay:
         self.leave(tmp_path)
         options = {"save_folder": str(tmp_path), "autoresume": True, "max_duration": "2ep"}
 
-        with pytest.warns(UserWarning, match="Passed over a checkpoint that is not whole"):
+        with pytest.warns(UserWarning, match="Skipped a checkpoint that is incomplete or damaged"):
             make_trainer(None, **options).fit()
 
         aside = [path for path in tmp_path.iterdir() if ".aside-" in path.name]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from composer.checkpoint import CheckpointSaveError, load_checkpoint, save_checkpoint, verify_checkpoint
-from composer.checkpoint.snapshot import take_snapshot
+from composer.checkpoint.saving import take_snapshot
 from composer.core import Callback, NotSerializableError
 
 

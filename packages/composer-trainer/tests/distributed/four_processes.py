@@ -163,16 +163,16 @@ def check_resuming(folder):
 
 def check_resuming_from_own_disks(folder):
     """Process 3 sees another checkpoint under the path that rank 0 goes on from, as on a disk of its own machine."""
-    from composer.checkpoint import agreement, find_checkpoints, newest_checkpoint
+    from composer.checkpoint import find_checkpoints, finding, newest_checkpoint
 
     place = folder / ("shared" if cd.get_global_rank() != 3 else "other")
-    locate = agreement.locate
-    agreement.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
+    locate = finding.locate
+    finding.locate = lambda path, *rest: locate(place / Path(path).name, *rest)
     try:
         path = newest_checkpoint(place).path
-        return refusal(lambda: agreement.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
+        return refusal(lambda: finding.agreed_path(lambda: path, "save_folder")), len(find_checkpoints(place))
     finally:
-        agreement.locate = locate
+        finding.locate = locate
 
 
 def check_failing_together():

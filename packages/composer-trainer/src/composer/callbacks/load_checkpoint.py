@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.checkpoint.agreement import agreed_path
+from composer.checkpoint.finding import agreed_path
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.core import Callback, Event, Logger, State
 from composer.core.checks import to_path
@@ -14,7 +14,7 @@ from composer.functional.checks import check_flags
 if TYPE_CHECKING:
     import os
 
-    from composer.checkpoint.snapshot import IgnoreKeys
+    from composer.checkpoint.saving import IgnoreKeys
 
 __all__ = ["LoadCheckpoint"]
 

@@ -1,32 +1,137 @@
-"""Which checkpoints a folder has, and which of them is the newest whole one."""
+"""From a path or address to a checkpoint: which folder it is in, which checkpoint is the newest, and its files."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import socket
+import tempfile
 import warnings
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.folder import Folder, open_folder
+from composer.checkpoint.local import LocalFolder, check_files
+from composer.checkpoint.manifest import STATE, read_json
+from composer.checkpoint.remote import RemoteFolder
+from composer.checkpoint.tensor_file import read_tensors
 from composer.core import TimeUnit
+from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
+from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
-    from composer.checkpoint.manifest import Manifest
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["FoundCheckpoint", "find_checkpoints", "newest_checkpoint"]
+    from torch import Tensor
+
+    from composer.checkpoint.manifest import Manifest
+    from composer.checkpoint.saving import Snapshot
+
+__all__ = [
+    "Folder",
+    "FoundCheckpoint",
+    "OpenCheckpoint",
+    "agreed_path",
+    "find_checkpoints",
+    "is_remote",
+    "is_weights_file",
+    "locate",
+    "newest_checkpoint",
+    "open_checkpoint",
+    "open_folder",
+]
+
+_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+class Folder(Protocol):
+    """A local or remote folder of checkpoints; :class:`LocalFolder` documents the methods."""
+
+    def at(self, name: str) -> str:
+        """Return the path or address of a checkpoint."""
+
+    def make(self) -> None:
+        """Make the folder."""
+
+    def names(self) -> list[str]:
+        """Return the names of possible checkpoints."""
+
+    def manifest(self, name: str) -> Manifest:
+        """Return a checkpoint's manifest."""
+
+    def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
+        """Compare a checkpoint's contents with its manifest."""
+
+    def exists(self, name: str) -> bool:
+        """Return whether anything has a name."""
+
+    def write(self, name: str, snapshot: Snapshot) -> Manifest:
+        """Write a checkpoint."""
+
+    def foreign(self, name: str) -> list[str]:
+        """Return which files in a checkpoint are not ours."""
+
+    def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
+        """Rename what a checkpoint cannot replace, and return its new path."""
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint."""
+
+    def set_latest(self, latest: str, name: str) -> None:
+        """Point ``latest`` to a checkpoint."""
+
+    def get_latest(self, latest: str) -> str | None:
+        """Return the name of the checkpoint that ``latest`` points to."""
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is an address that fsspec opens; ``file://`` is local.
+
+    Example:
+        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
+        (True, False, False)
+    """
+    text = str(path)
+    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
+
+
+def is_weights_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether the ending of a path is that of a single file of weights; False for a local folder.
+
+    Example:
+        >>> is_weights_file("resnet.pt"), is_weights_file("runs/ep3-ba1200")
+        (True, False)
+    """
+    text = str(path)
+    return text.endswith(_WEIGHTS) and (is_remote(text) or not Path(text.removeprefix("file://")).is_dir())
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Return the folder of a path or address; nothing is created or read.
+
+    Example:
+        >>> open_folder("s3://bucket/runs/").at("ep1-ba5")
+        's3://bucket/runs/ep1-ba5'
+    """
+    if is_remote(path):
+        return RemoteFolder(str(path))
+    return LocalFolder(Path(str(path).removeprefix("file://")).absolute())
 
 
 @attrs.frozen
 class FoundCheckpoint:
-    """A checkpoint in a folder, or what looks like one.
+    """A checkpoint in a folder, or a folder that looks like one.
 
     Args:
-        path: Where it is.
+        path: Its path or address.
         name: Its name in the folder.
-        manifest: What it holds; None if it is not whole.
-        problem: Why it is not, as a sentence; None if nothing is wrong.
+        manifest: Its manifest; None if it is incomplete or damaged.
+        problem: What is wrong with it, as a sentence; None if nothing is.
 
     Example:
         >>> FoundCheckpoint("runs/ep1-ba5", "ep1-ba5", None, "runs/ep1-ba5/manifest.json is missing.").is_whole
@@ -40,17 +145,18 @@ class FoundCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can be used, as far as it has been looked at."""
+        """Whether its manifest and the sizes of its files are right."""
         return self.manifest is not None
 
 
 def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheckpoint]:
-    """Return what a folder has of checkpoints, the oldest first, those that are not whole before all others.
+    """Return the checkpoints of a folder, incomplete ones first and the others from the oldest to the newest.
 
-    Manifests, names and sizes of files are looked at, contents are not. What is being written is left out.
+    Manifests and the names and sizes of files are checked, contents are not. Checkpoints that are being written are
+    left out.
 
     Args:
-        folder: Where to look; a path or an address. A folder that does not exist has none.
+        folder: A path or address. A folder that does not exist has no checkpoints.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -60,37 +166,35 @@ def find_checkpoints(folder: str | os.PathLike[str] | Folder) -> list[FoundCheck
         []
     """
     opened = open_folder(folder) if isinstance(folder, (str, os.PathLike)) else folder
-    found = [_look_at(opened, name) for name in opened.names()]
+    found = []
+    for name in opened.names():
+        try:
+            found.append(FoundCheckpoint(opened.at(name), name, opened.manifest(name), None))
+        except CheckpointError as error:
+            found.append(FoundCheckpoint(opened.at(name), name, None, str(error)))
     return sorted(found, key=_age)
-
-
-def _look_at(folder: Folder, name: str) -> FoundCheckpoint:
-    try:
-        return FoundCheckpoint(folder.at(name), name, folder.manifest(name), None)
-    except CheckpointError as error:
-        return FoundCheckpoint(folder.at(name), name, None, str(error))
 
 
 def _age(found: FoundCheckpoint) -> tuple[bool, int | float, int | float, str]:
     if found.manifest is None:
         return (False, 0, 0, found.name)
     clock = found.manifest.timestamp
-    # An epoch's end has the clock of its last batch, and one epoch more.
+    # The end of an epoch has the clock of its last batch and one epoch more.
     return (True, clock.count(TimeUnit.BATCH), clock.count(TimeUnit.EPOCH), found.manifest.created)
 
 
 def newest_checkpoint(
     folder: str | os.PathLike[str], *, run_name: str | None = None, weights_only: bool | None = False
 ) -> FoundCheckpoint | None:
-    """Return the newest whole checkpoint of a folder; None if there is none.
+    """Return the undamaged checkpoint of a folder that has the most batches; None if there is none.
 
-    Newest is the one with the most batches. Contents are compared with their checksums, so that it is whole indeed; of
-    each that is passed over for that reason a warning says why.
+    Contents are compared with their checksums. A warning names each checkpoint that is skipped as damaged.
 
     Args:
-        folder: Where to look; a path or an address.
-        run_name: Of which run; of any if None.
-        weights_only: Whether one with or without the state of the training is wanted; None takes either.
+        folder: A path or address.
+        run_name: The run that has saved it; any if None.
+        weights_only: Whether to return a checkpoint of weights only, or one from which training resumes; None accepts
+            both.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -101,19 +205,195 @@ def newest_checkpoint(
     """
     opened = open_folder(folder)
     for found in reversed(find_checkpoints(opened)):
-        if found.manifest is None:
-            _warn(found.problem)
-            continue
-        if run_name not in (None, found.manifest.run_name) or weights_only not in (None, found.manifest.weights_only):
-            continue
-        try:
-            opened.check(found.name, found.manifest)
-        except CheckpointError as error:
-            _warn(str(error))
-            continue
-        return found
+        problem = found.problem
+        if found.manifest is not None:
+            if run_name not in (None, found.manifest.run_name):
+                continue
+            if weights_only not in (None, found.manifest.weights_only):
+                continue
+            try:
+                opened.check(found.name, found.manifest)
+            except CheckpointError as error:
+                problem = str(error)
+            else:
+                return found
+        warnings.warn(f"Skipped a checkpoint that is incomplete or damaged: {problem}", UserWarning, stacklevel=2)
     return None
 
 
-def _warn(problem: str | None) -> None:
-    warnings.warn(f"Passed over a checkpoint that is not whole: {problem}", UserWarning, stacklevel=3)
+def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> tuple[Folder, str]:
+    """Return the folder that a checkpoint is in, and its name there.
+
+    Args:
+        path: The checkpoint; a link or file that names it (``runs/latest``); a folder of checkpoints, of which the
+            newest undamaged one is chosen; or ``"latest"``, the newest undamaged one in ``folder``.
+        folder: Where to look for ``"latest"``.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if not str(path):
+        raise CheckpointError("''", "is not the path of a checkpoint.")
+    text = str(path).rstrip("/") or "/"
+    if text == "latest" and folder is not None:
+        return _newest(folder)
+    if not is_remote(text):
+        local = Path(text.removeprefix("file://"))
+        try:
+            text = str(local.resolve() if local.is_symlink() else local.absolute())
+        except (RuntimeError, OSError):  # before and since Python 3.13
+            raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
+    parent, _, name = text.rpartition("/")
+    opened = open_folder(parent or "/")
+    latest = opened.get_latest(name)
+    if latest and latest != ".." and latest == Path(latest).name and opened.exists(latest):
+        name = latest
+    elif not opened.exists(name):
+        raise CheckpointError(path, "does not exist.")
+    inside = open_folder(opened.at(name))
+    if not inside.exists("manifest.json") and any(found.is_whole for found in find_checkpoints(inside)):
+        return _newest(opened.at(name))
+    return opened, name
+
+
+def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
+    found = newest_checkpoint(folder, weights_only=None)
+    if found is None:
+        raise CheckpointError(folder, "holds no whole checkpoint.")
+    return open_folder(folder), found.name
+
+
+@attrs.frozen
+class OpenCheckpoint:
+    """A checkpoint whose files are on this machine.
+
+    Args:
+        path: The path or address that it comes from.
+        files: The folder of its files.
+        manifest: Its manifest; sizes have been compared with it, contents only of files that were downloaded.
+    """
+
+    path: str
+    files: Path
+    manifest: Manifest
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of :data:`STATE`, after comparing the file with its checksum.
+
+        Raises:
+            CheckpointError: The file is missing, or its content is not the one that was written.
+        """
+        path, record = f"{self.path}/{STATE}", self.manifest.files.get(STATE)
+        if record is None:
+            raise CheckpointError(path, "is missing.")
+        hashes = record.hashes()
+        try:
+            content = (self.files / STATE).read_bytes()
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+        for digest in hashes.values():
+            digest.update(content)
+        record.compare(path, hashes)
+        return read_json(content, path)
+
+    def tensors(self, name: str) -> dict[str, Tensor] | None:
+        """Return the tensors of a file, after comparing it with its checksum; None if the checkpoint has no such file.
+
+        Raises:
+            CheckpointError: The content of the file is not the one that was written.
+        """
+        if name not in self.manifest.files:
+            return None
+        record = self.manifest.files[name]
+        hashes = record.hashes()
+        [digest] = hashes.values()
+        try:
+            tensors = read_tensors(self.files / name, digest)
+        except CheckpointError:
+            check_files(self.files, self.manifest, [name])  # a file that was changed is reported as such first
+            raise
+        record.compare(self.files / name, hashes)
+        return tensors
+
+
+@contextmanager
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    names: Sequence[str] | None = None,
+) -> Iterator[OpenCheckpoint]:
+    """Open a checkpoint in a context; files of a remote one are downloaded for its duration.
+
+    Args:
+        path: The checkpoint; see :func:`locate`.
+        folder: Where to look for ``"latest"``.
+        names: The files to download; all if None.
+
+    Raises:
+        CheckpointError: There is none, or it is incomplete or damaged.
+    """
+    opened, name = locate(path, folder)
+    manifest = opened.manifest(name)
+    if not isinstance(opened, RemoteFolder):
+        yield OpenCheckpoint(opened.at(name), Path(opened.at(name)), manifest)
+        return
+    # On Windows, files that an error still refers to cannot be deleted.
+    with tempfile.TemporaryDirectory(prefix="composer-", ignore_cleanup_errors=True) as files:
+        wanted = [file for file in manifest.files if names is None or file in names]
+        opened.download(name, manifest, Path(files), wanted)
+        yield OpenCheckpoint(opened.at(name), Path(files), manifest)
+
+
+def agreed_path(
+    find: Callable[[], str | None], argument: str, folder: str | os.PathLike[str] | None = None
+) -> str | None:
+    """Return the checkpoint that all processes load; all have to call it, and nothing is loaded before they agree.
+
+    Args:
+        find: Returns the checkpoint or file of weights that this process would load, or None. Rank 0 decides.
+        argument: The Trainer's argument with the path, for the error.
+        folder: Where to look for ``"latest"``.
+
+    Raises:
+        CheckpointError: In every process, if the checkpoint of rank 0 is missing or a different one in any process, or
+            if rank 0 has none and another process does.
+        RuntimeError: In the other processes, if ``find`` fails in one.
+
+    Example:
+        >>> agreed_path(lambda: "runs/ep1-ba5", "load_path")
+        'runs/ep1-ba5'
+    """
+    if get_world_size() == 1:
+        return find()
+    with failing_together("Looking for a checkpoint"):
+        own = find()
+        if own is not None and get_global_rank() == 0 and not is_weights_file(own):
+            opened, name = locate(own, folder)  # a link may change before another process follows it
+            own = opened.at(name)
+    chosen = from_rank_zero(own)
+    digest, problem = (None, own) if chosen is None else _manifest_digest(chosen)
+    seen = all_gather_object((digest, problem, socket.gethostname()))
+    for rank, (other, problem, host) in enumerate(seen):
+        if (other, problem is None) == (seen[0][0], seen[0][1] is None):
+            continue
+        advice = f"Let {argument} be on storage that all processes share."
+        if chosen is None:
+            raise CheckpointError(
+                problem, f"is seen by process {rank} (host {host!r}), and process 0 has no checkpoint. {advice}"
+            )
+        reason = "it has another manifest there." if problem is None else problem
+        raise CheckpointError(
+            chosen, f"is what process 0 loads, and process {rank} (host {host!r}) does not see it: {reason} {advice}"
+        )
+    return chosen
+
+
+def _manifest_digest(path: str) -> tuple[str | None, str | None]:
+    """Return a digest of a checkpoint's manifest, or why there is none; of a file of weights neither."""
+    if is_weights_file(path):
+        return None, None
+    try:
+        folder, name = locate(path)
+        return hashlib.sha256(folder.manifest(name).to_bytes()).hexdigest(), None
+    except CheckpointError as error:
+        return None, str(error)

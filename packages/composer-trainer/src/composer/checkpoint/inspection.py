@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.opening import locate, open_checkpoint
-from composer.checkpoint.plain_json import read_json
-from composer.checkpoint.snapshot import MODEL, STATE
-from composer.checkpoint.tensor_file import read_shapes, read_tensors
+from composer.checkpoint.finding import locate, open_checkpoint
+from composer.checkpoint.local import check_files
+from composer.checkpoint.manifest import MODEL, STATE
+from composer.checkpoint.tensor_file import read_shapes
 from composer.core import TimeUnit
 from composer.core.checks import abridged
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+    from composer.checkpoint.finding import OpenCheckpoint
     from composer.checkpoint.manifest import Manifest
-    from composer.checkpoint.opening import OpenCheckpoint
 
 __all__ = ["diff_checkpoints", "show_checkpoint", "verify_checkpoint"]
 
@@ -68,15 +68,8 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
     """
     with open_checkpoint(path, names=(STATE, MODEL)) as opened:
         with _not_too_deep(opened.path):
-            lines = [opened.path, *_about(opened.manifest), *_components(_state(opened))]
+            lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
         return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
-
-
-def _state(opened: OpenCheckpoint) -> dict[str, Any]:
-    path = f"{opened.path}/{STATE}"
-    if STATE not in opened.manifest.files:
-        raise CheckpointError(path, "is missing.")
-    return read_json((opened.files / STATE).read_bytes(), path)
 
 
 @contextmanager
@@ -149,6 +142,7 @@ def _files(manifest: Manifest) -> list[str]:
 def _modules(opened: OpenCheckpoint) -> list[str]:
     if MODEL not in opened.manifest.files:
         return []
+    check_files(opened.files, opened.manifest, [MODEL])
     counts: dict[str, int] = {}
     for name, (_, shape) in read_shapes(opened.files / MODEL).items():
         top = _top(name)
@@ -194,20 +188,16 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
             lines = _diff_data(_compared(one), _compared(other), "")
         names = [name for name in (*one.manifest.files, *other.manifest.files) if name.endswith(".safetensors")]
         for name in dict.fromkeys(names):
-            lines += _diff_tensors(name, _tensors(one, name), _tensors(other, name))
+            lines += _diff_tensors(name, one.tensors(name) or {}, other.tensors(name) or {})
         return [*map(abridged, lines)]
 
 
 def _compared(opened: OpenCheckpoint) -> dict[str, Any]:
-    data = _state(opened)
+    data = opened.data()
     clock = data.get("timestamp")
     if isinstance(clock, dict):
         data["timestamp"] = {name: value for name, value in clock.items() if not name.endswith("_wct")}
     return data
-
-
-def _tensors(opened: OpenCheckpoint, name: str) -> dict[str, Tensor]:
-    return read_tensors(opened.files / name, mapped=True) if name in opened.manifest.files else {}
 
 
 def _diff_data(one: Any, other: Any, path: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""Loading a checkpoint: all of it is checked, and only then anything of the run is changed."""
+"""Loading a checkpoint: everything is read and checked before anything of the run changes."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,30 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from composer.checkpoint.opening import OpenCheckpoint, is_weights_file, open_checkpoint
-from composer.checkpoint.reading import read_state
-from composer.checkpoint.remote import is_remote
-from composer.checkpoint.snapshot import (
-    EXTRA,
-    MODEL,
-    STATE,
-    IgnoreKeys,
-    environment,
-    ignored_keys,
-    module_classes,
-    refuse_sharded,
-)
+from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
+from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_sharded
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
-from composer.core import LoadReport, State, StateMismatchError, loading, model_state
+from composer.core import LoadReport, State, StateMismatchError, join_tensors, loading
 from composer.core.checks import abridged, to_texts
 
 if TYPE_CHECKING:
     import os
-    from contextlib import AbstractContextManager
+
+    from torch import Tensor
 
     from composer.checkpoint.manifest import Manifest
     from composer.core import Logger
@@ -45,14 +36,14 @@ CheckExtra = Callable[[dict[str, Any], tuple[str, ...]], Iterable[str]]
 
 @attrs.frozen
 class LoadedCheckpoint:
-    """What became of loading.
+    """The result of loading a checkpoint.
 
     Args:
-        path: Where it came from.
+        path: The checkpoint or file.
         report: What was restored, and what differs.
-        ignored: What was left out because it was said so, by path.
+        ignored: The paths of what ``ignore_keys`` left out.
         extra: What was saved beside the state.
-        manifest: What the checkpoint says of itself; None for a file of weights.
+        manifest: The checkpoint's manifest; None for a file of weights.
 
     Example:
         >>> print(LoadedCheckpoint("runs/ep1-ba5", LoadReport(restored=("model",)), ("optimizers",)))
@@ -87,33 +78,33 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load a checkpoint into a run.
 
-    The files are compared with the manifest, their contents with the run: names, shapes, dtypes, algorithms. Only if
-    all of it fits is anything changed.
+    The files are compared with the manifest, and their contents with the run: names, shapes, dtypes, algorithms. The
+    run changes only if everything fits.
 
     Args:
-        path: A checkpoint's folder or address, or a link to one; a folder of checkpoints, for its newest whole one;
-            ``"latest"``, for the newest whole one in ``folder``; or, with ``weights_only``, a file of weights:
+        path: A checkpoint's folder or address, or a link to one; a folder of checkpoints, for its newest undamaged
+            one; ``"latest"``, for the newest undamaged one in ``folder``; or, with ``weights_only``, a file of weights:
             safetensors, a ``state_dict``, a Composer ``.pt`` checkpoint.
         state: The run.
-        folder: Where ``"latest"`` is looked for.
-        weights_only: Whether to load the model's weights, and nothing of the training.
-        strict_model_weights: Whether weights that only one side has are an error, or a warning; with ``weights_only``
-            also those of another dtype.
-        ignore_keys: What stays as the run has it: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
-            ``"algorithms/EMA"``; or a function that takes it out of the dictionary that it is given.
-        exclude_algorithms: Algorithms that are not to be made again, though the saved weights need them.
-        algorithm_passes: Passes that order those that are.
-        logger: What they log to.
-        check_extra: ``f(extra, ignored)`` returns a sentence for each thing that does not fit in what was saved beside
-            the state; also of that nothing is loaded then. ``ignored`` is what ``ignore_keys`` leaves out, by path.
+        folder: Where to look for ``"latest"``.
+        weights_only: Whether to load only the model's weights.
+        strict_model_weights: Whether missing or unexpected weights raise an error, or a warning; with ``weights_only``
+            also weights of another dtype.
+        ignore_keys: What not to load: patterns of paths such as ``"model/head.*"``, ``"optimizers/*"``,
+            ``"algorithms/EMA"``; or a function that removes it from the dictionary that it is called with.
+        exclude_algorithms: Algorithms not to reconstruct, though the saved weights need them.
+        algorithm_passes: Passes that order the reconstructed algorithms.
+        logger: The logger of the reconstructed algorithms.
+        check_extra: ``f(extra, ignored)`` returns a sentence for each value saved beside the state that does not fit,
+            so that nothing is loaded. ``ignored`` are the paths of what ``ignore_keys`` leaves out.
 
     Returns:
-        What was loaded, and with it what was saved beside the state.
+        What was loaded, and what was saved beside the state.
 
     Raises:
         NotImplementedError: The model is sharded.
-        CheckpointError: It is not whole, or not of ours.
-        CheckpointMismatchError: It does not fit the run. All that does not is named, and nothing has been changed.
+        CheckpointError: The checkpoint is incomplete, damaged, or not one of ours.
+        CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
 
     Example:
         >>> import torch
@@ -125,22 +116,26 @@ def load_checkpoint(
         17
     """
     refuse_sharded(state.model)
-    load = _Load(
-        state,
-        strict_model_weights,
-        ignore_keys,
-        tuple(to_texts("exclude_algorithms", exclude_algorithms)),
-        algorithm_passes,
-        logger,
-        check_extra,
-    )
+    excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
+    load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
     if is_weights_file(path):
         if not weights_only:
-            raise CheckpointError(path, "is a file of weights, not a checkpoint; say weights_only (load_weights_only).")
-        return load.weights_file(str(path))
-    names = (MODEL, EXTRA, STATE) if weights_only else None
-    with open_checkpoint(path, folder, names, check_tensors=False) as opened:
-        return load.weights(opened) if weights_only else load.all(opened)
+            raise CheckpointError(
+                path, "is a file of weights, not a checkpoint; set weights_only (load_weights_only of a Trainer)."
+            )
+        saved = {"model": _named_as(state.get_model_state_dict(), _read_weights_file(str(path)))}
+        return load.weights(str(path), saved, None)
+    with open_checkpoint(path, folder, (MODEL, EXTRA, STATE) if weights_only else None) as opened:
+        if opened.manifest.weights_only and not weights_only:
+            raise CheckpointError(
+                opened.path,
+                "holds only weights, from which training cannot resume; set weights_only (load_weights_only of a "
+                "Trainer).",
+            )
+        saved = _read_state(opened, weights_only=weights_only)
+    if weights_only:
+        return load.weights(opened.path, saved, opened.manifest)
+    return load.all(opened.path, saved, opened.manifest)
 
 
 @attrs.frozen
@@ -153,66 +148,56 @@ class _Load:
     logger: Logger | None
     check_extra: CheckExtra | None
 
-    def all(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
-        if opened.manifest.weights_only:
-            raise CheckpointError(
-                opened.path, "holds only weights, nothing to go on training with; say weights_only (load_weights_only)."
+    def all(self, path: str, saved: dict[str, Any], manifest: Manifest) -> LoadedCheckpoint:
+        ignored = self._ignore(path, saved)
+        extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
+        saved.pop("integrations", None)
+        changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state))
+        _match_neutral_callbacks(self.state, saved)
+        problems: list[str] = []
+        checked: loading.CheckedState | None = None
+        try:
+            checked = loading.check(self.state, saved, strict=False, excluded=self.excluded, passes=self.passes)
+        except StateMismatchError as error:
+            problems += error.problems
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise CheckpointError(Path(path) / STATE, f"cannot be read as the state of a run: {what}") from error
+        else:
+            differences = (*checked.report.missing, *checked.report.unexpected) if self.strict else ()
+            problems += [line for line in differences if line.startswith("model.")]
+        if self.check_extra is not None:
+            problems += self.check_extra(extra, ignored)
+        if any(problem.startswith("model.") for problem in problems):
+            problems += _changed_modules(self.state.model, modules)
+        if problems or checked is None:
+            raise CheckpointMismatchError(path, problems)
+        if changes:
+            warnings.warn(
+                f"Training that resumes from {path} may not be bit-identical: {changes}.", UserWarning, stacklevel=3
             )
-        with self._read(opened) as saved:
-            ignored = self._ignore(opened.path, saved)
-            extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
-            saved.pop("integrations", None)
-            elsewhere = _elsewhere(_dictionary(saved.pop("environment", {})), environment(self.state))
-            _match_neutral(self.state, saved)
-            checked = self._check(opened.path, saved, extra, modules, ignored)
-            _copy_for_new_modules(checked, saved)
-        if elsewhere:
-            warnings.warn(f"{opened.path} may not go on to the same bits: {elsewhere}", UserWarning, stacklevel=3)
         checked.load(self.logger)
-        return LoadedCheckpoint(opened.path, checked.report, ignored, extra, opened.manifest)
+        return LoadedCheckpoint(path, checked.report, ignored, extra, manifest)
 
-    def weights(self, opened: OpenCheckpoint) -> LoadedCheckpoint:
-        with self._read(opened, weights_only=True) as saved:
-            modules = _dictionary(saved.pop("modules", {}))
-            ignored = self._ignore(opened.path, saved)
-            checked = self._check_weights(opened.path, saved, modules, ignored)
-            _copy_for_new_modules(checked, saved)
-        checked.load(self.logger)
-        return LoadedCheckpoint(opened.path, checked.report, ignored, {}, opened.manifest)
-
-    def _read(self, opened: OpenCheckpoint, *, weights_only: bool = False) -> AbstractContextManager[dict[str, Any]]:
-        # A function wants values, and may keep what it is given.
-        at_once = callable(self.ignore_keys)
-        return read_state(
-            opened, weights_only=weights_only, at_once=at_once, kept=model_state.not_copied(self.state.model)
-        )
-
-    def weights_file(self, path: str) -> LoadedCheckpoint:
-        with tempfile.TemporaryDirectory(prefix="composer-") as here:
-            file = _fetched(path, Path(here)) if is_remote(path) else Path(path.removeprefix("file://"))
-            if not file.is_file():
-                raise CheckpointError(path, "does not exist.")
-            read = read_tensors if path.endswith(".safetensors") else load_torch_weights
-            weights = _named_as(self.state.get_model_state_dict(), read(file))
-            saved = {"model": weights}
-            ignored = self._ignore(path, saved)
-            checked = self._check_weights(path, saved, {}, ignored)
-            checked.load(self.logger)
-        return LoadedCheckpoint(path, checked.report, ignored)
-
-    def _check_weights(
-        self, path: str, saved: dict[str, Any], modules: dict[str, Any], ignored: tuple[str, ...]
-    ) -> loading.CheckedState:
+    def weights(self, path: str, saved: dict[str, Any], manifest: Manifest | None) -> LoadedCheckpoint:
+        modules = _dictionary(saved.pop("modules", {}))
+        ignored = self._ignore(path, saved)
         if "model" in ignored:
-            raise CheckpointError(path, "was to be loaded for its weights, and ignore_keys leaves all of them out.")
+            raise CheckpointError(path, "cannot be loaded for its weights: ignore_keys leaves all of them out.")
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
-        with _told_of(path, lambda: _changed_modules(self.state.model, modules)):
-            return loading.check_model(
+        try:
+            checked = loading.check_model(
                 self.state, saved, strict=self.strict, excluded=self.excluded, passes=self.passes
             )
+        except StateMismatchError as error:
+            problems = [*error.problems, *_changed_modules(self.state.model, modules)]
+            raise CheckpointMismatchError(path, problems) from None
+        checked.load(self.logger)
+        return LoadedCheckpoint(path, checked.report, ignored, {}, manifest)
 
     def _ignore(self, path: str, saved: dict[str, Any]) -> tuple[str, ...]:
+        """Remove what is ignored, and put the run's own values there, so that they do not change."""
         ignored = ignored_keys(saved, self.ignore_keys)
         if self.ignore_keys and not callable(self.ignore_keys) and not ignored:
             warnings.warn(
@@ -221,130 +206,122 @@ class _Load:
                 UserWarning,
                 stacklevel=4,
             )
-        if ignored:
-            _fill_in(self.state, saved, ignored)
+        own = self.state.state_dict() if ignored else {}
+        for name, _, inner in (key.partition("/") for key in ignored):
+            if name == "model" and inner:
+                own["model"] = self.state.get_model_state_dict()
+            elif name == "optimizers" and inner:
+                own["optimizers"] = self.state.get_optim_state_dict()
+            if not inner:
+                saved |= {name: own[name]} if name in own else {}
+            elif isinstance(saved.get(name), list):
+                saved[name] += [record for record in own.get(name, []) if record["key"] == inner]
+            elif isinstance(saved.get(name), dict) and inner in _dictionary(own.get(name)):
+                saved[name][inner] = own[name][inner]
         return ignored
 
-    def _check(
-        self,
-        path: str,
-        saved: dict[str, Any],
-        extra: dict[str, Any],
-        modules: dict[str, Any],
-        ignored: tuple[str, ...],
-    ) -> loading.CheckedState:
-        problems: list[str] = []
-        checked: loading.CheckedState | None = None
-        try:
-            checked = loading.check(self.state, saved, strict=False, excluded=self.excluded, passes=self.passes)
-            problems += self._one_sided(checked.report)
-        except StateMismatchError as error:
-            problems += error.problems
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise CheckpointError(Path(path) / STATE, f"cannot be read as the state of a run: {what}") from error
-        if self.check_extra is not None:
-            problems += self.check_extra(extra, ignored)
-        if any(problem.startswith("model.") for problem in problems):
-            problems += _changed_modules(self.state.model, modules)
-        if problems or checked is None:
-            raise CheckpointMismatchError(path, problems)
-        return checked
 
-    def _one_sided(self, report: LoadReport) -> list[str]:
-        """Return which weights only one side has, if that matters."""
-        one_sided = (*report.missing, *report.unexpected)
-        return [line for line in one_sided if line.startswith("model.")] if self.strict else []
+def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]:
+    """Return the saved state of a checkpoint, or only what the model's weights need.
+
+    Every file is read once, into memory, and compared with its checksum, so that nothing depends on it afterwards.
+
+    Raises:
+        CheckpointError: A file is missing, or its content is not the one that was written.
+    """
+    data = opened.data()
+    model, others = opened.tensors(MODEL), opened.tensors(EXTRA) or {}
+    if not weights_only:
+        others |= opened.tensors(OPTIMIZERS) or {}
+    try:
+        if weights_only:
+            data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
+            if isinstance(data.get("algorithms"), list):
+                data["algorithms"] = [
+                    record | {"state": {}} if isinstance(record, dict) else record for record in data["algorithms"]
+                ]
+            needed = _tensor_names(data)
+            others = {name: tensor for name, tensor in others.items() if name in needed}
+        saved = dict(join_tensors(data, others))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{opened.path}/{STATE}", f"is not the state of a checkpoint: {error}") from None
+    if not isinstance(saved.get("model", {}), dict):
+        raise CheckpointError(f"{opened.path}/{STATE}", "must hold a dictionary 'model'.")
+    if model is None:
+        saved.pop("model", None)
+    else:
+        saved["model"] = model | saved.get("model", {})
+    return saved
 
 
-def _copy_for_new_modules(checked: loading.CheckedState, saved: dict[str, Any]) -> None:
-    """Give weights memory of their own where algorithms put modules into the model that nobody has looked at."""
-    if checked.made:
-        saved["model"] = {name: one.clone() if isinstance(one, Tensor) else one for name, one in saved["model"].items()}
+def _tensor_names(data: Any) -> set[str]:
+    """Return the names of the tensors that a part of :data:`STATE` refers to."""
+    if isinstance(data, list):
+        return {name for item in data for name in _tensor_names(item)}
+    if not isinstance(data, dict):
+        return set()
+    own = {data["$tensor"]} if isinstance(data.get("$tensor"), str) else set()
+    return own | {name for item in data.values() for name in _tensor_names(item)}
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _fill_in(state: State, saved: dict[str, Any], ignored: Iterable[str]) -> None:
-    """Put the run's own values into the places of a saved state that are ignored, so that these stay as they are."""
-    own = state.state_dict()
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "model": state.get_model_state_dict,
-        "optimizers": state.get_optim_state_dict,
-    }
-    for path in ignored:
-        name, _, inner = path.partition("/")
-        if not inner:
-            if name in own:
-                saved[name] = own[name]
-        elif isinstance(saved.get(name), list):
-            saved[name] += [one for one in own.get(name, []) if one["key"] == inner]
-        elif isinstance(saved.get(name), dict):
-            held = parts[name]() if name in parts else _dictionary(own.get(name))
-            if inner in held:
-                saved[name][inner] = held[inner]
-
-
-def _match_neutral(state: State, saved: dict[str, Any]) -> None:
-    """Leave aside callbacks that only one side has, and on which nothing depends: without settings and state."""
+def _match_neutral_callbacks(state: State, saved: dict[str, Any]) -> None:
+    """Ignore callbacks without settings and state that only the run or only the checkpoint has."""
     records = saved.get("callbacks")
     if not isinstance(records, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("key"), str) for one in records
+        isinstance(record, dict) and isinstance(record.get("key"), str) for record in records
     ):
         return
     own = state.state_dict()["callbacks"]
-    keys, saved_keys = ({one.get("key") for one in held} for held in (own, records))
-    kept = [one for one in records if one.get("key") in keys or one.get("settings") or one.get("state")]
-    saved["callbacks"] = kept + [
-        one for one in own if one["key"] not in saved_keys and not one["settings"] and not one["state"]
+    keys, saved_keys = {record["key"] for record in own}, {record["key"] for record in records}
+    saved["callbacks"] = [
+        *(record for record in records if record["key"] in keys or record.get("settings") or record.get("state")),
+        *(
+            record
+            for record in own
+            if record["key"] not in saved_keys and not record["settings"] and not record["state"]
+        ),
     ]
 
 
-class _told_of:  # noqa: N801  (used as a statement)
-    """Says in an error of the engine which checkpoint it is about, and which modules differ."""
-
-    def __init__(self, path: str, more: Callable[[], list[str]]) -> None:
-        self._path, self._more = path, more
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, StateMismatchError):
-            raise CheckpointMismatchError(self._path, [*error.problems, *self._more()]) from None
-
-
 def _changed_modules(model: Any, saved: Mapping[str, Any]) -> list[str]:
-    """Return which modules are of another class than those saved: what surgery was done on one side only."""
+    """Return which modules are of another class than those saved, as after surgery on one side only."""
     own = module_classes(model)
-    if not saved:
-        return []
     return [
         f"module {name!r} was {saved.get(name, 'not there')}, and is {own.get(name, 'not there')}."
-        for name in dict.fromkeys((*own, *saved))
+        for name in (dict.fromkeys((*own, *saved)) if saved else ())
         if own.get(name) != saved.get(name)
     ]
 
 
-def _elsewhere(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return what is other than where the checkpoint was saved, of all that bits depend on."""
+def _changed_environment(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return which software and hardware differs that the bits of a training depend on."""
     names = ("torch", "composer-trainer", "device", "machine")
-    changes = [
-        f"{name} was {saved[name]}, and is {now[name]}" for name in names if saved.get(name, now[name]) != now[name]
-    ]
-    return "; ".join(map(abridged, changes)) + "." if changes else ""
+    return "; ".join(
+        abridged(f"{name} was {saved[name]}, and is {now[name]}")
+        for name in names
+        if saved.get(name, now[name]) != now[name]
+    )
 
 
-def _fetched(url: str, here: Path) -> Path:
+def _read_weights_file(path: str) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory(prefix="composer-") as folder:
+        file = _download(path, Path(folder)) if is_remote(path) else Path(path.removeprefix("file://"))
+        if not file.is_file():
+            raise CheckpointError(path, "does not exist.")
+        return read_tensors(file) if path.endswith(".safetensors") else load_torch_weights(file)
+
+
+def _download(url: str, folder: Path) -> Path:
     import fsspec  # noqa: PLC0415
 
-    file = here / "weights"
+    file = folder / "weights"
     try:
         with fsspec.open(url, "rb") as source, file.open("wb") as target:
-            while chunk := source.read(8 << 20):
-                target.write(chunk)
+            shutil.copyfileobj(source, target, 8 << 20)
     except Exception as error:
         raise CheckpointError(url, f"cannot be read: {type(error).__name__}: {error}") from error
     return file
@@ -354,4 +331,4 @@ def _named_as(own: Mapping[str, Any], weights: dict[str, Tensor]) -> dict[str, T
     """Return weights with or without ``module.`` before their names, whichever the model has."""
     bare = {name.removeprefix("module."): value for name, value in weights.items()}
     candidates = [weights, bare, {f"module.{name}": value for name, value in bare.items()}]
-    return max(candidates, key=lambda one: len(one.keys() & own.keys()))
+    return max(candidates, key=lambda candidate: len(candidate.keys() & own.keys()))

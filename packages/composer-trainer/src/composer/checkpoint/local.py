@@ -1,21 +1,21 @@
-"""Checkpoints in folders of this machine: written under another name, and there at once or not at all."""
+"""Checkpoints in local folders, written atomically, and the lock that keeps other processes from saving there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
-from functools import partial
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import attrs
 
-from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
+from composer.checkpoint.errors import CheckpointError, CheckpointSaveError, FolderInUseError
 from composer.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -23,32 +23,33 @@ from composer.checkpoint.manifest import (
     FileRecord,
     Manifest,
     foreign_files,
-    new_hash,
     warn_of_unknown,
 )
-from composer.core.background import in_threads
+from composer.core.background import Task, ThreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from composer.checkpoint.snapshot import Snapshot
+    from composer.checkpoint.saving import Snapshot
 
-__all__ = ["LocalFolder", "check_digest", "check_files", "read_manifest", "records_while"]
+__all__ = ["FolderLock", "LocalFolder", "check_files", "read_manifest", "records_while"]
 
 _CHUNK = 8 << 20
+_HASHED = 1 << 20
+_LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _SET_ASIDE = ".replaced"
 _being_written: set[str] = set()
-"""Names of temporary folders that this process is writing, which each have a part that is random."""
+"""Names of temporary folders that this process is writing, each with a random part."""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return a checkpoint's manifest, after a look at which files are there and how large they are.
+    """Return a checkpoint's manifest, after checking the names and sizes of its files.
 
-    Files that it does not list are ignored with a warning.
+    Files that the manifest does not list are ignored with a warning.
 
     Raises:
-        CheckpointError: The folder is no whole checkpoint.
+        CheckpointError: The folder is not a complete checkpoint.
     """
     path = checkpoint / MANIFEST
     try:
@@ -57,81 +58,79 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(path, f"is larger than any manifest ({MAX_MANIFEST_BYTES} bytes).")
         content = path.read_bytes()
-        names = {one.name for one in checkpoint.iterdir()} - {MANIFEST}
+        names = {entry.name for entry in checkpoint.iterdir()} - {MANIFEST}
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
     manifest = Manifest.from_bytes(content, path)
     for name in sorted(manifest.files.keys() - names):
         raise CheckpointError(checkpoint / name, "is missing, and the manifest lists it.")
     for name, record in manifest.files.items():
-        _check_size(checkpoint / name, record.size)
+        file = checkpoint / name
+        try:
+            if file.is_symlink() or not file.is_file():
+                raise CheckpointError(file, "must be a file, and is a link or a folder.")
+            size = file.stat().st_size
+        except OSError as error:
+            raise CheckpointError(file, f"cannot be read: {error.strerror}.") from None
+        if size != record.size:
+            raise CheckpointError(
+                file, f"has {size} bytes, and the manifest lists {record.size}: it was cut off or replaced."
+            )
     warn_of_unknown(checkpoint, names - manifest.files.keys())
     return manifest
-
-
-def _check_size(path: Path, expected: int) -> None:
-    try:
-        if path.is_symlink() or not path.is_file():
-            raise CheckpointError(path, "must be a file, and is a link or a folder.")
-        size = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
-    if size != expected:
-        raise CheckpointError(path, f"has {size} bytes, and the manifest says {expected}: it was cut off or replaced.")
 
 
 def check_files(
     checkpoint: Path, manifest: Manifest, names: Iterable[str] | None = None, *, thoroughly: bool = False
 ) -> None:
-    """Compare the contents of files with their checksums, several at once.
+    """Compare the contents of files with their checksums.
 
     Args:
         checkpoint: The folder.
         manifest: Its manifest.
-        names: Which files; all if None.
-        thoroughly: Whether with all of their checksums, or only with the quickest.
+        names: The files; all if None.
+        thoroughly: Whether to compare all checksums, or only the fastest.
 
     Raises:
-        CheckpointError: A file is not as it was written.
+        CheckpointError: The content of a file is not the one that was written.
     """
-    chosen = [
-        (checkpoint / name, kind, expected)
-        for name, record in manifest.files.items()
-        if names is None or name in names
-        for kind, expected in record.checksums(all_of_them=thoroughly).items()
-    ]
-    with in_threads([partial(_digest, path, kind) for path, kind, _ in chosen]) as digests:
-        for (path, kind, expected), digest in zip(chosen, digests, strict=True):
-            check_digest(path, kind, digest(), expected)
-
-
-def check_digest(path: Path | str, kind: str, digest: str, expected: str) -> None:
-    """Compare what a file has turned out to hold with what the manifest says of it.
-
-    Raises:
-        CheckpointError: It is not as it was written.
-    """
-    if digest != expected:
-        raise CheckpointError(path, f"has been changed since it was written: its {kind} is not the manifest's.")
-
-
-def _digest(path: Path, kind: str) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            digest: str = hashlib.file_digest(file, lambda: new_hash(kind)).hexdigest()
-            return digest
-    except OSError as error:
-        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+    for name in manifest.files if names is None else names:
+        path, record = checkpoint / name, manifest.files[name]
+        hashes = record.hashes(thoroughly=thoroughly)
+        try:
+            with path.open("rb", buffering=0) as file:
+                while chunk := file.read(_HASHED):
+                    for digest in hashes.values():
+                        digest.update(chunk)
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+        record.compare(path, hashes)
 
 
 @contextlib.contextmanager
 def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, FileRecord]]]:
-    """Hash what is in memory in threads of its own, while something else writes it.
+    """Hash contents in another thread while they are written; the context ends after the thread.
 
-    Gives a function that waits, and returns what the manifest is to say of the files, by name.
+    Yields a function that waits for the thread and returns the records of the files by name.
     """
-    with in_threads([partial(FileRecord.of, pieces) for pieces in files.values()]) as records:
-        yield lambda: {name: record() for name, record in zip(files, records, strict=True)}
+
+    def hash_all() -> dict[str, FileRecord]:
+        return {name: FileRecord.of(pieces) for name, pieces in files.items()}
+
+    def records() -> dict[str, FileRecord]:
+        try:
+            return hash_all() if task is None else task.result()
+        except ThreadError:
+            return hash_all()
+
+    task = None
+    with contextlib.suppress(ThreadError):
+        task = Task(hash_all)
+    try:
+        yield records
+    finally:
+        if task is not None:
+            task.wait()
 
 
 @attrs.frozen
@@ -221,7 +220,7 @@ class LocalFolder:
             with records_while(files) as records:
                 for file, pieces in files.items():
                     _write_file(temporary / file, pieces)
-                manifest = snapshot.finished(records())
+                manifest = attrs.evolve(snapshot.manifest, files=records())
             _write_file(temporary / MANIFEST, [memoryview(manifest.to_bytes())])
             _sync_folder(temporary)
             self._put_in_place(temporary, name)
@@ -380,3 +379,80 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "its folder is not there any more; was it removed or unmounted?"
     return f"{error.strerror or error}."
+
+
+_held: dict[str, tuple[IO[str], int]] = {}
+_changing = threading.Lock()
+
+
+class FolderLock:
+    """Says of a folder on this machine that this process saves to it.
+
+    The lock belongs to the process: several savers in one process share it, processes that it starts do not have it,
+    and the system takes it back when the process ends, also by a kill. Where the system or the file system has no
+    such locks, there is none.
+
+    Args:
+        folder: The folder, which exists.
+
+    Raises:
+        FolderInUseError: Another living process has the lock.
+        CheckpointSaveError: The lock's file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> lock = FolderLock(tempfile.mkdtemp())
+        >>> lock.release()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._key: str | None = None
+        key = str(Path(folder).resolve())
+        with _changing:
+            if key in _held:
+                file, count = _held[key]
+            else:
+                opened = _locked(Path(key))
+                if opened is None:
+                    return
+                file, count = opened, 0
+            _held[key] = (file, count + 1)
+            self._key = key
+
+    def release(self) -> None:
+        """Give the lock back; the last saver of the process that does so frees the folder."""
+        key, self._key = self._key, None
+        if key is None:
+            return
+        with _changing:
+            file, count = _held.pop(key)
+            if count > 1:
+                _held[key] = (file, count - 1)
+            else:
+                file.close()
+
+
+def _locked(folder: Path) -> IO[str] | None:
+    try:
+        import fcntl  # noqa: PLC0415  (not on every system)
+    except ImportError:
+        return None
+    try:
+        # Not flock: a process that has been forked, such as a loader's worker, would hold on to it after a kill.
+        file = (folder / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointSaveError(folder, f"{error.strerror or error}.") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read(200).strip() or "an unknown process"
+        file.close()
+        raise FolderInUseError(folder, holder) from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file

@@ -1,122 +1,177 @@
-"""The manifest: what makes a folder a checkpoint."""
+"""The manifest, which makes a folder a checkpoint, and the JSON of checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import xxhash
+from attrs.validators import ge, lt, matches_re, optional
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.plain_json import read_json, write_json
-from composer.core import Timestamp
+from composer.core import Timestamp  # noqa: TC001  (the converter reads the annotation)
 from composer.core.checks import abridged
+from composer.core.serialization import field_types, from_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
-    "FILE_NAMES",
+    "EXTRA",
     "FORMAT",
     "FORMAT_VERSION",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
+    "MODEL",
+    "OPTIMIZERS",
+    "STATE",
     "FileRecord",
     "Manifest",
     "foreign_files",
-    "new_hash",
+    "read_json",
     "warn_of_unknown",
+    "write_json",
 ]
 
 MANIFEST = "manifest.json"
-FILE_NAMES = ("model.safetensors", "optimizers.safetensors", "extra.safetensors", "state.json")
+FILE_NAMES = MODEL, OPTIMIZERS, EXTRA, STATE = (
+    "model.safetensors",
+    "optimizers.safetensors",
+    "extra.safetensors",
+    "state.json",
+)
+FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 2
 MAX_MANIFEST_BYTES = 16 << 20
-FORMAT = "composer-checkpoint"
-_FILE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
-_DIGEST = re.compile(r"[0-9a-f]+")
+_FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
-_DIGITS = {"sha256": 64, "xxh3_128": 32}
+
+
+def write_json(data: Any, *, sort: bool = True) -> bytes:
+    r"""Return data as JSON; if sorted, equal data gives equal bytes.
+
+    Example:
+        >>> write_json({"b": 1, "a": [0.5, None]})
+        b'{\n "a": [\n  0.5,\n  null\n ],\n "b": 1\n}\n'
+    """
+    return (json.dumps(data, sort_keys=sort, indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_json(content: bytes, path: object) -> dict[str, Any]:
+    """Return the dictionary in a JSON file of a checkpoint.
+
+    Args:
+        content: The file's content.
+        path: The file, for the error.
+
+    Raises:
+        CheckpointError: It is not JSON, has a repeated name, or is not a dictionary.
+
+    Example:
+        >>> read_json(b'{"a": 1, "a": 2}', "state.json")
+        Traceback (most recent call last):
+        composer.checkpoint.errors.CheckpointError: state.json is not the JSON of a checkpoint: 'a' is there twice.
+    """
+    try:
+        data = json.loads(content.decode(), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise CheckpointError(path, "is not the JSON of a checkpoint: it is nested too deep.") from None
+    except ValueError as error:
+        text = str(error).rstrip(".")
+        raise CheckpointError(path, f"is not the JSON of a checkpoint: {text:.200}.") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(path, f"must hold a dictionary, got {type(data).__name__}.")
+    return data
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{repeated[:80]!r} is there twice")
+    return data
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 @attrs.frozen
 class FileRecord:
-    """A file of a checkpoint. Its content has two checksums, as SHA-256 takes longer than all else that loading does.
+    """A file of a checkpoint: its size and two checksums. Loading compares XXH3, as SHA-256 takes longer than the rest.
 
     Args:
         size: In bytes.
         sha256: SHA-256 in hexadecimal digits, which any system can compute; compared when a checkpoint is verified.
         xxh3_128: XXH3 of 128 bits in hexadecimal digits, compared at every load. Checkpoints of format 1 have none.
 
+    Raises:
+        ValueError: A value is out of range.
+
     Example:
         >>> FileRecord.of([b"content"]).sha256[:8]
         'ed7002b4'
     """
 
-    size: int
-    sha256: str
-    xxh3_128: str | None = None
+    size: int = attrs.field(validator=[ge(0), lt(1 << 62)])
+    sha256: str = attrs.field(validator=matches_re("[0-9a-f]{64}"))
+    xxh3_128: str | None = attrs.field(default=None, validator=optional(matches_re("[0-9a-f]{32}")))
 
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview]) -> FileRecord:
         """Return the record of a content that comes in pieces."""
-        hashes, size = {kind: new_hash(kind) for kind in _DIGITS}, 0
+        sha256, xxh3, size = hashlib.sha256(), xxhash.xxh3_128(), 0
         for piece in pieces:
             size += len(piece)
-            for begin in range(0, len(piece), _CHUNK):  # so small that the second hash finds it in the cache
-                for one in hashes.values():
-                    one.update(piece[begin : begin + _CHUNK])
-        return cls(size, **{kind: one.hexdigest() for kind, one in hashes.items()})
+            for begin in range(0, len(piece), _CHUNK):  # small enough for the second hash to find it in the cache
+                chunk = piece[begin : begin + _CHUNK]
+                sha256.update(chunk)
+                xxh3.update(chunk)
+        return cls(size, sha256.hexdigest(), xxh3.hexdigest())
 
-    def checksums(self, *, all_of_them: bool = False) -> dict[str, str]:
-        """Return what a content is compared with: the quickest checksum there is, or all, by their kinds."""
-        known = {"sha256": self.sha256} if self.xxh3_128 is None else {"xxh3_128": self.xxh3_128}
-        return known | {"sha256": self.sha256} if all_of_them else known
+    def hashes(self, *, thoroughly: bool = False) -> dict[str, Any]:
+        """Return new objects like those of :mod:`hashlib` for the fastest checksum of the record, or for all."""
+        hashes: dict[str, Any] = {} if self.xxh3_128 is None else {"xxh3_128": xxhash.xxh3_128()}
+        return hashes if hashes and not thoroughly else {"sha256": hashlib.sha256(), **hashes}
 
+    def compare(self, path: object, hashes: Mapping[str, Any]) -> None:
+        """Compare :meth:`hashes`, updated with the content of the file at ``path``, with the record.
 
-def new_hash(kind: str) -> Any:
-    """Return an object like those of :mod:`hashlib` for a kind of checksum."""
-    return xxhash.xxh3_128() if kind == "xxh3_128" else hashlib.sha256()
-
-
-def warn_of_unknown(checkpoint: object, names: Iterable[str]) -> None:
-    """Warn of files in a checkpoint that its manifest does not list, such as ``.DS_Store``: nothing reads them."""
-    unknown = sorted(names)
-    if unknown:
-        shown = abridged(", ".join(map(repr, unknown)))
-        warnings.warn(
-            f"{checkpoint} holds what its manifest does not list, and that is ignored: {shown}.",
-            UserWarning,
-            stacklevel=4,
-        )
+        Raises:
+            CheckpointError: The content is not the one that was written.
+        """
+        for kind, digest in hashes.items():
+            if digest.hexdigest() != getattr(self, kind):
+                raise CheckpointError(path, f"has been changed since it was written: its {kind} is not the manifest's.")
 
 
-def foreign_files(names: Iterable[str]) -> list[str]:
-    """Return which files in a checkpoint somebody else may want to keep: those not ours, and not hidden.
-
-    Example:
-        >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
-        ['notes.txt']
-    """
-    return sorted(name for name in {*names} - {MANIFEST, *FILE_NAMES} if not name.startswith("."))
+def _check_file_names(_: object, __: object, names: Iterable[str]) -> None:
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a file in a checkpoint.")
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What a checkpoint holds; the file is written last, with a checksum of its own.
+    """What a checkpoint contains. The file is written last, with a checksum of its own.
 
     Args:
         files: The other files by name.
         timestamp: The run's clock.
         run_name: The run's name.
-        created: When it was written, in UTC, as in ISO 8601.
-        weights_only: Whether it holds the model's weights and nothing to go on training with.
+        created: When it was written, in UTC, in the format of ISO 8601.
+        weights_only: Whether it has the model's weights only, from which training cannot resume.
         versions: Of Python and of the packages that wrote it.
         metrics: The values of the last evaluation and epoch, ``{"metrics/eval/MulticlassAccuracy": 0.75}``; None
             where one is not a finite number.
+
+    Raises:
+        ValueError: A file's name is not one that a checkpoint has.
 
     Example:
         >>> manifest = Manifest(files={"state.json": FileRecord(2, "0" * 64)}, timestamp=Timestamp(batch=5))
@@ -124,7 +179,7 @@ class Manifest:
         True
     """
 
-    files: dict[str, FileRecord]
+    files: dict[str, FileRecord] = attrs.field(validator=_check_file_names)
     timestamp: Timestamp
     run_name: str = "run"
     created: str = ""
@@ -140,103 +195,81 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Return the file's content."""
         own = attrs.asdict(self, filter=lambda field, value: field.name != "timestamp" and value is not None)
-        data = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            **own,
-            "timestamp": self.timestamp.state_dict(),
-        }
-        return write_json(data | {"sha256": _digest(data)})
+        timestamp = self.timestamp.state_dict()
+        return _signed({"format": FORMAT, "format_version": FORMAT_VERSION, **own, "timestamp": timestamp})
 
     @classmethod
     def from_bytes(cls, content: bytes, path: object) -> Manifest:
-        """Return the manifest that a file's content says.
+        """Return the manifest in a file's content.
 
         Args:
             content: The file's content.
-            path: Where it comes from, for the error.
+            path: The file, for the error.
 
         Raises:
             CheckpointError: It is not the manifest of a checkpoint, or has been changed since it was written.
         """
         data = read_json(content, path)
-        if data.get("format") != FORMAT:
+        if data.pop("format", None) != FORMAT:
             raise CheckpointError(path, "is not the manifest of a composer checkpoint: its 'format' is missing.")
         version = data.get("format_version")
         if type(version) is int and version > FORMAT_VERSION:
             raise CheckpointError(
                 path, f"is of format {version}, and this release reads up to {FORMAT_VERSION}; update composer-trainer."
             )
-        if not _is_unchanged(data, content):
+        data.pop("sha256", None)
+        try:
+            # Byte for byte: the JSON of another program may mean the same and is refused.
+            is_unchanged = content == _signed({"format": FORMAT, **data})
+        except (ValueError, RecursionError):
+            is_unchanged = False
+        if not is_unchanged:
             raise CheckpointError(path, "has been changed since it was written: its checksum is not that of its text.")
-        del data["sha256"]
-        return _from_data(data, path)
+        data.pop("format_version", None)
+        if type(version) is not int or version < 1:
+            raise CheckpointError(
+                path, f"is not whole: 'format_version' must be a number of at least 1, got {version!r}."
+            )
+        types = field_types(cls)
+        problems = [f"{name!r} is missing" for name in sorted(types.keys() - data.keys())]
+        problems += [f"{name!r} is unknown" for name in sorted(data.keys() - types.keys())]
+        if problems:
+            raise CheckpointError(path, f"is not whole: {', '.join(problems)}.")
+        if isinstance(data["files"], dict):  # records of format 1 have one checksum
+            data["files"] = {
+                name: {"xxh3_128": None, **record} if isinstance(record, dict) else record
+                for name, record in data["files"].items()
+            }
+        try:
+            manifest = cls(**{name: from_data(data[name], kind, name) for name, kind in types.items()})
+        except ValueError as error:
+            raise CheckpointError(path, f"is not whole: {error}") from None
+        if not manifest.files:
+            raise CheckpointError(path, "is not whole: files is empty.")
+        return manifest
 
 
-def _is_unchanged(data: dict[str, Any], content: bytes) -> bool:
-    claimed = {name: value for name, value in data.items() if name != "sha256"}
-    try:
-        # Byte for byte: a change of what does not matter to JSON is a change all the same.
-        return content == write_json(claimed | {"sha256": _digest(claimed)})
-    except (ValueError, RecursionError):
-        return False
+def _signed(data: dict[str, Any]) -> bytes:
+    return write_json(data | {"sha256": hashlib.sha256(write_json(data)).hexdigest()})
 
 
-def _digest(data: dict[str, Any]) -> str:
-    return hashlib.sha256(write_json(data)).hexdigest()
+def warn_of_unknown(checkpoint: object, names: Iterable[str]) -> None:
+    """Warn of files in a checkpoint that its manifest does not list, such as ``.DS_Store``: they are ignored."""
+    unknown = sorted(names)
+    if unknown:
+        shown = abridged(", ".join(map(repr, unknown)))
+        warnings.warn(
+            f"{checkpoint} contains files that its manifest does not list, and they are ignored: {shown}.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
-def _from_data(data: dict[str, Any], path: object) -> Manifest:
-    expected = {"format", "format_version", *(field.name for field in attrs.fields(Manifest))}
-    problems = [f"{name!r} is missing" for name in sorted(expected - data.keys())]
-    problems += [f"{name!r} is unknown" for name in sorted(data.keys() - expected)]
-    if not problems:
-        problems = [
-            f"{name!r} is not as it has to be" for name, is_right in _CHECKS.items() if not is_right(data[name])
-        ]
-    if problems:
-        raise CheckpointError(path, f"is not whole: {', '.join(problems)}.")
-    _check_file_names(data["files"], path)
-    try:
-        timestamp = Timestamp.from_state_dict(data["timestamp"])
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(path, f"has no valid 'timestamp': {error}") from None
-    values = {field.name: data[field.name] for field in attrs.fields(Manifest)}
-    files = {name: FileRecord(**record) for name, record in data["files"].items()}
-    return Manifest(**values | {"timestamp": timestamp, "files": files})
+def foreign_files(names: Iterable[str]) -> list[str]:
+    """Return which files in a checkpoint folder are not ours and not hidden, so that nothing deletes them.
 
-
-def _check_file_names(names: dict[str, Any], path: object) -> None:
-    for name in names:
-        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
-            raise CheckpointError(path, f"lists {name[:80]!r}, which is no name of a file in a checkpoint.")
-
-
-def _is_record(record: Any) -> bool:
-    return (
-        isinstance(record, dict)
-        and {"size", "sha256"} <= record.keys() <= {"size", *_DIGITS}
-        and type(record["size"]) is int
-        and 0 <= record["size"] < 1 << 62
-        and all(_is_digest(record[kind], digits) for kind, digits in _DIGITS.items() if kind in record)
-    )
-
-
-def _is_digest(value: Any, digits: int) -> bool:
-    return isinstance(value, str) and len(value) == digits and bool(_DIGEST.fullmatch(value))
-
-
-def _is_dict_of(check: Any) -> Any:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-_CHECKS: dict[str, Any] = {
-    "format_version": lambda value: type(value) is int and value >= 1,
-    "files": lambda value: _is_dict_of(_is_record)(value) and bool(value),
-    "timestamp": lambda value: isinstance(value, dict),
-    "run_name": lambda value: isinstance(value, str),
-    "created": lambda value: isinstance(value, str),
-    "weights_only": lambda value: isinstance(value, bool),
-    "versions": _is_dict_of(lambda value: isinstance(value, str)),
-    "metrics": _is_dict_of(lambda value: value is None or type(value) is float),
-}
+    Example:
+        >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
+        ['notes.txt']
+    """
+    return sorted(name for name in {*names} - {MANIFEST, *FILE_NAMES} if not name.startswith("."))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -11,37 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
-from composer.checkpoint.local import check_digest, records_while
-from composer.checkpoint.manifest import (
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    foreign_files,
-    new_hash,
-    warn_of_unknown,
-)
+from composer.checkpoint.local import records_while
+from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from composer.checkpoint.snapshot import Snapshot
+    from composer.checkpoint.saving import Snapshot
 
-__all__ = ["RemoteFolder", "is_remote"]
+__all__ = ["RemoteFolder"]
 
 _CHUNK = 8 << 20
-_PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 T = TypeVar("T")
-
-
-def is_remote(path: object) -> bool:
-    """Return whether a path is an address that fsspec opens; ``file://`` is this machine's.
-
-    Example:
-        >>> is_remote("s3://bucket/run"), is_remote("runs/blur"), is_remote("file:///tmp")
-        (True, False, False)
-    """
-    text = str(path)
-    return bool(_PROTOCOL.match(text)) and not text.startswith("file://")
 
 
 def _without_slash(url: str) -> str:
@@ -141,25 +122,24 @@ class RemoteFolder:
 
     def _fetch(self, name: str, file: str, manifest: Manifest, to: Path | None, *, thoroughly: bool = False) -> None:
         path, record = f"{self.at(name)}/{file}", manifest.files[file]
-        expected = record.checksums(all_of_them=thoroughly)
+
+        def copy() -> dict[str, Any]:
+            files, root = self._files()
+            hashes, left = record.hashes(thoroughly=thoroughly), record.size
+            with files.open(f"{root}/{name}/{file}", "rb") as source, (to or Path(os.devnull)).open("wb") as target:
+                while left and (chunk := source.read(min(_CHUNK, left))):
+                    for digest in hashes.values():
+                        digest.update(chunk)
+                    if to is not None:
+                        target.write(chunk)
+                    left -= len(chunk)
+            return hashes
+
         try:
-            digests = self._read(path, lambda: self._copy(f"{name}/{file}", record.size, to, list(expected)))
+            hashes = self._read(path, copy)
         except FileNotFoundError:
             raise CheckpointError(path, "is missing, and the manifest lists it.") from None
-        for kind, digest in digests.items():
-            check_digest(path, kind, digest, expected[kind])
-
-    def _copy(self, path: str, size: int, to: Path | None, kinds: list[str]) -> dict[str, str]:
-        files, root = self._files()
-        hashes, left = {kind: new_hash(kind) for kind in kinds}, size
-        with files.open(f"{root}/{path}", "rb") as source, (to or Path("/dev/null")).open("wb") as target:
-            while left and (chunk := source.read(min(_CHUNK, left))):
-                for one in hashes.values():
-                    one.update(chunk)
-                if to is not None:
-                    target.write(chunk)
-                left -= len(chunk)
-        return {kind: one.hexdigest() for kind, one in hashes.items()}
+        record.compare(path, hashes)
 
     def exists(self, name: str) -> bool:
         """Return whether there is anything of a name."""
@@ -184,7 +164,7 @@ class RemoteFolder:
                 self.delete(name)
             for file, pieces in contents.items():
                 self._write(name, partial(self._put, f"{name}/{file}", pieces))
-            manifest = snapshot.finished(records())
+            manifest = attrs.evolve(snapshot.manifest, files=records())
         self._write(name, lambda: self._put(f"{name}/{MANIFEST}", (memoryview(manifest.to_bytes()),)))
         return manifest
 

@@ -13,8 +13,7 @@ from composer.core.checks import nearest, one_of, whole_number_from
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from composer.checkpoint.finding import FoundCheckpoint
-    from composer.checkpoint.folder import Folder
+    from composer.checkpoint.finding import Folder, FoundCheckpoint
 
 __all__ = ["KeepBest", "delete_old", "expired"]
 

@@ -9,14 +9,19 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from composer.checkpoint.errors import CheckpointSaveError
-from composer.checkpoint.finding import find_checkpoints
-from composer.checkpoint.folder import Folder, open_folder
-from composer.checkpoint.local import LocalFolder
-from composer.checkpoint.lock import FolderLock
-from composer.checkpoint.packing import CopyMemory
+from composer.checkpoint.finding import Folder, find_checkpoints, open_folder
+from composer.checkpoint.local import FolderLock, LocalFolder
 from composer.checkpoint.retention import KeepBest, delete_old
-from composer.checkpoint.saving import checkpoint_name, filled_in, write_snapshot
-from composer.checkpoint.snapshot import IgnoreKeys, Snapshot, refuse_sharded, take_snapshot
+from composer.checkpoint.saving import (
+    IgnoreKeys,
+    Snapshot,
+    checkpoint_name,
+    filled_in,
+    refuse_sharded,
+    take_snapshot,
+    write_snapshot,
+)
+from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.functional.checks import check_flags

@@ -1,46 +1,35 @@
-"""Safetensors files of ours, and what is in them beside what the format has words for.
+"""Safetensors files: written from tensors, and read into tensors.
 
-The safetensors package says whether a file is sound. Files of ours are read here, so that they are hashed in the same
-pass, and so that memory for what they hold is there in time, or is not needed: to touch new memory takes several times
-as long as to copy into it.
+They are written and read here rather than by the safetensors package, so that their bytes are copied and hashed in one
+pass. Dtypes and strides that the format cannot express are stored in the header's metadata.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import itertools
 import json
 import math
 import mmap
 import os
-import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from composer.checkpoint.errors import CheckpointError
+from composer.core import NotSerializableError
+from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "DTYPE_NAMES",
-    "SETTINGS",
-    "MappedTensors",
-    "UnreadTensors",
-    "allocate_tensors",
-    "is_dense",
-    "map_tensors",
-    "memory_of",
-    "read_shapes",
-    "read_tensors",
-]
+__all__ = ["CopyMemory", "PackedTensors", "pack_tensors", "read_shapes", "read_tensors"]
 
-DTYPE_NAMES = {
+_WRITTEN_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -57,328 +46,323 @@ DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_OTHERS = {
+# Only recent releases of safetensors have the last four names; tensors of these dtypes are written as bytes.
+_DTYPES = {name: dtype for dtype, name in _WRITTEN_NAMES.items()} | {
+    "C64": torch.complex64,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+_DTYPES_AS_BYTES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype not in DTYPE_NAMES and not str(dtype).startswith("torch.q")
+    if isinstance(dtype, torch.dtype) and dtype not in _WRITTEN_NAMES and not str(dtype).startswith("torch.q")
 }
-"""Dtypes that the format has no name for, at least in releases that people have: saved as bytes, named beside them."""
 
-SETTINGS = "composer"
+_SETTINGS = "composer"
 _CHUNK = 1 << 20
-_PIECE = 4 << 20
-_POPULATE_READ, _POPULATE_WRITE = 22, 23
-"""Advice that Linux takes since 5.14, and that the mmap module has no names for."""
+_HUGE = 4 << 20
+_ALIGNMENT = 64
+_MAX_HEADER_BYTES = 100_000_000
 
-_Entry: TypeAlias = tuple[torch.dtype, list[int], int]
+
+@attrs.frozen
+class _Settings:
+    """What the format cannot express: dtype and shape of tensors stored as bytes, and strides."""
+
+    dtypes: dict[str, tuple[str, list[int]]] = attrs.field(factory=dict)
+    strides: dict[str, list[int]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class _Header:
+    """The beginning of a safetensors file; ``entries`` are dtype, shape and bytes by name, in the order of the file."""
+
+    content: bytes
+    entries: dict[str, tuple[str, list[int], int]]
+    settings: _Settings
 
 
 def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of each tensor in a safetensors file, without reading the tensors.
 
     Raises:
-        CheckpointError: It is no safetensors file.
+        CheckpointError: It is not a complete safetensors file.
     """
-    with _opened(path) as file:
-        settings = _read_settings(path, file.metadata())
-        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
-        shapes = {name: (str(one.get_dtype()), tuple(one.get_shape())) for name, one in found.items()}
-    return shapes | {name: (dtype, tuple(shape)) for name, (dtype, shape) in settings["dtypes"].items()}
+    try:
+        with path.open("rb", buffering=0) as file:
+            header = _read_header(file, path)
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
+    shapes = {name: (dtype, tuple(shape)) for name, (dtype, shape, _) in header.entries.items()}
+    return shapes | {name: (dtype, tuple(shape)) for name, (dtype, shape) in header.settings.dtypes.items()}
 
 
-def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
+def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, on the CPU.
 
-    Args:
-        path: The file.
-        mapped: Whether the tensors may stay in the file until they are looked at; only for those that are copied soon.
-
-    Raises:
-        CheckpointError: It is no safetensors file.
-    """
-    from safetensors import SafetensorError  # noqa: PLC0415
-
-    with _opened(path) as file:
-        settings = _read_settings(path, file.metadata())
-        try:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(path, f"holds a tensor that cannot be read: {error}.") from None
-    if not mapped:
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return _restored(path, tensors, settings)
-
-
-@attrs.define(eq=False)
-class UnreadTensors:
-    """The tensors of a safetensors file of ours, whose memory is there, and is empty until it is filled.
+    The file is read once, into one block of memory that its tensors share. Each tensor begins at a multiple of 64
+    bytes, as one that torch allocates, so that kernels compute the same with it.
 
     Args:
         path: The file.
-        header: What the file begins with.
-        tensors: By name.
-        written: As they are in the file, and in its order; most share memory with those in ``tensors``.
-        rearranged: Those of ``tensors`` that do not, and what is to be copied into them.
-    """
-
-    path: Path
-    header: bytes
-    tensors: dict[str, Tensor]
-    written: list[Tensor]
-    rearranged: list[tuple[Tensor, Tensor]]
-    _filled: int = attrs.field(default=0, init=False)
-
-    def read(self, digest: Any) -> None:
-        """Read the file once, in any thread; ``digest.update`` sees all of it.
-
-        Raises:
-            CheckpointError: It cannot be read, or is not what it was.
-        """
-        try:
-            with self.path.open("rb", buffering=0) as source:
-                is_same = source.read(len(self.header)) == self.header
-                digest.update(self.header)
-                for self._filled, tensor in enumerate(self.written):  # noqa: B020
-                    _fill(tensor, source, digest)
-                is_same = is_same and not source.read(1)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(self.path, f"is no whole safetensors file of ours: {error}.") from None
-        if not is_same:
-            raise _changed(self.path)
-
-    def rearrange(self) -> None:
-        """Put into order what has been read: then the tensors have their values."""
-        while self.rearranged:
-            target, source = self.rearranged.pop()
-            target.copy_(source)
-
-    def find_memory(self) -> None:
-        """Let the system find memory for what is not read yet, last tensors first, while another thread reads.
-
-        It finds much of it at once in half of the time that it takes page by page, when something is read into it.
-        """
-        for place, tensor in reversed([*enumerate(self.written)]):
-            if place < self._filled or not _find_memory(tensor):
-                return
-
-
-def allocate_tensors(path: Path) -> UnreadTensors:
-    """Return the tensors of a safetensors file of ours, not read yet.
-
-    Each has memory of its own, laid out as torch lays it out: what is computed from it does not depend on where it has
-    been. It is made by the thread that calls this, as memory of threads that end would not be used again.
+        digest: An object like those of :mod:`hashlib`, which is updated with the bytes of the file.
 
     Raises:
-        CheckpointError: It is no safetensors file, or cannot be read.
+        CheckpointError: It is not a complete safetensors file, or was changed while it was read.
     """
-    header, entries, settings = _read_header(path)
-    written = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, (dtype, shape, _) in entries.items()}
-    with _told_of(path):
-        flat = _typed(written, settings)
-        rearranged = {name: _like(flat[name], strides) for name, strides in settings["strides"].items()}
-    pairs = [(tensor, flat[name]) for name, tensor in rearranged.items()]
-    return UnreadTensors(path, header, flat | rearranged, [*written.values()], pairs)
-
-
-@attrs.frozen(eq=False)
-class MappedTensors:
-    """The tensors of a safetensors file of ours, for whose memory the file itself stands until they are copied.
-
-    A process that looks at them is killed if the file is cut off meanwhile.
-
-    Args:
-        path: The file.
-        tensors: By name; what is written into them does not reach the file.
-        version: What tells whether it is still the same.
-    """
-
-    path: Path
-    tensors: dict[str, Tensor]
-    version: tuple[int, ...]
-
-    def check_unchanged(self) -> None:
-        """Look whether the file is still what it was when it was mapped.
-
-        Raises:
-            CheckpointError: It is not.
-        """
-        try:
-            is_same = _version(self.path.stat()) == self.version
-        except OSError:
-            is_same = False
-        if not is_same:
-            raise _changed(self.path)
-
-
-def map_tensors(path: Path, digest: Any) -> MappedTensors:
-    """Return the tensors of a safetensors file of ours, which stay in it: only for those that are copied soon.
-
-    ``digest.update`` sees all of the file, which the system has read before.
-
-    Raises:
-        CheckpointError: It is no safetensors file, cannot be read, or is not what it was.
-    """
-    header, entries, settings = _read_header(path)
+    tensors = {}
     try:
-        with path.open("rb", buffering=0) as source:
-            version = _version(os.fstat(source.fileno()))
-            content = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
-            if not _advise(torch.frombuffer(content, dtype=torch.uint8).data_ptr(), len(content), _POPULATE_READ):
-                # A disk that fails, or a file that is cut off: to look at its memory would be the end of the process.
-                _read_through(source, len(content))
-            digest.update(content)
-        tensors = {name: _mapped(content, len(header), *entry) for name, entry in entries.items()}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(path, f"cannot be read: {error}.") from None
-    if content[: len(header)] != header:
-        raise _changed(path)
-    return MappedTensors(path, _restored(path, tensors, settings), version)
-
-
-def _read_through(source: BinaryIO, size: int) -> None:
-    while size > 0:
-        chunk = source.read(_CHUNK)
-        if not chunk:
-            raise ValueError("it ends too early")
-        size -= len(chunk)
-
-
-def _version(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _mapped(content: mmap.mmap, header: int, dtype: torch.dtype, shape: list[int], place: int) -> Tensor:
-    count = math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(content, dtype=dtype, count=count, offset=header + place).view(shape)
-
-
-def _changed(path: Path) -> CheckpointError:
-    return CheckpointError(path, "has been changed while it was read.")
-
-
-def _read_header(path: Path) -> tuple[bytes, dict[str, _Entry], dict[str, dict[str, Any]]]:
-    """Return what a safetensors file of ours begins with, and what it says: entries in the file's order, settings."""
-    with _opened(path):  # it knows what is wrong with a header
-        pass
+        with path.open("rb", buffering=0) as file:
+            header = _read_header(file, path)
+            if digest is not None:
+                digest.update(header.content)
+            memory = memoryview(_allocate(sum(_aligned(size) for _, _, size in header.entries.values())))
+            for name, (dtype, shape, size) in header.entries.items():
+                _read_into(memory[:size], file, digest, path)
+                tensors[name] = (
+                    torch.frombuffer(memory[:size], dtype=_DTYPES[dtype]).view(shape)
+                    if size
+                    else torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
+                )
+                memory = memory[_aligned(size) :]
+            if file.read(1):
+                raise CheckpointError(path, "has been changed while it was read.")
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
     try:
-        with path.open("rb", buffering=0) as source:
-            prefix = source.read(8)
-            header = source.read(int.from_bytes(prefix, "little"))
-        written = json.loads(header)
-        settings = _read_settings(path, written.pop("__metadata__", None))
-        ordered = sorted(written.items(), key=lambda item: item[1]["data_offsets"])
-        entries = {name: _entry(entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in ordered}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(path, f"is no whole safetensors file of ours: {error}.") from None
-    return prefix + header, entries, settings
+        _restore(tensors, header.settings)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(path, f"has metadata that does not fit its tensors: {error}.") from None
+    return tensors
 
 
-def _entry(dtype: str, shape: list[int], begin: int, end: int) -> _Entry:
-    kind = _DTYPES[dtype]
-    if math.prod(shape) * kind.itemsize != end - begin:
-        raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not have {end - begin} bytes")
-    return kind, shape, begin
+def _restore(tensors: dict[str, Tensor], settings: _Settings) -> None:
+    for name, (dtype, shape) in settings.dtypes.items():
+        tensors[name] = tensors[name].view(_DTYPES_AS_BYTES[dtype]).reshape(shape)
+    for name, strides in settings.strides.items():
+        tensor = tensors[name]
+        if not _is_dense(tensor.shape, strides):
+            raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
+        tensors[name] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
-def _fill(tensor: Tensor, source: BinaryIO, digest: Any) -> None:
-    memory = memory_of(tensor) if tensor.numel() else memoryview(b"")
+def _read_header(file: BinaryIO, path: Path) -> _Header:
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError(path, "is no whole safetensors file: its header is longer than the file.")
+    text = file.read(length)
+    try:
+        content = json.loads(text)
+        metadata = content.pop("__metadata__", None) or {}
+        entries = _checked_entries(content, size - 8 - length)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(path, f"is no whole safetensors file: {type(error).__name__}: {error}.") from None
+    try:
+        settings = from_data({"dtypes": {}, "strides": {}} | json.loads(metadata.get(_SETTINGS, "{}")), _Settings)
+        shapes_and_strides = [*settings.strides.values(), *(shape for _, shape in settings.dtypes.values())]
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        shapes_and_strides = [[-1]]
+    if not all(map(_are_sizes, shapes_and_strides)):
+        raise CheckpointError(path, "has a header whose metadata is not as composer writes it.")
+    return _Header(prefix + text, entries, settings)
+
+
+def _checked_entries(content: dict[str, Any], size: int) -> dict[str, tuple[str, list[int], int]]:
+    """Return the entries of a header, after checking that the tensors fill the file with neither gaps nor overlaps."""
+    entries, position = {}, 0
+    for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in _DTYPES:
+            raise ValueError(f"{name[:80]!r} has the dtype {dtype!r:.80}, which torch does not have")
+        if not _are_sizes([*shape, begin, end]) or begin != position:
+            raise ValueError(f"{name[:80]!r} does not begin where the tensor before it ends")
+        if math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
+            raise ValueError(f"{name[:80]!r} has {end - begin} bytes, which do not fit its shape and dtype")
+        entries[name], position = (dtype, shape, end - begin), end
+    if position != size:
+        raise ValueError(f"the tensors have {position} bytes, and the file has {size} for them")
+    return entries
+
+
+def _are_sizes(values: Iterable[Any]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _read_into(memory: memoryview, file: Any, digest: Any, path: Path) -> None:
+    """Fill memory from a file, and hash each part while it is in the processor's cache."""
     while memory:
-        count = source.readinto(memory[:_CHUNK])  # type: ignore[attr-defined]
+        count = file.readinto(memory[:_CHUNK])
         if not count:
-            raise ValueError("it ends within a tensor")
-        digest.update(memory[:count])
+            raise CheckpointError(path, "has been changed while it was read: it ends within a tensor.")
+        if digest is not None:
+            digest.update(memory[:count])
         memory = memory[count:]
 
 
-def _find_memory(tensor: Tensor) -> bool:
-    """Let the system find memory for a tensor, and leave what is in it; return False where the system cannot."""
-    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    pieces = [(place, min(_PIECE, last - place)) for place in range(first, last, _PIECE)]
-    return all(_advise(place, size, _POPULATE_WRITE) for place, size in reversed(pieces))
+def _allocate(size: int) -> mmap.mmap | bytearray:
+    """Return new memory; in huge pages if possible, as touching memory page by page takes longer than copying to it."""
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return bytearray(size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
-def _advise(place: int, size: int, advice: int) -> bool:
-    """Tell the system what memory is for; return whether it knows the advice, and has followed it."""
-    return sys.platform == "linux" and bool(_madvise()(place, size, advice) == 0)
+@attrs.frozen(eq=False)
+class PackedTensors:
+    """The contents of a safetensors file in memory, as :func:`pack_tensors` returns them.
+
+    Args:
+        pieces: The contents, one after the other: first the header, then the tensors' bytes.
+        owners: The tensors whose memory the pieces are, if they are no copy.
+    """
+
+    pieces: tuple[memoryview, ...]
+    owners: tuple[Tensor, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes."""
+        return sum(len(piece) for piece in self.pieces)
 
 
-@functools.cache
-def _madvise() -> Any:
-    advise = ctypes.CDLL(None).madvise  # the mmap module's own advises only about what it has made, and holds the GIL
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return advise
+class CopyMemory:
+    """Memory of earlier copies, reused for the next ones: touching new memory takes about as long as copying into it.
+
+    Example:
+        >>> memory = CopyMemory()
+        >>> first = pack_tensors({"weight": torch.ones(1 << 20)}, memory=memory)
+        >>> memory.give([first])
+        >>> pack_tensors({"weight": torch.zeros(1 << 20)}, memory=memory).pieces[1].obj is first.pieces[1].obj
+        True
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+
+    def take(self, size: int) -> mmap.mmap | bytearray:
+        """Return memory of a size, new if none is free."""
+        for index, memory in enumerate(self._free):
+            if len(memory) == size:
+                return self._free.pop(index)
+        return _allocate(size)
+
+    def give(self, written: Iterable[PackedTensors]) -> None:
+        """Reuse the memory of contents that have been written; memory that was free before is released."""
+        bodies = [packed.pieces[-1].obj for packed in written]
+        self._free = [body for body in bodies if isinstance(body, mmap.mmap)]
 
 
-def _restored(path: Path, tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
-    """Return tensors with the dtypes and strides that the format has no words for."""
-    with _told_of(path):
-        flat = _typed(tensors, settings)
-        return flat | {
-            name: _like(flat[name], strides).copy_(flat[name]) for name, strides in settings["strides"].items()
-        }
+@torch.no_grad()
+def pack_tensors(
+    tensors: Mapping[str, Tensor], *, copy: bool = True, memory: CopyMemory | None = None
+) -> PackedTensors:
+    """Return tensors as the contents of a safetensors file.
+
+    Tensors may be on any device, and of any dtype and strides. With ``copy`` they are copied once, to the memory that
+    is written later. Two that share memory are both written, so that a model finds each of its names.
+
+    Args:
+        tensors: The tensors by name.
+        copy: Whether the tensors may change before the contents are written.
+        memory: Where the copy is allocated, if not in new memory.
+
+    Raises:
+        NotSerializableError: A name or a tensor cannot be written.
+
+    Example:
+        >>> packed = pack_tensors({"weight": torch.ones(2, 2)})
+        >>> len(packed.pieces[1]), bytes(packed.pieces[0][8:]).decode().rstrip()
+        (16, '{"weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}')
+    """
+    entries: dict[str, Any] = {}
+    settings: dict[str, dict[str, Any]] = {"dtypes": {}, "strides": {}}
+    offsets: dict[str, int] = {}
+    offset = 0
+    # The largest items first keep each tensor at a multiple of its item's size.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name]
+        shape, end = list(tensor.shape), offset + tensor.nbytes
+        if tensor.dtype not in _WRITTEN_NAMES:
+            settings["dtypes"][name] = [str(tensor.dtype).removeprefix("torch."), shape]
+            shape = [tensor.nbytes]
+        # Kernels round differently where strides differ: a resumed run is only bit-identical with the same ones.
+        if not tensor.is_contiguous() and tensor.numel() > 0 and _is_dense(tensor.shape, tensor.stride()):
+            settings["strides"][name] = list(tensor.stride())
+        dtype = _WRITTEN_NAMES.get(tensor.dtype, "U8")
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        if tensor.numel():
+            offsets[name] = offset
+        offset = end
+    header = memoryview(_header(entries, settings))
+    if copy:
+        body = _allocate(offset) if memory is None else memory.take(offset)
+        _copy_all(tensors, offsets, body)
+        return PackedTensors((header, memoryview(body)[:offset]))
+    owners = tuple(_on_cpu(name, tensors[name]) for name in offsets)
+    return PackedTensors((header, *map(_memory_of, owners)), owners)
 
 
-def _typed(tensors: dict[str, Tensor], settings: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
-    return tensors | {
-        name: tensors[name].view(_OTHERS[dtype]).reshape(shape) for name, (dtype, shape) in settings["dtypes"].items()
-    }
-
-
-def _like(tensor: Tensor, strides: list[int]) -> Tensor:
-    """Return a new tensor whose items lie in another order."""
-    if not is_dense(tensor.shape, strides):
-        raise ValueError(f"strides {strides} do not fit the shape {list(tensor.shape)}")
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
-
-
-@contextmanager
-def _told_of(path: Path) -> Iterator[None]:
+def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]]) -> bytes:
+    if "__metadata__" in entries:
+        raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
+    written = {kind: of_names for kind, of_names in settings.items() if of_names}
+    metadata = {"__metadata__": {_SETTINGS: json.dumps(written)}} if written else {}
+    text = json.dumps(metadata | entries, separators=(",", ":"), ensure_ascii=False)
     try:
-        yield
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(path, f"says something of a tensor that cannot be: {error}.") from None
+        content = text.encode()
+    except UnicodeEncodeError:
+        raise NotSerializableError("", "a tensor has a name that is no valid text (UTF-8).") from None
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content
 
 
-def _opened(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
-
+def _copy_all(tensors: Mapping[str, Tensor], offsets: Mapping[str, int], body: mmap.mmap | bytearray) -> None:
+    """Copy tensors to their offsets in memory, all of them in one call if torch can."""
+    sources = {name: tensors[name] for name in offsets}
+    targets = []
+    for dtype, group in itertools.groupby(sources, key=lambda name: sources[name].dtype):
+        names = [*group]
+        count = sum(sources[name].numel() for name in names)
+        flat = torch.frombuffer(body, dtype=dtype, count=count, offset=offsets[names[0]])
+        targets += _unflatten_dense_tensors(flat, [sources[name] for name in names])  # type: ignore[no-untyped-call]
     try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(path, f"is no whole safetensors file: {error}.") from None
+        torch._foreach_copy_(targets, [*sources.values()])
+    except (RuntimeError, TypeError):  # one by one, torch can copy more kinds
+        for (name, tensor), target in zip(sources.items(), targets, strict=True):
+            _copy(name, tensor, target)
 
 
-def _read_settings(path: Path, metadata: dict[str, str] | None) -> dict[str, dict[str, Any]]:
-    empty: dict[str, dict[str, Any]] = {"dtypes": {}, "strides": {}}
+def _on_cpu(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory can be written: itself, if it is contiguous and on the CPU."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return _copy(name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+
+
+def _copy(name: str, tensor: Tensor, target: Tensor) -> Tensor:
     try:
-        settings: dict[str, dict[str, Any]] = empty | json.loads((metadata or {}).get(SETTINGS, "{}"))
-        whole = all(
-            isinstance(name, str) and isinstance(dtype, str) and _is_shape(shape)
-            for name, (dtype, shape) in settings["dtypes"].items()
-        )
-        whole = whole and all(_is_shape(strides) for strides in settings["strides"].values())
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        whole = False
-    if not whole or settings.keys() != empty.keys():
-        raise CheckpointError(path, "has a header whose metadata is not as composer writes it.")
-    return settings
+        return target.copy_(tensor)
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise NotSerializableError(name, f"a tensor of {dtype} cannot be saved, as torch cannot copy it.") from None
 
 
-def _is_shape(lengths: Any) -> bool:
-    return isinstance(lengths, list) and all(type(length) is int and length >= 0 for length in lengths)
-
-
-def memory_of(tensor: Tensor) -> memoryview:
+def _memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU; it lives no longer than the tensor."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether items of these strides fill their memory without gaps and overlaps."""
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):

@@ -15,9 +15,8 @@ from composer.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from composer.checkpoint.agreement import agreed_path
-from composer.checkpoint.saving import filled_in
-from composer.checkpoint.snapshot import refuse_sharded
+from composer.checkpoint.finding import agreed_path
+from composer.checkpoint.saving import filled_in, refuse_sharded
 from composer.core.checks import to_path, to_texts
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from composer.checkpoint.snapshot import IgnoreKeys
+    from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.loading import Passes
     from composer.trainer.progress import ResumeState

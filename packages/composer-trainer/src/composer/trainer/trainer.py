@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import SaveInterval, savers
-from composer.checkpoint.snapshot import refuse_sharded
+from composer.checkpoint.saving import refuse_sharded
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from composer.checkpoint.snapshot import IgnoreKeys
+    from composer.checkpoint.saving import IgnoreKeys
 
 __all__ = ["Trainer"]
 
