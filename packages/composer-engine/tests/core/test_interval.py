@@ -1,10 +1,14 @@
-"""How often."""
+"""How often: when a clock has passed a multiple of an interval, and calls that are due then."""
+
+import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.core import Interval, Time, Timestamp
+from composer.core import Callback, Engine, Event, Interval, State, Time, Timestamp
+from composer.core.event import STEP_EVENTS
+from composer.core.interval import checked_interval, only_when_due
 
 
 def due_at(every, unit, steps, max_duration=None):
@@ -80,3 +84,254 @@ def test_an_error_begins_with_the_parameters_name(every):
     """Whatever is wrong with an interval, the parameter that it was given for is named."""
     with pytest.raises((TypeError, ValueError), match=r"^save_interval"):
         Interval.named("save_interval", every)
+
+
+class Run:
+    """A training that writes down after how many batches an event's call was due."""
+
+    def __init__(self, every, event, max_duration=None, epoch=5, known_length=True):
+        self.event, self.epoch, self.due = event, epoch, []
+        self.state = State(model=None, max_duration=max_duration)
+        self.state.set_dataloader([], "train", epoch if known_length else None)
+        interval = checked_interval(every, event, "it")
+        self.call = only_when_due(lambda: self.due.append(int(self.state.timestamp.batch)), interval, event, self.state)
+
+    def at(self, event):
+        if event is self.event:
+            self.call()
+
+    def batch(self, samples=4):
+        state = self.state
+        if int(state.timestamp.batch_in_epoch) == 0:
+            self.at(Event.EPOCH_START)
+        self.at(Event.BEFORE_FORWARD)
+        self.moves(state.timestamp.to_next_batch(samples, 10 * samples, datetime.timedelta(seconds=0.5)))
+        self.at(Event.BATCH_END)
+        if int(state.timestamp.batch_in_epoch) == self.epoch:
+            self.moves(state.timestamp.to_next_epoch())
+            self.at(Event.EPOCH_END)
+            self.moves(state.timestamp.to_next_iteration())
+            self.at(Event.ITERATION_END)
+
+    def moves(self, later):
+        self.state.previous_timestamp, self.state.timestamp = self.state.timestamp, later
+
+
+def due_in(every, event, batches, **options):
+    run = Run(every, event, **options)
+    for _ in range(batches):
+        run.batch()
+    return run.due
+
+
+@pytest.mark.parametrize(
+    ("every", "event", "due"),
+    [
+        ("3ba", Event.BATCH_END, [3, 6, 9, 12]),
+        ("1ba", Event.BATCH_END, [*range(1, 13)]),
+        ("0ba", Event.BATCH_END, []),
+        ("10sp", Event.BATCH_END, [3, 5, 8, 10]),
+        ("100tok", Event.BATCH_END, [3, 5, 8, 10]),
+        ("2sec", Event.BATCH_END, [4, 8, 12]),
+        ("3ba", Event.BEFORE_FORWARD, [3, 6, 9]),
+        ("5ba", Event.BEFORE_FORWARD, [5, 10]),
+        ("1ba", Event.BEFORE_FORWARD, [*range(12)]),
+        (1, Event.BEFORE_FORWARD, [5, 10]),
+        ("2ep", Event.BEFORE_FORWARD, [10]),
+        (1, Event.EPOCH_START, [0, 5, 10]),
+        ("2ep", Event.EPOCH_START, [10]),
+        (1, Event.EPOCH_END, [5, 10]),
+        ("2ep", Event.EPOCH_END, [10]),
+        ("6ba", Event.EPOCH_END, [10]),
+        ("30sp", Event.EPOCH_END, [10]),
+        ("390tok", Event.EPOCH_END, [10]),
+        ("3sec", Event.EPOCH_END, [10]),
+        ("1iter", Event.ITERATION_END, [5, 10]),
+        ("2iter", Event.ITERATION_END, [10]),
+    ],
+)
+def test_when_it_is_due(every, event, due):
+    """Twelve batches of 4 samples, 40 tokens and half a second, five to an epoch and an iteration."""
+    assert due_in(every, event, 12) == due
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "event", "due"),
+    [
+        ("20ba", Event.BATCH_END, [5, 10, 15]),
+        ("20ba", Event.BEFORE_FORWARD, [5, 10, 15]),
+        ("20ba", Event.EPOCH_END, [5, 10, 15]),
+        ("2ep", Event.BATCH_END, [3, 5, 8, 10, 13, 15, 18]),
+        ("8ep", Event.EPOCH_END, [10]),
+        ("8ep", Event.EPOCH_START, [10]),
+        ("80sp", Event.BATCH_END, [5, 10, 15]),
+        ("8sec", Event.BATCH_END, [4, 8, 12, 16]),
+    ],
+)
+def test_a_fraction_of_the_training(max_duration, event, due):
+    """A quarter of the training, in whatever it is counted."""
+    assert due_in("0.25dur", event, 18, max_duration=max_duration) == due
+
+
+def test_epochs_of_unknown_length_count_as_whole_ones():
+    """Within a batch a fraction of a training in epochs is due in an epoch's first batch; at its end it cannot be."""
+    assert due_in("0.5dur", Event.BEFORE_FORWARD, 12, max_duration="4ep", known_length=False) == [10]
+    with pytest.raises(ValueError, match=r"every='0.5dur' of a training of 4ep would never be due at 'batch_end'"):
+        due_in("0.5dur", Event.BATCH_END, 1, max_duration="4ep", known_length=False)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
+def test_batches_do_not_depend_on_epochs(every, epoch, batches):
+    """Wherever epochs end, the batches that are due at their end are the multiples of the interval."""
+    due = due_in(f"{every}ba", Event.BATCH_END, batches, epoch=epoch)
+
+    assert due == [*range(every, batches + 1, every)]
+
+
+@given(st.integers(1, 50), st.lists(st.integers(0, 20), max_size=20))
+def test_samples_of_any_batches(every, sizes):
+    """As often as a multiple lies within a batch, it is due at the batch's end; by the sums alone."""
+    run = Run(f"{every}sp", Event.BATCH_END)
+    for size in sizes:
+        run.batch(size)
+
+    sums = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+    crossed = [any(total % every == 0 for total in range(sums[n] + 1, sums[n + 1] + 1)) for n in range(len(sizes))]
+    assert run.due == [n + 1 for n, is_crossed in enumerate(crossed) if is_crossed]
+
+
+@given(st.sampled_from(["3ba", "10sp", "2sec", "0.3dur"]), st.integers(1, 14))
+def test_the_same_after_a_resume(every, stop):
+    """A run that begins at another's clock is due where the other would have been."""
+    whole, first, second = (Run(every, Event.BATCH_END, max_duration="15ba") for _ in range(3))
+    for number in range(15):
+        whole.batch()
+        if number < stop:
+            first.batch()
+    second.state.timestamp = first.state.timestamp
+    for _ in range(15 - stop):
+        second.batch()
+
+    assert first.due + second.due == whole.due
+
+
+@pytest.mark.parametrize("phase", ["eval", "predict"])
+def test_an_evaluation_counts_its_own_batches(phase):
+    """The training's clock stands still in it."""
+    state, due = State(model=None), []
+    call = only_when_due(lambda: due.append(count), Time(2, "ba"), Event(f"{phase}_batch_end"), state)
+    for count in range(1, 6):  # noqa: B007  (the call looks at it)
+        clock = getattr(state, f"{phase}_timestamp").to_next_batch()
+        setattr(state, f"{phase}_timestamp", clock)
+        call()
+
+    assert due == [2, 4]
+
+
+def test_each_time_costs_nothing():
+    """What is due each time is the very call."""
+    state, call = State(model=None), lambda: None
+
+    for every, event in [(None, Event.FIT_END), (Time(1, "ba"), Event.BATCH_END), (Time(1, "ep"), Event.EPOCH_END)]:
+        assert only_when_due(call, every, event, state) is call
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("event", [Event.FIT_START, Event.FIT_END, Event.INIT, Event.EVAL_START, Event.PREDICT_END])
+    def test_events_that_do_not_come_again(self, event):
+        """Where nothing is repeated, there is nothing to leave out."""
+        with pytest.raises(ValueError, match=rf"Mine: every='10ba' cannot be used at '{event.value}'"):
+            checked_interval("10ba", event, "Mine")
+
+    @pytest.mark.parametrize(
+        ("every", "event", "allowed"),
+        [
+            ("1ep", Event.BATCH_END, "batches, samples, tokens, seconds or durations"),
+            ("10sp", Event.BEFORE_FORWARD, "batches, epochs or durations"),
+            ("10ba", Event.EPOCH_START, "epochs or durations"),
+            ("1ep", Event.ITERATION_END, "in iterations, or"),
+            ("1ep", Event.EVAL_BATCH_END, "in batches, or"),
+        ],
+    )
+    def test_what_would_never_be_due(self, every, event, allowed):
+        """An interval that would wait for ever is refused, with those that would not."""
+        with pytest.raises(ValueError, match=rf"every='{every}' would never be due at '{event.value}'.*{allowed}"):
+            checked_interval(every, event, "it")
+
+    @pytest.mark.parametrize(("every", "error"), [("-1ba", ValueError), ("ten", ValueError), (1.5, TypeError)])
+    def test_what_is_no_interval(self, every, error):
+        """A text without a unit, a negative time or a fraction is no interval."""
+        with pytest.raises(error):
+            checked_interval(every, Event.BATCH_END, "it")
+
+    def test_a_fraction_of_nothing(self):
+        """Without a max_duration there is nothing to be a fraction of."""
+        with pytest.raises(ValueError, match=r"An interval of 0.1dur needs a training with a max_duration"):
+            due_in("0.1dur", Event.BATCH_END, 1)
+
+    @pytest.mark.parametrize("event", [Event.BATCH_END, Event.EPOCH_END])
+    def test_a_loop_that_does_not_say_where_the_clock_stood(self, event):
+        """Samples that were passed cannot be told without it: an error with the remedy, not a wrong answer."""
+        run = Run("1000sp", event, epoch=2)
+        run.moves = lambda later: setattr(run.state, "timestamp", later)
+
+        run.event = None
+        run.batch()
+        run.event = event
+
+        with pytest.raises(RuntimeError, match=r"Write state\.previous_timestamp = state\.timestamp"):
+            run.batch()
+
+
+def test_never_is_possible_anywhere():
+    """0 of any unit calls nothing, at any event."""
+    called, state = [], State(model=None)
+    for event in Event:
+        only_when_due(lambda: called.append("it"), checked_interval("0ep", event, "it"), event, state)()
+
+    assert called == []
+
+
+def test_every_event_of_a_step_has_intervals():
+    """A step's events can all be had every so many batches."""
+    for event in STEP_EVENTS:
+        assert checked_interval("2ba", event, "it") == Time(2, "ba")
+
+
+def test_hooks_of_a_callback(make, calls):
+    """A callback says how often by intervals(); hooks that are not in it are called each time."""
+    state = State(model=None)
+    watch = make.callback("Watch", "batch_end", "batch_start", "fit_end")
+    watch.intervals = lambda: {"batch_end": "2ba", Event.BATCH_START: Time(1, "ba")}
+    state.callbacks = watch
+    engine = Engine(state)
+    for _ in range(4):
+        engine.run_event("batch_start")
+        state.previous_timestamp, state.timestamp = state.timestamp, state.timestamp.to_next_batch()
+        engine.run_event("batch_end")
+    engine.run_event("fit_end")
+
+    assert [event for _, event in calls] == [
+        *(["batch_start"] * 2 + ["batch_end"]) * 2,
+        "fit_end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "error", "message"),
+    [
+        ({"batch_ends": "2ba"}, ValueError, r"Watch.intervals\(\) names 'batch_ends', which is no event"),
+        ([("batch_end", "2ba")], TypeError, r"Watch.intervals\(\) must map events to times"),
+        ({"fit_end": "2ba"}, ValueError, "Watch: every='2ba' cannot be used at 'fit_end'"),
+        ({"batch_end": None}, TypeError, "Watch: every must be a Time or a text"),
+    ],
+)
+def test_bad_intervals_of_a_callback(intervals, error, message):
+    """What a callback says wrongly is refused when the plan is made."""
+
+    class Watch(Callback):
+        def intervals(self):
+            return intervals
+
+    with pytest.raises(error, match=message):
+        Engine(State(model=None, callbacks=Watch()))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
-from composer.core.logger import detach_to_host, format_metric_value, to_interval
+from composer.core.interval import to_interval
+from composer.core.logger import detach_to_host, format_metric_value
 
 
 class Memory(LoggerDestination):

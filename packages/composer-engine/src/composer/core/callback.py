@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+from composer.core.event import Event
+from composer.core.interval import checked_interval
 from composer.core.serialization import Serializable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from composer.core.event import Event
-    from composer.core.frequency import Call
+    from composer.core.interval import Call
     from composer.core.logger import Logger
     from composer.core.plan import Entry
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["Callback"]
+__all__ = ["Callback", "hook_of", "intervals_of", "overrides"]
 
 
 class Callback(Serializable):
@@ -188,3 +189,45 @@ class Callback(Serializable):
 
     def predict_end(self, state: State, logger: Logger) -> None:
         """Called at :attr:`.Event.PREDICT_END`."""
+
+
+def overrides(component: object, base: type, method: str) -> bool:
+    """Return whether a component overrides a method of ``base``.
+
+    Example:
+        >>> class Watch(Callback):
+        ...     def fit_end(self, state, logger):
+        ...         print("done")
+        >>> overrides(Watch(), Callback, "fit_end"), overrides(Watch(), Callback, "fit_start")
+        (True, False)
+    """
+    # The attribute of the object, not of its class: a method may have been set on the object.
+    return getattr(getattr(component, method), "__func__", None) is not getattr(base, method)
+
+
+def hook_of(callback: Callback, event: Event) -> Callable[..., object] | None:
+    """Return the overridden hook of a callback for an event, as ``f(state, logger)``; None if there is none."""
+    if overrides(callback, Callback, "run_event"):
+        return partial(callback.run_event, event)
+    return getattr(callback, event.value) if overrides(callback, Callback, event.value) else None
+
+
+def intervals_of(callback: Callback) -> Mapping[Event, Time]:
+    """Return the intervals of a callback's hooks by event.
+
+    Raises:
+        TypeError: ``callback.intervals()`` returns no mapping, or an interval is no length of time.
+        ValueError: It names an event that does not exist, or an interval that could never be due there.
+    """
+    who = type(callback).__name__
+    given = callback.intervals()
+    if not isinstance(given, Mapping):
+        raise TypeError(f'{who}.intervals() must map events to times, {{Event.BATCH_END: "10ba"}}, got {given!r}.')
+    intervals = {}
+    for event, every in given.items():
+        if event not in {*Event}:
+            raise ValueError(
+                f"{who}.intervals() names {event!r}, which is no event; the events are {', '.join(Event)}."
+            )
+        intervals[Event(event)] = checked_interval(every, Event(event), who)
+    return intervals

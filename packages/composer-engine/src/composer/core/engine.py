@@ -12,11 +12,10 @@ import torch
 from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
-from composer.core.callback import Callback
+from composer.core.callback import Callback, overrides
 from composer.core.components import ObservableList
 from composer.core.event import MODEL_EVENTS, Event
-from composer.core.frequency import Call, checked_interval, only_when_due
-from composer.core.hooks import overrides
+from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, Trace
 from composer.core.loop_check import LoopCheck
 from composer.core.ownership import Ownership

@@ -50,7 +50,7 @@ class _Periodically:
         batch = int(state.timestamp.batch)
         if event is Event.FIT_END:
             return self.at_fit_end and self._last != batch
-        due = self.interval.passed(state.previous_timestamp, state.timestamp, state.max_duration, state.dataloader_len)
+        due = self.interval.is_due(state)
         # Remembered only here: several evaluators may share this function, and each asks it at FIT_END.
         self._last = batch if due else self._last
         return due

@@ -1,29 +1,59 @@
-"""How often: whether a whole multiple of some length of time has just been passed."""
+"""How often: intervals, and calls that are due once in each. They depend on the clock alone, so a resume is exact."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
 import attrs
 
+from composer.core.event import STEP_EVENTS, Event
 from composer.core.time import Time, Timestamp, TimeUnit
 
-__all__ = ["Interval"]
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["Call", "Interval", "checked_interval", "only_when_due", "to_interval"]
+
+Call: TypeAlias = Callable[[], object]
+"""A call at an event, without arguments."""
+
+_BATCH_DONE = frozenset({Event.BATCH_END, Event.BATCH_CHECKPOINT})
+_IN_BATCH = frozenset(STEP_EVENTS) - _BATCH_DONE
+_EPOCH_DONE = frozenset({Event.EPOCH_END, Event.EPOCH_CHECKPOINT})
+_ITERATION = frozenset({Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CHECKPOINT})
+_NOT_TRAINING = tuple(
+    Event(f"{phase}_{moment}")
+    for phase in ("eval", "predict")
+    for moment in ("batch_start", "before_forward", "after_forward", "batch_end")
+)
+_COUNTED = (TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.SECOND)
+_UNITS: Mapping[Event, tuple[TimeUnit, ...]] = {
+    **dict.fromkeys(_IN_BATCH, (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION)),
+    **dict.fromkeys(_BATCH_DONE, (*_COUNTED, TimeUnit.DURATION)),
+    Event.EPOCH_START: (TimeUnit.EPOCH, TimeUnit.DURATION),
+    **dict.fromkeys(_EPOCH_DONE, (TimeUnit.EPOCH, *_COUNTED, TimeUnit.DURATION)),
+    **dict.fromkeys(_ITERATION, (TimeUnit.ITERATION,)),
+    **dict.fromkeys(_NOT_TRAINING, (TimeUnit.BATCH,)),
+}
+"""The units in which an interval can be due at an event; other events do not recur during training."""
 
 
 def _to_every(every: Time | str | int) -> Time:
     return Time.from_input(every, TimeUnit.EPOCH)
 
 
-def _check(every: Time, name: str) -> None:
+def _check_not_negative(every: Time, name: str) -> None:
     if every.value < 0:
         raise ValueError(f"{name} must be 0 (never) or more, got {every}.")
 
 
 @attrs.frozen
 class Interval:
-    """Every so often, such as ``Interval("10ba")`` or ``Interval("0.1dur")``; every 0 is never.
+    """A length of time after which something is due again, such as ``Interval("10ba")`` or ``Interval("0.1dur")``.
 
     Args:
-        every: A length of time; a whole number counts epochs.
+        every: A time or a text; a whole number counts epochs; 0 is never.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -37,7 +67,7 @@ class Interval:
     every: Time = attrs.field(converter=_to_every)
 
     def __attrs_post_init__(self) -> None:
-        _check(self.every, "An interval")
+        _check_not_negative(self.every, "An interval")
 
     @classmethod
     def named(cls, name: str, every: Interval | Time | str | int) -> Interval:
@@ -51,7 +81,7 @@ class Interval:
         if isinstance(every, Interval):
             return every
         time = Time.from_input(every, TimeUnit.EPOCH, name=name)
-        _check(time, name)
+        _check_not_negative(time, name)
         return cls(time)
 
     def passed(
@@ -64,24 +94,185 @@ class Interval:
         """Return whether a multiple of the interval lies after ``before`` and not after ``now``.
 
         Args:
-            before: The clock at the last look.
+            before: The earlier clock.
             now: The clock.
-            max_duration: The whole training, of which durations (``"dur"``) are a fraction.
+            max_duration: The length of the training, of which durations (``"dur"``) are a fraction.
             batches_in_epoch: If known, a fraction of a training in epochs is counted in batches, else in whole epochs.
 
         Raises:
             ValueError: The interval is a fraction of a training that has no length.
         """
-        every, unit = self.every.value, self.every.unit
-        if every and unit is TimeUnit.DURATION:
-            if max_duration is None:
-                raise ValueError(f"An interval of {self.every} needs a training with a max_duration.")
-            every, unit = every * max_duration.value, max_duration.unit
-            if unit is TimeUnit.EPOCH and batches_in_epoch is not None:
-                every, unit = every * batches_in_epoch, TimeUnit.BATCH
-        if not every:
+        if not self.every.value:
             return False
-        if isinstance(every, int) and unit is not TimeUnit.SECOND:
-            return before.count(unit) // every != now.count(unit) // every
-        # The margin keeps 0.1 of 30 epochs, 3.0000000000000004, from coming an epoch late.
-        return int(before.count(unit) / every + 1e-9) != int(now.count(unit) / every + 1e-9)
+        length, unit = _length(self.every, max_duration, batches_in_epoch)
+        return _is_passed(length, unit, before.count(unit), now.count(unit))
+
+    def is_due(self, state: State) -> bool:
+        """Return whether a multiple of the interval was passed since ``state.previous_timestamp``."""
+        return self.passed(state.previous_timestamp, state.timestamp, state.max_duration, state.dataloader_len)
+
+
+def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
+    """Return an argument ``every`` as an :class:`Interval`; None is each time.
+
+    Raises:
+        ValueError: It is no length of time.
+        TypeError: It is no time, text or whole number.
+
+    Example:
+        >>> to_interval("10ba"), to_interval(None)
+        (Interval(every=Time(10, 'ba')), None)
+    """
+    if every is None or isinstance(every, Interval):
+        return every
+    try:
+        return Interval(every)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {every!r}."
+        ) from error
+
+
+def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:
+    """Return an interval as a time, if it can be due at an event.
+
+    Args:
+        every: How often; a whole number counts epochs, 0 of any unit is never.
+        event: Where.
+        who: The owner of the interval, for the error.
+
+    Raises:
+        ValueError: It is no length of time, is negative, or could never be due at the event.
+        TypeError: It is no time, text or whole number.
+
+    Example:
+        >>> checked_interval("10ba", Event.BATCH_END, "it")
+        Time(10, 'ba')
+    """
+    interval = Interval.named(f"{who}: every", every).every
+    if interval.value:
+        _check_unit(interval.unit, event, f"{who}: every={str(interval)!r}")
+    return interval
+
+
+def only_when_due(call: Call, every: Time | None, event: Event, state: State) -> Call:
+    """Return a function that makes the call if it is due at an event, and does nothing otherwise.
+
+    - At the end of a batch or an epoch, it is due if a multiple of the interval was passed within it: ``"10ba"`` in
+      the 10th, 20th, … batch, ``"10ba"`` at ``EPOCH_END`` in each epoch in which such a batch ended.
+    - Within a batch, which the clock has not counted yet, it is due in the batch after: ``"10ba"`` in the 11th, 21st, …
+      batch, ``"2ep"`` in the first batch of the 3rd, 5th, … epoch.
+    - In an evaluation or prediction its own batches count.
+
+    A call that is due each time (``"1ba"`` within a batch, ``"1ep"`` at the end of an epoch) is returned as it is.
+
+    Args:
+        call: The call.
+        every: How often; None is always.
+        event: Where.
+        state: The state with the clock.
+
+    Example:
+        >>> from composer.core import State, Timestamp
+        >>> state = State(model=None)
+        >>> call = only_when_due(lambda: print("due"), Time(10, "ba"), Event.BATCH_END, state)
+        >>> state.timestamp = Timestamp(batch=10)
+        >>> call()
+        due
+    """
+    own = TimeUnit.EPOCH if event in _EPOCH_DONE or event is Event.EPOCH_START else TimeUnit.BATCH
+    own = TimeUnit.ITERATION if event in _ITERATION else own
+    if every is None or (every.value == 1 and every.unit is own):
+        return call
+    if not every.value:
+        return lambda: None
+    if every.unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
+        return _every_batches(call, int(every.value), event, state)
+
+    def run() -> None:
+        if _is_due(every, event, state):
+            call()
+
+    return run
+
+
+def _check_unit(unit: TimeUnit, event: Event, what: str) -> None:
+    units = _UNITS.get(event, ())
+    if unit in units:
+        return
+    if not units:
+        raise ValueError(
+            f"{what} cannot be used at {event.value!r}, which does not recur during training. "
+            "Leave it out, or choose an event of a batch, an epoch or an iteration."
+        )
+    allowed = " or ".join(filter(None, [", ".join(one.plural for one in units[:-1]), units[-1].plural]))
+    raise ValueError(
+        f"{what} would never be due at {event.value!r}, where {unit.plural} are not counted. "
+        f"Give it in {allowed}, or choose another event."
+    )
+
+
+def _every_batches(call: Call, every: int, event: Event, state: State) -> Call:
+    """Return a function that calls if the number of batches is a multiple of ``every``; this check must be fast."""
+
+    def in_training() -> None:
+        batch = state.timestamp.counts.batch
+        if not batch % every and batch:
+            call()
+
+    def elsewhere() -> None:
+        batch = (state.eval_timestamp if event.startswith("eval_") else state.predict_timestamp).counts.batch
+        if not batch % every and batch:
+            call()
+
+    return elsewhere if event in _NOT_TRAINING else in_training
+
+
+def _length(every: Time, max_duration: Time | None, batches_in_epoch: int | None) -> tuple[int | float, TimeUnit]:
+    """Return the length of an interval in a unit that the clock counts."""
+    if every.unit is not TimeUnit.DURATION:
+        return every.value, every.unit
+    if max_duration is None:
+        raise ValueError(f"An interval of {every} needs a training with a max_duration.")
+    length = every.value * max_duration.value
+    if max_duration.unit is TimeUnit.EPOCH and batches_in_epoch:
+        return length * batches_in_epoch, TimeUnit.BATCH
+    return length, max_duration.unit
+
+
+def _is_passed(length: int | float, unit: TimeUnit, before: int | float, now: int | float) -> bool:
+    if not length:
+        return False
+    if isinstance(length, int) and unit is not TimeUnit.SECOND:
+        return before // length != now // length
+    # The margin keeps 0.1 of 30 epochs, 3.0000000000000004, from being due an epoch late.
+    return int(before / length + 1e-9) != int(now / length + 1e-9)
+
+
+def _is_due(every: Time, event: Event, state: State) -> bool:
+    length, unit = _length(every, state.max_duration, state.dataloader_len if event in STEP_EVENTS else None)
+    if unit is not every.unit:
+        _check_unit(unit, event, f"every={str(every)!r} of a training of {state.max_duration}")
+    return _is_passed(length, unit, *_window(unit, event, state))
+
+
+def _window(unit: TimeUnit, event: Event, state: State) -> tuple[int | float, int | float]:
+    """Return the clock's counts before and after the last batch, epoch or iteration."""
+    clock, before = state.timestamp, state.previous_timestamp
+    now = clock.count(unit)
+    if unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        is_new = event not in _IN_BATCH or not clock.count(TimeUnit.BATCH, in_epoch=True)
+        return (now - 1 if is_new and now else now), now
+    if unit is TimeUnit.BATCH and event not in _EPOCH_DONE:
+        return max(now - 1, 0), now
+    batches = clock.count(TimeUnit.BATCH) - before.count(TimeUnit.BATCH)
+    epochs = clock.count(TimeUnit.EPOCH) - before.count(TimeUnit.EPOCH)
+    if (batches, epochs) != ((0, 1) if event in _EPOCH_DONE else (1, 0)):
+        raise RuntimeError(
+            f"state.previous_timestamp is not the clock before {event.value!r}. "
+            "Write state.previous_timestamp = state.timestamp before the clock is advanced."
+        )
+    if event not in _EPOCH_DONE:
+        return before.count(unit), now
+    in_epoch = before.epoch_wct.total_seconds() if unit is TimeUnit.SECOND else before.count(unit, in_epoch=True)
+    return before.count(unit) - in_epoch, now

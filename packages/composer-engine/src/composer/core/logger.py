@@ -13,9 +13,9 @@ from torch import Tensor
 
 from composer.core.callback import Callback
 from composer.core.components import ObservableList
-from composer.core.interval import Interval
+from composer.core.interval import Interval, to_interval
 from composer.core.plan import component_keys
-from composer.core.time import Time, Timestamp, TimeUnit
+from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from composer.core.event import Event
     from composer.core.state import State
 
-__all__ = ["Logger", "LoggerDestination", "Trace", "detach_to_host", "to_interval"]
+__all__ = ["Logger", "LoggerDestination", "Trace", "detach_to_host"]
 
 
 _KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up is a third of a call
@@ -333,27 +333,6 @@ class Logger:
                 getattr(destination, method)(*arguments, **options)
             except Exception as error:  # noqa: BLE001  (see log_metrics)
                 self.report_failure(destination, method, error, stacklevel=4)
-
-
-def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
-    """Return how often as an :class:`Interval`; None is at once.
-
-    Raises:
-        ValueError: It is no length of time.
-        TypeError: It is no time, text or whole number.
-
-    Example:
-        >>> to_interval("10ba"), to_interval(None)
-        (Interval(every=Time(10, 'ba')), None)
-    """
-    if every is None or isinstance(every, Interval):
-        return every
-    try:
-        return Interval(every)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {every!r}."
-        ) from error
 
 
 def detach_to_host(value: Any) -> Any:

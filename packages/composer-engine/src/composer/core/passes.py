@@ -1,15 +1,18 @@
 """Passes: functions that put the algorithms of an event in order.
 
-A pass takes the algorithms that run at an event, in the order so far, and returns them in its own. The engine applies
-the default ones first, then those that the user registers. :func:`order_by_stage` and the list's order settle nearly
-everything; a pass of one's own is for what they cannot know.
+A pass takes the algorithms that run at an event, in the current order, and returns them in a new one. The engine
+applies the default passes first, then those that the user registers. :func:`order_by_stage` and the order of the list
+decide nearly everything; user passes are for the rest.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 from typing import Any, TypeAlias, TypeVar
+
+import attrs
 
 from composer.core.algorithm import Algorithm
 from composer.core.event import CLOSING_EVENTS, MODEL_EVENTS, Event
@@ -17,7 +20,10 @@ from composer.core.stage import Stage
 
 __all__ = [
     "AlgorithmPass",
+    "Ordered",
+    "apply_passes",
     "default_passes",
+    "moved_items",
     "order_by_stage",
     "set_filo_order",
     "sort_fused_layernorm_last",
@@ -36,7 +42,7 @@ AlgorithmPass: TypeAlias = Callable[[Sequence[Algorithm], Event], Sequence[Algor
 
 
 def sort_to_front(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:
-    """Return the items with those of a class first; otherwise the order stays.
+    """Return the items, those of a class first, otherwise in the same order.
 
     Example:
         >>> sort_to_front([1, "b", 3], str)
@@ -46,7 +52,7 @@ def sort_to_front(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:
 
 
 def sort_to_back(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:
-    """Return the items with those of a class last; otherwise the order stays.
+    """Return the items, those of a class last, otherwise in the same order.
 
     Example:
         >>> sort_to_back([1, "b", 3], str)
@@ -58,7 +64,7 @@ def sort_to_back(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:
 def stage_of(algorithm: Algorithm, event: Event) -> Stage:
     """Return an algorithm's stage at an event.
 
-    One that declares none there runs after all others; at the events that change the model it counts as
+    An algorithm without a stage there runs after all others; at the events that change the model it counts as
     ``ARCHITECTURE``, so that norms and layout still come after it.
     """
     undeclared = Stage.ARCHITECTURE if event in MODEL_EVENTS else Stage.UNDECLARED
@@ -66,7 +72,7 @@ def stage_of(algorithm: Algorithm, event: Event) -> Stage:
 
 
 def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Reverse the order on ``AFTER_*`` events, so that the first in is the last out and each undoes its own change.
+    """Reverse the order on ``AFTER_*`` events, so that the first in is the last out.
 
     Example:
         >>> set_filo_order(["A", "B"], Event.BEFORE_LOSS), set_filo_order(["A", "B"], Event.AFTER_LOSS)
@@ -82,16 +88,16 @@ def order_by_stage(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
 
 
 def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Put what chooses samples (stage ``SELECT``) first: it needs the loss of the samples as they came."""
+    """Put algorithms that choose samples (stage ``SELECT``) first: they need the loss of unchanged samples."""
     if event in CLOSING_EVENTS:
         return algorithms
     return sorted(algorithms, key=lambda algorithm: stage_of(algorithm, event) is not Stage.SELECT)
 
 
 def sort_fused_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Put fused and low-precision norms (stage ``PRECISION``) behind all surgery that may add norms.
+    """Put fused and low-precision norms (stage ``PRECISION``) after all surgery that may add norms.
 
-    Only the memory format, which concerns the finished model, and what uses the finished model come later.
+    Only the memory format and algorithms that use the finished model come later.
     """
     late = {Stage.PRECISION: 1, Stage.LAYOUT: 2, Stage.GRADIENT: 3, Stage.WEIGHTS: 3}
     if event not in MODEL_EVENTS:
@@ -103,9 +109,9 @@ sort_low_precision_layernorm_last = sort_fused_layernorm_last
 
 
 def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Warn when several algorithms blend losses: each blends what the other already has blended."""
+    """Warn if several algorithms blend losses: each blends a loss that is already blended."""
     del event
-    # In an order of their own, so that at events with the reverse order it is the same warning, and told once.
+    # Sorted, so that the warning is the same, and shown once, at events with the reverse order.
     names = sorted(type(algorithm).__name__ for algorithm in algorithms if algorithm.interpolate_loss)
     if len(names) > 1:
         warnings.warn(
@@ -118,7 +124,7 @@ def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: 
 
 
 def default_passes() -> list[AlgorithmPass]:
-    """Return the passes that every engine begins with, in their order."""
+    """Return the passes that every engine starts with, in their order."""
     return [
         set_filo_order,
         order_by_stage,
@@ -126,3 +132,85 @@ def default_passes() -> list[AlgorithmPass]:
         sort_fused_layernorm_last,
         warn_if_multiple_loss_interpolation,
     ]
+
+
+@attrs.frozen
+class Ordered:
+    """The algorithms of an event after all passes.
+
+    Args:
+        algorithms: In the order in which they run.
+        placed_by: For each of them the user's passes that moved it, if it is not where the default passes put it.
+        left_out: The algorithms that passes did not return, with the name of the pass.
+    """
+
+    algorithms: tuple[Algorithm, ...]
+    placed_by: tuple[tuple[str, ...], ...]
+    left_out: tuple[tuple[Algorithm, str], ...]
+
+
+def apply_passes(algorithms: Sequence[Algorithm], event: Event, passes: Sequence[AlgorithmPass]) -> Ordered:
+    """Return the algorithms of an event in the order of the passes.
+
+    Raises:
+        TypeError: A pass returns no list or tuple.
+        ValueError: A pass returns an algorithm that was not passed to it, or one algorithm twice.
+    """
+    order, by_rules, rules = list(algorithms), algorithms, default_passes()
+    left_out: list[tuple[Algorithm, str]] = []
+    movers: dict[int, list[str]] = {id(algorithm): [] for algorithm in algorithms}
+    for each_pass in passes:
+        if not order:
+            break
+        name = getattr(each_pass, "__name__", None) or repr(each_pass)
+        before, order = order, _checked(each_pass(list(order), event), order, event, name)
+        left_out += [(algorithm, name) for algorithm in before if not _contains(order, algorithm)]
+        if each_pass in rules:
+            by_rules = each_pass(by_rules, event)
+            continue
+        for algorithm in moved_items(before, order):
+            movers[id(algorithm)] += [] if name in movers[id(algorithm)] else [name]
+    moved = moved_items(by_rules, order) if any(movers.values()) else []
+    placed_by = (tuple(movers[id(one)]) if _contains(moved, one) else () for one in order)
+    return Ordered(tuple(order), tuple(placed_by), tuple(left_out))
+
+
+def moved_items(before: Sequence[T], after: Sequence[T]) -> list[T]:
+    """Return which items of ``after`` are not where they were, relative to the others.
+
+    If an item went to the end, it has moved and not all that it passed; if two changed places, both have.
+
+    Example:
+        >>> moved_items("abcd", "bcda"), moved_items("ab", "ba")
+        (['a'], ['b', 'a'])
+    """
+    old, new = [id(item) for item in before], [id(item) for item in after]
+    # Of two neighbours that changed places either may count as unmoved: the other one if read from the end.
+    unmoved = _matching(old, new) & _matching(old[::-1], new[::-1])
+    return [item for item in after if id(item) not in unmoved]
+
+
+def _matching(old: list[int], new: list[int]) -> set[int]:
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    return {item for block in blocks for item in old[block.a : block.a + block.size]}
+
+
+def _contains(algorithms: Sequence[Algorithm], algorithm: Algorithm) -> bool:
+    return any(algorithm is one for one in algorithms)
+
+
+def _checked(returned: object, given: Sequence[Algorithm], event: Event, name: str) -> list[Algorithm]:
+    if not isinstance(returned, (list, tuple)):
+        what = "nothing" if returned is None else f"a {type(returned).__name__}"
+        raise TypeError(
+            f"The pass {name} returned {what} at {event.value!r}; it must return the algorithms, as a list or tuple."
+        )
+    unused = {id(algorithm) for algorithm in given}
+    for algorithm in returned:
+        if id(algorithm) not in unused:
+            raise ValueError(
+                f"The pass {name} returned {algorithm!r} at {event.value!r}, which it was not given (or not twice); "
+                "a pass may change the order and leave algorithms out."
+            )
+        unused.remove(id(algorithm))
+    return list(returned)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core.algorithm import Algorithm
-from composer.core.callback import Callback
+from composer.core.callback import Callback, hook_of, intervals_of, overrides
 from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ServedFields, fields_at
-from composer.core.hooks import hook_of, intervals_of, overrides
-from composer.core.ordering import apply_passes
-from composer.core.passes import default_passes, stage_of
+from composer.core.passes import apply_passes, default_passes, stage_of
 from composer.core.plan_mermaid import mermaid_lines
 from composer.core.plan_text import plan_lines
 from composer.core.stage import Stage

@@ -1,214 +1,133 @@
-"""How a plan is drawn: the loop as a flowchart in the language of Mermaid."""
+"""The drawing of a plan: the loop as a flowchart in the language of Mermaid."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
-
-import attrs
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer.core.event import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from composer.core.plan import Entry, Plan
 
 __all__ = ["mermaid_lines"]
 
 
-@attrs.frozen
-class _Loop:
-    """A part of the drawing that runs again and again.
-
-    Args:
-        name: What it is called in the drawing's source.
-        title: What stands above it.
-        again: What stands at the arrow back to its beginning.
-        parts: What is in it: events, work (a text) and loops.
-    """
+class _Loop(NamedTuple):
+    """A loop of the drawing: its name in the source, its title, the label of the arrow back, and its parts."""
 
     name: str
     title: str
     again: str
-    parts: tuple[_Part, ...]
+    parts: Sequence[str | _Loop]
 
 
-_Part: TypeAlias = "Event | str | _Loop"
+def _parts(*parts: str | _Loop) -> list[str | _Loop]:
+    """Return events, work between them and loops; a string has several words, of which those of no event are work."""
+    return [word for part in parts for word in (part.split() if isinstance(part, str) else [part])]
+
 
 _MICROBATCH = _Loop(
     "microbatches",
     "every microbatch",
     "next microbatch",
-    (
-        Event.BEFORE_FORWARD,
-        "forward pass",
-        Event.AFTER_FORWARD,
-        Event.BEFORE_LOSS,
-        "loss",
-        Event.AFTER_LOSS,
-        Event.BEFORE_BACKWARD,
-        "backward pass",
-        Event.AFTER_BACKWARD,
+    _parts(
+        "before_forward forward_pass after_forward before_loss loss after_loss before_backward backward_pass",
+        "after_backward",
     ),
 )
 _BATCH = _Loop(
     "batches",
     "every batch",
     "next batch",
-    (
-        Event.BEFORE_DATALOADER,
-        "take a batch",
-        Event.AFTER_DATALOADER,
-        Event.BATCH_START,
-        Event.BEFORE_TRAIN_BATCH,
+    _parts(
+        "before_dataloader take_a_batch after_dataloader batch_start before_train_batch",
         _MICROBATCH,
-        Event.AFTER_TRAIN_BATCH,
-        "optimizer step",
-        Event.BATCH_END,
-        Event.BATCH_CHECKPOINT,
+        "after_train_batch optimizer_step batch_end batch_checkpoint",
     ),
 )
 _EPOCH = _Loop(
     "epochs",
     "every epoch",
     "next epoch",
-    (
-        Event.ITERATION_START,
-        Event.EPOCH_START,
+    _parts(
+        "iteration_start epoch_start",
         _BATCH,
-        Event.EPOCH_END,
-        Event.EPOCH_CHECKPOINT,
-        Event.ITERATION_END,
-        Event.ITERATION_CHECKPOINT,
+        "epoch_end epoch_checkpoint iteration_end iteration_checkpoint",
     ),
 )
-_TRAINING: tuple[_Part, ...] = (
-    Event.INIT,
-    Event.BEFORE_LOAD,
-    Event.AFTER_LOAD,
-    Event.FIT_START,
-    _EPOCH,
-    Event.FIT_END,
-)
-_EVALUATION: tuple[_Part, ...] = (
-    Event.EVAL_STANDALONE_START,
-    Event.EVAL_BEFORE_ALL,
-    _Loop(
-        "evaluations",
-        "every evaluation",
-        "next data set",
-        (
-            Event.EVAL_START,
-            _Loop(
-                "evaluated",
-                "every batch of an evaluation",
-                "next batch",
-                (
-                    Event.EVAL_BATCH_START,
-                    Event.EVAL_BEFORE_FORWARD,
-                    "forward pass of an evaluation",
-                    Event.EVAL_AFTER_FORWARD,
-                    Event.EVAL_BATCH_END,
-                ),
-            ),
-            Event.EVAL_END,
-        ),
+_EVALUATED = _Loop(
+    "evaluated",
+    "every batch of an evaluation",
+    "next batch",
+    _parts(
+        "eval_batch_start eval_before_forward forward_pass_of_an_evaluation eval_after_forward eval_batch_end",
     ),
-    Event.EVAL_AFTER_ALL,
-    Event.EVAL_STANDALONE_END,
 )
-_PREDICTION: tuple[_Part, ...] = (
-    Event.PREDICT_START,
-    _Loop(
-        "predicted",
-        "every batch of a prediction",
-        "next batch",
-        (
-            Event.PREDICT_BATCH_START,
-            Event.PREDICT_BEFORE_FORWARD,
-            "forward pass of a prediction",
-            Event.PREDICT_AFTER_FORWARD,
-            Event.PREDICT_BATCH_END,
-        ),
+_EVALUATION = _Loop("evaluations", "every evaluation", "next data set", _parts("eval_start", _EVALUATED, "eval_end"))
+_PREDICTED = _Loop(
+    "predicted",
+    "every batch of a prediction",
+    "next batch",
+    _parts(
+        "predict_batch_start predict_before_forward forward_pass_of_a_prediction predict_after_forward",
+        "predict_batch_end",
     ),
-    Event.PREDICT_END,
 )
-_ENTITIES = {"&": "#amp;", "#": "#35;", ";": "#59;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "`": "#96;"}
+_DRAWINGS = (
+    _parts("init before_load after_load fit_start", _EPOCH, "fit_end"),
+    _parts("eval_standalone_start eval_before_all", _EVALUATION, "eval_after_all eval_standalone_end"),
+    _parts("predict_start", _PREDICTED, "predict_end"),
+)
+_EVENTS = frozenset(Event)
+_ENTITIES = str.maketrans(
+    {"&": "#amp;", "#": "#35;", ";": "#59;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "`": "#96;"}
+)
 
 
 def mermaid_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of a flowchart: the work of the loop, and each event at which anything runs with what runs there.
+    """Yield the lines of a flowchart: the events with the components that run there, and the work of the loop.
 
-    What runs, or is asked, at every event has a box of its own.
+    Components that run, or are asked, at every event have a box of their own.
     """
     yield "flowchart TD"
     everywhere = plan.keys_everywhere()
     labels = {
-        event: [_label(entry) for entry in entries if entry.key not in everywhere]
+        event.value: [_label(entry) for entry in entries if entry.key not in everywhere]
         for event, entries in plan.entries.items()
     }
-    drawing = _Drawing({event: texts for event, texts in labels.items() if texts})
-    for parts in (_TRAINING, _EVALUATION, _PREDICTION):
-        if drawing.has_events(parts):
-            yield from drawing.nodes(parts, "    ")
-            yield from drawing.arrows(parts)
+    for parts in _DRAWINGS:
+        nodes, arrows, _, _ = _draw(parts, labels, "    ")
+        if any(node.lstrip().startswith("at_") for node in nodes):
+            yield from (*nodes, *arrows)
     if everywhere:
-        yield f'    everywhere["{"<br/>".join(["at every event", *map(_escaped, everywhere)])}"]'
+        keys = (key.translate(_ENTITIES) for key in everywhere)
+        yield f'    everywhere["{"<br/>".join(["at every event", *keys])}"]'
 
 
-class _Drawing:
-    """The parts of the loop that are drawn: those where something runs, and the work between them."""
-
-    def __init__(self, labels: dict[Event, list[str]]) -> None:
-        self._labels = labels
-
-    def has_events(self, parts: Sequence[_Part]) -> bool:
-        return any(
-            self.has_events(part.parts) if isinstance(part, _Loop) else isinstance(part, Event) and part in self._labels
-            for part in parts
-        )
-
-    def nodes(self, parts: Sequence[_Part], indent: str) -> Iterator[str]:
-        for part in self._drawn(parts):
-            if isinstance(part, _Loop):
-                yield f'{indent}subgraph {part.name}["{part.title}"]'
-                yield from self.nodes(part.parts, f"{indent}    ")
-                yield f"{indent}end"
-            elif isinstance(part, Event):
-                label = "<br/>".join(_escaped(text) for text in [part.value, *self._labels[part]])
-                yield f'{indent}{_name(part)}["{label}"]'
-            else:
-                yield f'{indent}{_name(part)}(["{part}"])'
-
-    def arrows(self, parts: Sequence[_Part]) -> Iterator[str]:
-        drawn = self._drawn(parts)
-        for before, after in pairwise(drawn):
-            yield f"    {self._last(before)} --> {self._first(after)}"
-        for part in drawn:
-            if isinstance(part, _Loop):
-                yield from self.arrows(part.parts)
-                yield f'    {self._last(part)} -->|"{part.again}"| {self._first(part)}'
-
-    def _drawn(self, parts: Sequence[_Part]) -> list[_Part]:
-        # The value of an event is a text, too, but not one that says what is worked.
-        return [part for part in parts if not isinstance(part, Event) or part in self._labels]
-
-    def _first(self, part: _Part) -> str:
-        return self._first(self._drawn(part.parts)[0]) if isinstance(part, _Loop) else _name(part)
-
-    def _last(self, part: _Part) -> str:
-        return self._last(self._drawn(part.parts)[-1]) if isinstance(part, _Loop) else _name(part)
+def _draw(
+    parts: Sequence[str | _Loop], labels: Mapping[str, Sequence[str]], indent: str
+) -> tuple[list[str], list[str], str, str]:
+    """Return the lines of the nodes and of the arrows between some parts, and the names of the first and last node."""
+    nodes, arrows, ends = [], [], []
+    for part in parts:
+        if isinstance(part, _Loop):
+            inner_nodes, inner_arrows, first, last = _draw(part.parts, labels, f"{indent}    ")
+            nodes += [f'{indent}subgraph {part.name}["{part.title}"]', *inner_nodes, f"{indent}end"]
+            arrows += [*inner_arrows, f'    {last} -->|"{part.again}"| {first}']
+            ends.append((first, last))
+        elif part not in _EVENTS:
+            nodes.append(f'{indent}do_{part}(["{part.replace("_", " ")}"])')
+            ends.append((f"do_{part}", f"do_{part}"))
+        elif labels.get(part):
+            nodes.append(f'{indent}at_{part}["{"<br/>".join([part, *labels[part]])}"]')
+            ends.append((f"at_{part}", f"at_{part}"))
+    forward = [f"    {before} --> {after}" for (_, before), (after, _) in pairwise(ends)]
+    return nodes, [*forward, *arrows], ends[0][0] if ends else "", ends[-1][1] if ends else ""
 
 
 def _label(entry: Entry) -> str:
     often = "" if entry.every is None else f", every {entry.every}"
-    return f"{entry.key} ({entry.what}{often})"
-
-
-def _name(part: Event | str) -> str:
-    return f"at_{part.value}" if isinstance(part, Event) else f"do_{part.replace(' ', '_')}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(_ENTITIES.get(character, character) for character in text)
+    return f"{entry.key} ({entry.what}{often})".translate(_ENTITIES)

@@ -14,7 +14,7 @@ from composer.core.serialization import reset_fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from composer.core.frequency import Call
+    from composer.core.interval import Call
     from composer.core.plan import Entry
 
 __all__ = ["Cost", "CostMonitor"]

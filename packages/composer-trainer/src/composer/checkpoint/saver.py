@@ -217,9 +217,7 @@ class CheckpointSaver(Callback):
             if interval(state, event):
                 self.save(state)
         # What is due at the very end waits for FIT_END, where the last evaluation has run.
-        elif (elapsed is None or elapsed.value < 1) and interval.passed(
-            state.previous_timestamp, state.timestamp, state.max_duration, state.dataloader_len
-        ):
+        elif (elapsed is None or elapsed.value < 1) and interval.is_due(state):
             self.save(state)
 
     def _write(self, folder: Folder, name: str, latest: str | None, snapshot: Snapshot) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from composer.core import LoggerDestination
-from composer.core.logger import to_interval
+from composer.core.interval import to_interval
 from composer.functional.checks import check_whole_numbers
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp
-from composer.core.logger import to_interval
+from composer.core.interval import to_interval
 from composer.core.time import Counts
 from composer.loggers.images import to_images
 from composer.loggers.products import import_product

@@ -15,7 +15,7 @@ from composer.profiler.trace import TraceHandler
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from composer.core.frequency import Call
+    from composer.core.interval import Call
     from composer.core.plan import Entry
 
 __all__ = ["Profiler"]

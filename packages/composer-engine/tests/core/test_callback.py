@@ -1,7 +1,7 @@
-"""What a callback has of its own."""
+"""The hooks of a callback that are called, and how often."""
 
 from composer.core import Callback, Event, LoggerDestination, Time
-from composer.core.hooks import hook_of, intervals_of, overrides
+from composer.core.callback import hook_of, intervals_of, overrides
 
 
 def test_only_what_is_overridden_is_a_hook(make):
