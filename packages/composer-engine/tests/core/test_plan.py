@@ -219,7 +219,7 @@ class TestChecks:
 
     def test_algorithm_that_runs_nowhere_is_warned_about(self, make):
         """Neither events nor a match: the plan says so."""
-        assert "A runs at no event: say where by runs_at" in explain(make.algorithm("A")).warnings[0]
+        assert "A runs at no event: declare runs_at" in explain(make.algorithm("A")).warnings[0]
 
     def test_warnings_of_passes_are_in_the_plan_once(self, make):
         """Two interpolations meet at several events, and are told once."""
