@@ -35,24 +35,24 @@ __all__ = ["Engine"]
 PassAt: TypeAlias = tuple[AlgorithmPass, int]
 
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
-"""Where what waits for loggers is handed over to them, after the callbacks and before the loggers' own hooks."""
+"""Where delayed metrics are delivered to the loggers, after the callbacks and before the loggers' own hooks."""
 
 
 class Engine:
     """Runs algorithms, callbacks and loggers at events.
 
-    The plan is made when the first event runs, and again only after algorithms, callbacks, loggers or passes have
-    changed. An event that nobody listens to costs one look-up in a dictionary. After each algorithm that runs before
-    training (``INIT`` to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. When
-    training begins, after its first epoch and at its end it warns of algorithms whose events the loop did not run, and
-    at the first ``BATCH_END`` after a step of an optimizer that is not in the state but trains its parameters.
+    The plan is made at construction, and again only after algorithms, callbacks, loggers or passes have changed. An
+    event without listeners costs one look-up in a dictionary. After each algorithm that runs before training (``INIT``
+    to ``FIT_START``) the engine checks that the optimizers hold the model's parameters. When training begins, after its
+    first epoch and at its end it warns about algorithms whose events the loop did not run, and at the first
+    ``BATCH_END`` after a step of an optimizer that is not in the state but trains its parameters.
 
     Args:
-        state: What the algorithms change; ``state.algorithms`` and ``state.callbacks`` are what is run.
-        logger: Where they log to; one without destinations if None.
-        algorithm_passes: Passes to apply after the default ones: a function, or ``(function, index)`` to say where
+        state: The state, with the algorithms and callbacks to run in ``state.algorithms`` and ``state.callbacks``.
+        logger: The logger for all of them; one without destinations if None.
+        algorithm_passes: Passes to apply after the default ones: a function, or ``(function, index)`` to insert it
             among the passes; one or several.
-        algorithms: Put into ``state.algorithms``, if given.
+        algorithms: Replaces ``state.algorithms``, if given.
         log_traces: Whether to log for each event which algorithms ran.
         serves: The events that the loop runs and the fields of the state that it serves there; all if None.
 
@@ -84,24 +84,30 @@ class Engine:
         self.log_traces = log_traces
         self._serves = serves
         self._passes = ObservableList(default_passes(), _check_pass)
-        self._subscriptions: ObservableList[Subscription] = ObservableList((), check=_check_nothing)
+        self._subscriptions: ObservableList[Subscription] = ObservableList((), check=lambda _: None)
         self._table: dict[str, tuple[Call, ...]] = {}
         self._plan: Plan | None = None
         self._warned: set[str] = set()
         self._closed = False
-        self._loop = LoopCheck(state, on_step=self._look_at_batch_end)
+        # LoopCheck sees the next BATCH_END after a step: without an entry in the table it is compiled again.
+        self._loop = LoopCheck(state, on_step=lambda: self._table.pop(Event.BATCH_END, None))
         if algorithms is not None:
             state.algorithms = algorithms
-        for one in _as_list(algorithm_passes):
-            self.register_pass(*one) if isinstance(one, tuple) else self.register_pass(one)
+        if algorithm_passes is None:
+            algorithm_passes = []
+        elif callable(algorithm_passes) or (
+            isinstance(algorithm_passes, tuple) and len(algorithm_passes) == 2 and isinstance(algorithm_passes[1], int)
+        ):
+            algorithm_passes = [algorithm_passes]
+        for each_pass in algorithm_passes:
+            self.register_pass(*each_pass) if isinstance(each_pass, tuple) else self.register_pass(each_pass)
         state.on_components_change(self._forget_plan)
-        self.logger.destinations.on_change.append(self._forget_plan)
-        self._passes.on_change.append(self._forget_plan)
-        self._subscriptions.on_change.append(self._forget_plan)
+        for components in (self.logger.destinations, self._passes, self._subscriptions):
+            components.on_change.append(self._forget_plan)
         self.explain()
 
     def run_event(self, event: Event | str) -> None:
-        """Call what runs at an event, in the order of the plan.
+        """Run an event: make its calls in the order of the plan.
 
         Args:
             event: The event or its value, ``"batch_end"``.
@@ -125,8 +131,8 @@ class Engine:
         Args:
             event: The event or its value, ``"batch_end"``.
             function: ``f(state, logger)``.
-            every: How often: a time, a text (``"10ba"``) or a number of epochs; each time if None, never if 0. Whether
-                it is due follows from the clock alone; see :meth:`Callback.intervals`.
+            every: How often: a time, a text (``"10ba"``) or a number of epochs; each time if None, never if 0. It
+                depends on the clock alone; see :meth:`Callback.intervals`.
 
         Returns:
             The subscription: ``subscription.remove()`` ends it.
@@ -146,7 +152,7 @@ class Engine:
             10ba
         """
         if self._closed:
-            raise RuntimeError("The engine is closed and calls nobody any more. Make a new Trainer or Engine.")
+            raise RuntimeError("The engine is closed and runs no further event. Make a new Trainer or Engine.")
         event = _event_of(event)
         check_function(function)
         interval = None if every is None else checked_interval(every, event, "Engine.on")
@@ -155,7 +161,7 @@ class Engine:
         return subscription
 
     def run_marker_only_event(self, event: Event | str) -> None:
-        """Put a mark named after an event into the trace of a torch profiler, if one is running, and call nobody.
+        """Put a mark named after an event into the trace of a running torch profiler, without any call.
 
         Raises:
             ValueError: There is no such event.
@@ -173,7 +179,7 @@ class Engine:
         self._passes[:] = passes
 
     def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
-        """Add a pass: at ``index`` among those there are, or after them (-1).
+        """Insert a pass at ``index`` of the passes, or after them (-1).
 
         Raises:
             TypeError: ``algorithm_pass`` is not a function.
@@ -181,7 +187,7 @@ class Engine:
         self._passes.insert(len(self._passes) if index == -1 else index, algorithm_pass)
 
     def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why; ``print`` shows it as text."""
+        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
         if self._plan is None:
             self._plan = build_plan(
                 self.state.algorithms,
@@ -198,7 +204,7 @@ class Engine:
         return self._plan
 
     def restore(self) -> None:
-        """Let every algorithm give back what it borrowed, after an evaluation or prediction was broken off."""
+        """Call :meth:`Algorithm.restore` of all algorithms, after an error in an evaluation or prediction."""
         for algorithm in self.state.algorithms:
             algorithm.restore(self.state)
 
@@ -206,7 +212,7 @@ class Engine:
         """Close callbacks and loggers, once; the engine runs no further event.
 
         Raises:
-            Exception: The first error of those that failed to close; the others were closed all the same.
+            Exception: The first error, after all have been closed.
         """
         if self._closed:
             return
@@ -214,14 +220,14 @@ class Engine:
         self._table = {}
         self._loop.close()
         callbacks, destinations = list(self.state.callbacks), list(self.logger.destinations)
-        everyone: list[Callback] = [*callbacks, *destinations]
+        components: list[Callback] = [*callbacks, *destinations]
         errors: list[Exception] = []
-        closing: list[Call] = [partial(one.close, self.state, self.logger) for one in everyone]
-        closing.insert(len(callbacks), self.logger.deliver)  # what callbacks log last, too
-        for close in [*closing, *(one.post_close for one in everyone)]:
+        closing: list[Call] = [partial(component.close, self.state, self.logger) for component in components]
+        closing.insert(len(callbacks), self.logger.deliver)  # including the last metrics of the callbacks
+        for close in [*closing, *(component.post_close for component in components)]:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  (the others must be closed, too; it is raised below)
+            except Exception as error:  # noqa: BLE001  (raised below, when the others are closed)
                 errors.append(error)
         if errors:
             for also in errors[1:]:
@@ -229,13 +235,9 @@ class Engine:
             raise errors[0]
 
     def _forget_plan(self) -> None:
-        # An empty table makes the next event miss, and the miss makes the new plan: no event pays for a check.
+        # The next event misses in the empty table, and makes the new plan: no event checks whether the plan is valid.
         self._plan = None
         self._table = {}
-
-    def _look_at_batch_end(self) -> None:
-        # The next one misses, and LoopCheck sees it.
-        self._table.pop(Event.BATCH_END, None)
 
     def _compile(self, event: Event | str) -> tuple[Call, ...]:
         if self._closed:
@@ -247,7 +249,7 @@ class Engine:
         entries = self.explain().entries
         self._loop.notice(event, entries)
         calls = self._calls(event, entries.get(event, ()))
-        # The end of an epoch without batches says nothing about the loop: the next one is looked at again.
+        # The end of an epoch without batches is not enough for the check of the loop: the next one is checked again.
         if event is not Event.EPOCH_END or self._loop.has_batches:
             self._table[event] = calls
         return calls
@@ -259,40 +261,37 @@ class Engine:
             calls = (*calls[: len(calls) - loggers], self.logger.deliver, *calls[len(calls) - loggers :])
         if event in MODEL_EVENTS and any(entry.kind != "logger" for entry in entries):
             calls = self._with_checks(event, entries, calls)
-        alone: Call = partial(_call_all, calls)
-        whole = alone
-        for wrapper in self._wrappers("wrap_event"):
-            whole = _checked_call(wrapper.wrap_event(event, whole), wrapper, "wrap_event")
-        return calls if whole is alone else (whole,)
+        call: Call = partial(_call_all, calls)
+        wrappers = self._wrappers("wrap_event")
+        for wrapper in wrappers:
+            call = _checked_call(wrapper.wrap_event(event, call), wrapper, "wrap_event")
+        return (call,) if wrappers else calls
 
     def _with_checks(self, event: Event, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[Call, ...]:
         ownership = Ownership(self.state)
         checked: list[Call] = [ownership.begin]
         for entry, call in zip(entries, calls, strict=True):
-            is_algorithm = isinstance(entry.component, Algorithm)
-            drawn = partial(_with_draws_of_its_own, self.state, f"{entry.key}/{event.value}", call)
-            checked += [drawn if is_algorithm else call]
-            checked += [] if entry.kind == "logger" else [partial(ownership.check, entry.key)]
+            is_algorithm = entry.kind == "algorithm"
+            checked.append(partial(_with_own_draws, self.state, f"{entry.key}/{event}", call) if is_algorithm else call)
+            if entry.kind != "logger":
+                checked.append(partial(ownership.check, entry.key))
         return (*checked, ownership.end)
 
     def _call(self, event: Event, order: int, entry: Entry) -> Call:
-        call = self._bare_call(event, order, entry)
-        for wrapper in self._wrappers("wrap_call"):
-            if wrapper is not entry.component:
-                call = _checked_call(wrapper.wrap_call(event, entry, call), wrapper, "wrap_call")
-        return only_when_due(call, entry.every, event, self.state)
-
-    def _bare_call(self, event: Event, order: int, entry: Entry) -> Call:
         component, state, logger = entry.component, self.state, self.logger
+        call: Call = partial(entry.call, state, logger)
         if isinstance(component, Algorithm) and self.log_traces:
-            return partial(_run_traced, component, event, state, logger, Trace(entry.key, event, order=order))
-        if isinstance(component, Algorithm) and entry.asked:
-            return partial(_run_if_matching, component, event, state, logger)
-        return partial(entry.call, state, logger)
+            call = partial(_run_traced, component, event, state, logger, Trace(entry.key, event, order=order))
+        elif isinstance(component, Algorithm) and entry.asked:
+            call = partial(_run_if_matching, component, event, state, logger)
+        for wrapper in self._wrappers("wrap_call"):
+            if wrapper is not component:
+                call = _checked_call(wrapper.wrap_call(event, entry, call), wrapper, "wrap_call")
+        return only_when_due(call, entry.every, event, state)
 
     def _wrappers(self, method: str) -> list[Callback]:
-        everyone: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
-        return [one for one in everyone if overrides(one, Callback, method)]
+        components: list[Callback] = [*self.state.callbacks, *self.logger.destinations]
+        return [component for component in components if overrides(component, Callback, method)]
 
 
 def _event_of(event: Event | str) -> Event:
@@ -312,8 +311,8 @@ def _call_all(calls: Sequence[Call]) -> None:
 def _checked_call(call: Call, wrapper: Callback, method: str) -> Call:
     if not callable(call):
         raise TypeError(
-            f"{type(wrapper).__name__}.{method} must return a function without arguments, such as the call that it was "
-            f"given, got {call!r}."
+            f"{type(wrapper).__name__}.{method} must return a function without arguments, such as its argument call, "
+            f"got {call!r}."
         )
     return call
 
@@ -323,8 +322,8 @@ def _run_if_matching(algorithm: Algorithm, event: Event, state: State, logger: L
         algorithm.apply(event, state, logger)
 
 
-def _with_draws_of_its_own(state: State, key: str, call: Call) -> None:
-    """Let what changes the model draw new weights by a seed of its own, and leave torch's generator as it was."""
+def _with_own_draws(state: State, key: str, call: Call) -> None:
+    """Make a call that may draw new weights with a derived seed, and restore torch's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(state.generator(key).initial_seed())
         call()
@@ -333,26 +332,10 @@ def _with_draws_of_its_own(state: State, key: str, call: Call) -> None:
 def _run_traced(algorithm: Algorithm, event: Event, state: State, logger: Logger, trace: Trace) -> None:
     runs = algorithm.match(event, state)
     exit_code = algorithm.apply(event, state, logger) if runs else None
-    told = attrs.evolve(trace, exit_code=exit_code, run=runs)
-    logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": told})
+    trace = attrs.evolve(trace, exit_code=exit_code, run=runs)
+    logger.log_traces({f"algorithm_traces/{trace.name}/{event.value}": trace})
 
 
 def _check_pass(algorithm_pass: object) -> None:
     if not callable(algorithm_pass):
         raise TypeError(f"algorithm_pass must be a function (algorithms, event) -> algorithms, got {algorithm_pass!r}.")
-
-
-def _check_nothing(subscription: object) -> None:
-    """Subscriptions are checked before they are made."""
-
-
-def _as_list(
-    passes: AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None,
-) -> Sequence[AlgorithmPass | PassAt]:
-    if passes is None:
-        return []
-    if callable(passes):
-        return [passes]
-    if isinstance(passes, tuple) and len(passes) == 2 and isinstance(passes[1], int):
-        return [(passes[0], passes[1])]
-    return passes

@@ -150,7 +150,16 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, with the keys ``algorithms``, ``events``, ``left_out`` and ``warnings``."""
         return {
-            "algorithms": [attrs.asdict(declaration, retain_collection_types=False) for declaration in self.algorithms],
+            "algorithms": [
+                {
+                    "name": one.name,
+                    "summary": one.summary,
+                    "reads": list(one.reads),
+                    "writes": list(one.writes),
+                    "owns": list(one.owns),
+                }
+                for one in self.algorithms
+            ],
             "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
             "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
