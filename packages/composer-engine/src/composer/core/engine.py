@@ -261,11 +261,11 @@ class Engine:
             calls = (*calls[: len(calls) - loggers], self.logger.deliver, *calls[len(calls) - loggers :])
         if event in MODEL_EVENTS and any(entry.kind != "logger" for entry in entries):
             calls = self._with_checks(event, entries, calls)
-        call: Call = partial(_call_all, calls)
-        wrappers = self._wrappers("wrap_event")
-        for wrapper in wrappers:
+        unwrapped: Call = partial(_call_all, calls)
+        call = unwrapped
+        for wrapper in self._wrappers("wrap_event"):
             call = _checked_call(wrapper.wrap_event(event, call), wrapper, "wrap_event")
-        return (call,) if wrappers else calls
+        return calls if call is unwrapped else (call,)
 
     def _with_checks(self, event: Event, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[Call, ...]:
         ownership = Ownership(self.state)
