@@ -14,8 +14,8 @@ __all__ = ["CLOSING_EVENTS", "MODEL_EVENTS", "PLACES", "STEP_EVENTS", "Event"]
 class Event(StrEnum):
     """A moment of a run. A member equals its value: ``Event.FIT_START == "fit_start"``.
 
-    The loop, as :class:`composer.Trainer` runs it and as a loop of one's own may do it; a test compares this drawing
-    with a recorded run::
+    The loop of :class:`composer.Trainer`, and a pattern for other loops; a test compares this drawing with a recorded
+    run::
 
         <INIT>
         <BEFORE_LOAD>
@@ -136,37 +136,24 @@ class Event(StrEnum):
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the event comes right before what it is named after."""
+        """Whether the event runs right before what its name states."""
         return "before_" in self.value
 
     @property
     def is_after_event(self) -> bool:
-        """Whether the event comes right after what it is named after."""
+        """Whether the event runs right after what its name states."""
         return "after_" in self.value
 
 
 CLOSING_EVENTS = frozenset({Event.AFTER_FORWARD, Event.AFTER_LOSS, Event.AFTER_BACKWARD})
-"""Where algorithms undo what they did at the ``BEFORE_*`` event of the same name."""
+"""The events at which algorithms undo their changes of the ``BEFORE_*`` event of the same name."""
 
 MODEL_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
-"""Where the model is changed, before the first step."""
+"""The events at which algorithms change the model, before the first step."""
 
-STEP_EVENTS = (
-    Event.BEFORE_DATALOADER,
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-    Event.AFTER_TRAIN_BATCH,
-    Event.BATCH_END,
-    Event.BATCH_CHECKPOINT,
-)
-"""What a loop that knows every event runs at each batch."""
+_ALL = tuple(Event)
+STEP_EVENTS = _ALL[_ALL.index(Event.BEFORE_DATALOADER) : _ALL.index(Event.BATCH_CHECKPOINT) + 1]
+"""The events of each batch, in a loop that runs every event."""
 
 PLACES: Mapping[Event, str] = {
     Event.INIT: "once, when model and optimizers are made, before weights are loaded",
@@ -210,4 +197,4 @@ PLACES: Mapping[Event, str] = {
     Event.PREDICT_BATCH_END: "after a batch was predicted",
     Event.PREDICT_END: "after the last batch to predict; after an error, engine.restore() instead",
 }
-"""Where each event belongs in a loop, in words."""
+"""The place of each event in a loop."""

@@ -40,9 +40,8 @@ from composer.core.testing.contract import (
     check_settings,
     effects_of,
 )
-from composer.core.testing.effects import Effects, RecordingState, observe
+from composer.core.testing.effects import Effects, RecordingState, Watch, observe
 from composer.core.testing.loop import Training, seeded
-from composer.core.testing.watching import Watch
 
 __all__ = [
     "CHECKS",

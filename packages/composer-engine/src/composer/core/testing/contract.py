@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch import Tensor
 
 from composer.core import precision, time
 from composer.core.algorithm import Algorithm, NoEffectWarning
@@ -16,9 +15,10 @@ from composer.core.conflicts import find_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ALWAYS_SERVED, FIELDS, FieldsByEvent, fields_at
 from composer.core.plan import build_plan, overrides_match
+from composer.core.serialization import equal
 from composer.core.stage import Stage
+from composer.core.testing.effects import Watch
 from composer.core.testing.loop import Training, seeded, through_json
-from composer.core.testing.watching import Watch
 from composer.core.time import Timestamp
 
 if TYPE_CHECKING:
@@ -215,15 +215,15 @@ def check_settings(case: Case) -> None:
     """Its settings make an equal one, copies have the same, and running changes none."""
     algorithm = case.make()
     name, settings = type(algorithm).__name__, algorithm.settings()
-    assert _is_equal(type(algorithm)(**settings).settings() if settings else {}, settings), (
+    assert equal(type(algorithm)(**settings).settings() if settings else {}, settings), (
         f"{name}(**settings) has other settings than {settings}; converters must leave what they have made."
     )
-    assert _is_equal(copy.deepcopy(algorithm).settings(), settings), f"A copy of {name} has other settings."
+    assert equal(copy.deepcopy(algorithm).settings(), settings), f"A copy of {name} has other settings."
     watch = Watch(algorithm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         case.train(algorithm, watch=watch).run(2)
-    changed = [key for key, value in algorithm.settings().items() if not _is_equal(value, settings[key])]
+    changed = [key for key, value in algorithm.settings().items() if not equal(value, settings[key])]
     assert not changed, f"Running changed {name}'s setting {changed[0]}; keep what changes in a field with init=False."
 
 
@@ -243,7 +243,7 @@ def check_repr(case: Case) -> None:
         again = eval(text, known)  # noqa: S307  (the text is the algorithm's own)
     except Exception as error:
         raise AssertionError(f"{kind.__name__} prints as {text}, which is not how it is made: {error}") from error
-    assert _is_equal(again.settings(), algorithm.settings()), f"{text} makes one with other settings."
+    assert equal(again.settings(), algorithm.settings()), f"{text} makes one with other settings."
 
 
 def _enums() -> dict[str, Any]:
@@ -277,7 +277,7 @@ def check_randomness(case: Case) -> None:
     assert watch.draws == beside.draws, f"{name} draws something else beside another algorithm that draws."
     again = case.train(case.make())
     again.run(case.batches)
-    assert _is_equal(alone.losses, again.losses), f"Two runs of {name} with the same seed have different losses."
+    assert equal(alone.losses, again.losses), f"Two runs of {name} with the same seed have different losses."
     if watch.draws and not find_conflicts([case.make(), case.make()]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that both interpolate the loss is not the question here
@@ -315,8 +315,8 @@ def check_resume(case: Case) -> None:
         resumed = case.train(case.make(), loaded=loaded)
         resumed.run(case.batches)
         losses = {batch: loss for batch, loss in whole.losses.items() if batch >= done}
-        differs = [what for what, one in resumed.save().items() if not _is_equal(one, end[what])]
-        differs += [] if _is_equal(resumed.losses, losses) else ["losses"]
+        differs = [what for what, one in resumed.save().items() if not equal(one, end[what])]
+        differs += [] if equal(resumed.losses, losses) else ["losses"]
         assert not differs, (
             f"With {name}, a training that is resumed after {done} of {case.batches} batches ends with other "
             f"{' and '.join(differs)} than one that is not. What it keeps from batch to batch has to be in "
@@ -349,24 +349,14 @@ def _check_as_new(case: Case, what: str, begin: Callable[[], Training], expected
         refusal = str(error)
     else:
         end = expected.save()
-        differs = [kind for kind, one in second.save().items() if not _is_equal(one, end[kind])]
-        differs += [] if _is_equal(second.losses, expected.losses) else ["losses"]
+        differs = [kind for kind, one in second.save().items() if not equal(one, end[kind])]
+        differs += [] if equal(second.losses, expected.losses) else ["losses"]
         assert not differs, (
             f"{name} was used before, and {what} with it ends with other {' and '.join(differs)} than with a new one. "
             "At FIT_START with the clock at 0, reset what it keeps from batch to batch, or raise a RuntimeError."
         )
         return
     assert name in refusal, f"{name} refuses {what} and does not name itself: {refusal}"
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_equal, one, other))
-    return bool(one == other)
 
 
 CHECKS = (

@@ -1,23 +1,30 @@
-"""What an algorithm looks at in a state and what it changes there, in the words of its declarations."""
+"""Observing an algorithm: the fields of the state that it reads and writes, where it runs, and what it draws."""
 
 from __future__ import annotations
 
 import copy
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor, nn
 
 from composer.core.batch import batch_get
+from composer.core.engine import Engine
+from composer.core.event import MODEL_EVENTS, Event
 from composer.core.fields import ALWAYS_SERVED, FIELDS
+from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
+    from composer.core.logger import Logger
+    from composer.core.plan import Entry
     from composer.core.state import State
 
-__all__ = ["Effects", "RecordingState", "observe"]
+__all__ = ["Effects", "RecordingState", "Watch", "observe"]
 
 _MEANINGS: Mapping[str, frozenset[str]] = {
     "eval_metric_values": frozenset({"eval_metrics"}),
@@ -32,17 +39,17 @@ _MEANINGS: Mapping[str, frozenset[str]] = {
     "train_data_spec": frozenset({"train_dataloader"}),
     "train_metric_values": frozenset({"train_metrics"}),
 }
-_TARGETS = frozenset({"label", "labels", "target", "targets", "y"})
+_NAMES_OF_TARGETS = frozenset({"label", "labels", "target", "targets", "y"})
 _MISSING = object()
 
 
 @attrs.define
 class Effects:
-    """What was looked at and what was changed, in the words of ``Algorithm.reads`` and ``Algorithm.writes``.
+    """The fields that were read and written, as in ``Algorithm.reads`` and ``Algorithm.writes``.
 
     Args:
-        reads: What was looked at.
-        writes: What was changed.
+        reads: The fields that were read.
+        writes: The fields that were changed.
 
     Example:
         >>> effects = Effects({"loss"})
@@ -61,17 +68,17 @@ class Effects:
 
 
 class RecordingState:
-    """A view of a :class:`~composer.core.State` that takes down what is looked at through it.
+    """A view of a :class:`~composer.core.State` that records which fields are read.
 
-    Who takes the whole batch, ``inputs, targets = state.batch``, has looked at those of its tensors that are then used
-    for anything; who asks for an item, ``state.batch_get_item(0)``, has looked at that item. What is changed is seen by
-    :func:`observe`, which compares the state with what it was.
+    After ``inputs, targets = state.batch`` those tensors count as read with which anything is computed; an item from
+    ``state.batch_get_item(0)`` counts as read. Writes are recorded by :func:`observe`, which compares the state before
+    and after.
 
     Args:
-        state: What is looked at.
-        algorithm: Its ``input_key`` and ``target_key`` say which item of a batch is which. Without, the first item is
-            the input and the second the target; of a dictionary ``"labels"`` and the like are the target, and all else
-            is input.
+        state: The state.
+        algorithm: Its ``input_key`` and ``target_key`` are the input and the target of a batch. Without them the first
+            item is the input and the second the target; in a dictionary ``"labels"`` and the like are the target, and
+            the rest is input.
 
     Example:
         >>> from composer.core import State
@@ -97,7 +104,7 @@ class RecordingState:
 
     @property
     def batch(self) -> Any:
-        """The batch, whose tensors take down when they are used."""
+        """The batch, with tensors that record when they are used."""
         batch = self._state.batch
         wrapped = _map_items(batch, self._wrapped, self._algorithm)
         if wrapped is _MISSING:
@@ -110,13 +117,13 @@ class RecordingState:
         self._state.batch = _unwrapped(batch)
 
     def generator(self, owner: object, microbatch: int | None = None) -> torch.Generator:
-        """Return the owner's source of randomness, and take down whose it is."""
+        """Return the generator of an owner, and record the owner."""
         generator: torch.Generator = self._state.generator(owner, microbatch)
         self.generators.append((owner, generator))
         return generator
 
     def batch_get_item(self, key: Any) -> Any:
-        """Return an item of the batch, and take down which."""
+        """Return an item of the batch, and record it as read."""
         item = self._state.batch_get_item(key)
         words = [word for word, value in _items(self._state.batch, self._algorithm).items() if value is item]
         self.effects.reads.update(words or [f"batch.{key}"])
@@ -134,7 +141,7 @@ class RecordingState:
 
 
 class _Noting(Tensor):
-    """A tensor that says when anything is computed of it, and is otherwise the one that it was made of."""
+    """A tensor that records when anything is computed from it; the computation uses the original."""
 
     original: Tensor
     note: Callable[[], None]
@@ -163,7 +170,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with everything in its tuples, lists and dictionaries changed, or itself if nothing was."""
+    """Return a value with all items of its tuples, lists and dictionaries changed, or the value if none changes."""
     if isinstance(value, (tuple, list)):
         items = [_mapped(one, change) for one in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
@@ -181,12 +188,12 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def observe(state: State, algorithm: Algorithm, act: Callable[[RecordingState], object]) -> Effects:
-    """Return what ``act`` does to a state when it is given a view of it.
+    """Return the fields of a state that a function reads and writes.
 
     Args:
-        state: What is acted on.
-        algorithm: Its ``input_key`` and ``target_key`` say which item of a batch is which.
-        act: Gets the :class:`RecordingState`.
+        state: The state.
+        algorithm: Its ``input_key`` and ``target_key`` are the input and the target of a batch.
+        act: The function; it is called with a :class:`RecordingState`.
 
     Example:
         >>> from composer.core import State
@@ -201,15 +208,14 @@ def observe(state: State, algorithm: Algorithm, act: Callable[[RecordingState], 
     view = RecordingState(state, algorithm)
     act(view)
     after = dict(_content(state, algorithm))
-    words = {*before, *after}
     view.effects.writes = {
-        word for word in words if not _is_same(before.get(word, _MISSING), after.get(word, _MISSING))
+        field for field in {*before, *after} if before.get(field, _MISSING) != after.get(field, _MISSING)
     }
     return view.effects
 
 
 def _items(batch: Any, algorithm: Algorithm | None) -> dict[str, Any]:
-    """Return the items of a batch by their words; where several are the input, a list of them."""
+    """Return the items of a batch by field; a list of them if a field has several."""
     found: dict[str, list[Any]] = {}
 
     def take(word: str, item: Any) -> Any:
@@ -227,7 +233,7 @@ def _items(batch: Any, algorithm: Algorithm | None) -> dict[str, Any]:
 
 
 def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorithm | None) -> Any:
-    """Return the batch with each item changed by ``change(word, item)``; ``_MISSING`` if nobody knows its items."""
+    """Return the batch with each item replaced by ``change(field, item)``; ``_MISSING`` if its items are unknown."""
     keys = {word: getattr(algorithm, f"{word}_key", None) for word in ("input", "target")}
     if any(isinstance(key, tuple) for key in keys.values()):
         return _MISSING
@@ -255,12 +261,12 @@ def _mapped_item(change: Callable[[str, Any], Any], word: str, item: Any) -> Any
 
 
 def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> str:
-    """Return what an item is called that has this key and, unless the batch is a dictionary, this place."""
+    """Return the field of the item with a key and, unless the batch is a dictionary, a place."""
     names = (key,) if place is None else (key, place, place - size)
     for word, own in keys.items():
         if own is not None and own in names:
             return f"batch.{word}"
-    if keys["target"] is None and (key in _TARGETS if place is None else place == 1):
+    if keys["target"] is None and (key in _NAMES_OF_TARGETS if place is None else place == 1):
         return "batch.target"
     if keys["input"] is None and (place is None or place == 0):
         return "batch.input"
@@ -268,7 +274,7 @@ def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> st
 
 
 def _content(state: State, algorithm: Algorithm | None) -> Iterator[tuple[str, Any]]:
-    """Yield what a state holds by the words of the declarations, as it is now."""
+    """Yield the current content of a state by field."""
     for word, item in _items(state.batch, algorithm).items():
         yield word, _frozen(item)
     yield "outputs", _frozen(state.outputs)
@@ -287,7 +293,7 @@ def _content(state: State, algorithm: Algorithm | None) -> Iterator[tuple[str, A
 
 @attrs.frozen(eq=False)
 class _Identity:
-    """An object that is the same only as itself; it is kept, so that its id is not given away."""
+    """An object that equals only itself. The reference keeps its id from being reused."""
 
     thing: Any
 
@@ -300,7 +306,7 @@ class _Identity:
 
 @attrs.frozen(eq=False)
 class _Values:
-    """A tensor's values and looks at one time. Written to is changed, also if the values happen to be the same."""
+    """A copy of a tensor. A tensor that was written to in between is not equal, even if its values are."""
 
     tensor: Tensor
     version: int
@@ -308,8 +314,10 @@ class _Values:
     strides: tuple[int, ...]
     learns: bool
 
-    def is_same(self, other: _Values) -> bool:
-        if self.tensor is other.tensor and self.version != other.version:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Values) or (self.tensor is other.tensor and self.version != other.version):
             return False
         one, two = self.values, other.values
         return (
@@ -338,7 +346,7 @@ def _frozen_model(model: Any) -> Any:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return what a module holds besides tensors and modules; of dictionaries, as hooks are, what they hold."""
+    """Return the attributes of a module besides tensors and modules; of dictionaries, such as hooks, the values."""
     own = {name: value for name, value in vars(module).items() if name not in {"_parameters", "_buffers", "_modules"}}
     return {
         name: [_Identity(one) for one in value.values()] if isinstance(value, dict) else _frozen(value)
@@ -364,7 +372,7 @@ def _frozen_optimizer(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _frozen_data(loader: Any) -> Any:
-    """Return a loader and its data sets, each with its attributes, one within the other; of transforms their parts."""
+    """Return a loader and its nested data sets with their attributes; of composed transforms the parts."""
     layers: list[Any] = []
     while loader is not None and len(layers) < 10:
         own = getattr(loader, "__dict__", {})
@@ -378,11 +386,107 @@ def _parts(value: Any) -> Any:
     return [_Identity(value), *([_Identity(one) for one in inner] if isinstance(inner, (list, tuple)) else [])]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, _Values) and isinstance(other, _Values):
-        return one.is_same(other)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
-    return bool(one == other)
+_Moment: TypeAlias = tuple[int, Event]
+"""The number of the batch, and the event."""
+
+
+@attrs.define
+class Watch:
+    """A record of what an algorithm does in a training, by the engine of :meth:`make_engine`.
+
+    Args:
+        algorithm: The algorithm.
+        effects: The fields that it read and wrote, by event.
+        ran: The batches and events at which it ran.
+        draws: For each of these the seed of its generator, and the generator's state after the draws.
+        strangers: The generators that it drew from besides its own: those of other owners, and global ones.
+
+    Example:
+        >>> from composer.core import Algorithm, Stage, State
+        >>> class Halve(Algorithm):
+        ...     runs_at = {Event.AFTER_LOSS: Stage.LOSS}
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = state.loss / 2
+        >>> watch, state = Watch(Halve()), State(model=None)
+        >>> state.loss = torch.tensor(4.0)
+        >>> watch.make_engine(state, algorithms=[watch.algorithm]).run_event("after_loss")
+        >>> watch.effects[Event.AFTER_LOSS]
+        Effects(reads={'loss'}, writes={'loss'})
+    """
+
+    algorithm: Algorithm
+    effects: dict[Event, Effects] = attrs.field(factory=dict, init=False)
+    ran: list[_Moment] = attrs.field(factory=list, init=False)
+    draws: dict[_Moment, list[tuple[int, tuple[int, ...]]]] = attrs.field(factory=dict, init=False)
+    strangers: list[str] = attrs.field(factory=list, init=False)
+
+    def make_engine(self, state: State, **options: Any) -> Engine:
+        """Return an engine that calls the algorithm with a view of the state."""
+        return _WatchingEngine(self, state, **options)
+
+    def total(self) -> Effects:
+        """Return the fields that it read and wrote at all events."""
+        total = Effects()
+        for effects in self.effects.values():
+            total |= effects
+        return total
+
+    def run(self, event: Event, asked: bool, state: State, logger: Logger) -> None:
+        """Run the algorithm at an event, and record what it does."""
+        moment = (int(state.timestamp.count(TimeUnit.BATCH)), event)
+
+        def act(view: RecordingState) -> None:
+            seen: Any = view
+            if asked and not self.algorithm.match(event, seen):
+                return
+            self.ran.append(moment)
+            returned: object = self.algorithm.apply(event, seen, logger)
+            assert returned is None or isinstance(returned, int), (
+                f"{type(self.algorithm).__name__}.apply returned {returned!r} at {event.value!r}; "
+                "it may return None, or a whole number for traces."
+            )
+            self._take_draws(moment, view)
+
+        before = _global_generators()
+        effects = self.effects.setdefault(event, Effects())
+        effects |= observe(state, self.algorithm, act)
+        # New layers draw their initial weights from torch's global generator, as all layers of torch do.
+        if event not in MODEL_EVENTS:
+            self.strangers += [name for name, one in _global_generators().items() if one != before[name]]
+
+    def _take_draws(self, moment: _Moment, view: RecordingState) -> None:
+        taken = []
+        for owner, generator in view.generators:
+            if owner is not self.algorithm:
+                self.strangers.append(f"state.generator({owner!r})")
+            taken.append((generator.initial_seed(), _numbers(generator.get_state())))
+        if taken:
+            self.draws.setdefault(moment, []).extend(taken)
+
+
+class _WatchingEngine(Engine):
+    """An engine that runs one algorithm by its watch."""
+
+    def __init__(self, watch: Watch, state: State, **options: Any) -> None:
+        self._watch = watch
+        super().__init__(state, **options)
+
+    def _call(self, event: Event, order: int, entry: Entry) -> Callable[[], object]:
+        if entry.component is self._watch.algorithm:
+            return lambda: self._watch.run(event, entry.asked, self.state, self.logger)
+        return super()._call(event, order, entry)
+
+
+def _global_generators() -> dict[str, Any]:
+    """Return the states of the global generators by library."""
+    numpy = sys.modules.get("numpy")
+    states: dict[str, Any] = {"torch": _numbers(torch.get_rng_state()), "random": random.getstate()}
+    if numpy:
+        kind, keys, place, *rest = numpy.random.get_state()
+        states["numpy.random"] = (kind, keys.tobytes(), place, *rest)
+    return states
+
+
+def _numbers(state: torch.Tensor) -> tuple[int, ...]:
+    # Comparable without NumPy; eight bytes in one number, as each number is read by itself.
+    return tuple(state.view(torch.int64).tolist())
