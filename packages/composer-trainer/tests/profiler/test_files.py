@@ -3,7 +3,7 @@
 import pytest
 
 from composer.core import Logger, LoggerDestination, State, Timestamp
-from composer.profiler.files import TraceFiles, write_whole
+from composer.profiler.files import TraceFiles
 
 
 class Keeping(LoggerDestination):
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_finished_does_not_appear(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write_whole(fail, path)
+        files_in(tmp_path, "trace.json", overwrite=True).write(fail, State(model=None), Logger(State(model=None)))
 
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("trace.json", "former")]
 
@@ -91,7 +91,7 @@ class TestExistingTraces:
         written(files_in(tmp_path), state)
         state.timestamp = Timestamp()
 
-        with pytest.raises(FileExistsError, match=r"There are traces in '.*' already, such as 'ep0-ba1-rank0.json'"):
+        with pytest.raises(FileExistsError, match=r"'.*' already contains traces, such as 'ep0-ba1-rank0.json'"):
             files_in(tmp_path).check_folder(state)
         files_in(tmp_path, overwrite=True).check_folder(state)
 

@@ -93,7 +93,7 @@ class TestTraining:
         """A second training is refused before its first batch; with overwrite it is not."""
         train(profiler_of(JSONTraceHandler(str(tmp_path))))
 
-        with pytest.raises(FileExistsError, match="Say overwrite=True to write over them"):
+        with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
             train(profiler_of(JSONTraceHandler(str(tmp_path))))
         train(profiler_of(JSONTraceHandler(str(tmp_path), overwrite=True)))
 
@@ -102,7 +102,7 @@ class TestTraining:
         profiler = profiler_of(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
         train(profiler)
 
-        with pytest.raises(FileExistsError, match="Say overwrite=True to write over them"):
+        with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
             train(profiler)
         assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
 

@@ -391,7 +391,8 @@ class TestMachine:
 
     @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
     @pytest.mark.parametrize(
-        ("answer", "problem"), [(OSError("driver is gone"), "OSError: driver is gone"), (None, "does not answer")]
+        ("answer", "problem"),
+        [(OSError("driver is gone"), "OSError: driver is gone"), (None, "did not end within 30 seconds")],
     )
     def test_a_machine_that_cannot_be_read(self, monkeypatch, answer, problem):
         """The end of the recording waits for half a minute at most, and reports what went wrong in the thread."""

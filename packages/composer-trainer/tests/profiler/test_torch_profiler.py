@@ -132,14 +132,14 @@ def test_options(train, tmp_path):
 class TestRefusals:
     def test_memory_needs_more(self):
         """A timeline of memory cannot be had without what it is made of."""
-        with pytest.raises(ValueError, match=r"memory_filename needs record_shapes=True.*got record_shapes=True"):
+        with pytest.raises(ValueError, match=r"memory_filename requires record_shapes=True.*got record_shapes=True"):
             TorchProfiler(memory_filename="memory.html", record_shapes=True)
 
     def test_traces_of_another_training(self, train, tmp_path):
         """They are not written over."""
         (tmp_path / "rank0.4.pt.trace.json").write_text("{}")
 
-        with pytest.raises(FileExistsError, match="Say overwrite=True"):
+        with pytest.raises(FileExistsError, match="Set overwrite=True"):
             train(profiler_of(tmp_path))
 
     def test_used_again(self, train, tmp_path):
@@ -147,7 +147,7 @@ class TestRefusals:
         profiler = profiler_of(tmp_path)
         train(profiler)
 
-        with pytest.raises(FileExistsError, match="Say overwrite=True"):
+        with pytest.raises(FileExistsError, match="Set overwrite=True"):
             train(profiler)
 
     def test_names_end_as_they_should(self):

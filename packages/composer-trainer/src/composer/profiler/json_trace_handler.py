@@ -1,4 +1,4 @@
-"""Traces as files that chrome://tracing and Perfetto open."""
+"""Write traces as files for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from composer.profiler.files import TraceFiles, check_template, filled_in, write_whole
-from composer.profiler.trace import TraceEvent, TraceHandler
+from composer.core.files import fill_in_run, write_atomically
+from composer.profiler.files import TraceFiles, check_optional_template
+from composer.profiler.recording import TraceEvent, TraceHandler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,25 +24,25 @@ _NAMES = "process_name", "thread_name", "process_sort_index"
 
 
 class JSONTraceHandler(TraceHandler):
-    """Write each row of active batches into a file in Chrome's trace format, and all together into another at the end.
+    """Write each sequence of active batches to a file in Chrome's trace format, and all of them to another at the end.
 
     Open them at https://ui.perfetto.dev or ``chrome://tracing``. A process of the trace is a rank of the run. In the
-    names ``{run_name}``, ``{rank}``, ``{epoch}`` and ``{batch}`` are filled in, the latter with what is done when the
-    file is written. A file appears when it is whole.
+    names ``{run_name}``, ``{rank}``, ``{epoch}`` and ``{batch}`` are filled in, the latter two with the completed
+    epochs and batches. Files are written atomically.
 
     Args:
-        folder: Where to; it is made if it does not exist.
-        filename: The name of each file.
-        remote_file_name: Its name for loggers that keep files; None hands nothing to them.
-        merged_trace_filename: The name of the file that holds all traces of the folder, written when the run is closed
-            by the process of rank 0: those of other ranks that are there by then. None writes none.
-        merged_trace_remote_file_name: Its name for loggers that keep files; None hands nothing to them.
-        overwrite: Whether a training that begins may write where traces are already.
-        num_traces_to_keep: How many files are kept, the newest; -1 keeps all.
+        folder: Folder of the files; created if it does not exist.
+        filename: Name of each file.
+        remote_file_name: Name of each file at loggers that store files; None uploads nothing.
+        merged_trace_filename: Name of the file with all traces of the folder, written by the process of rank 0 when the
+            run is closed, including the traces of other ranks that exist by then. None writes none.
+        merged_trace_remote_file_name: Name of that file at loggers that store files; None uploads nothing.
+        overwrite: Whether a new training may overwrite existing traces.
+        num_traces_to_keep: Number of files to keep, the newest; -1 keeps all.
 
     Raises:
-        ValueError: A name has something else in braces, or ``num_traces_to_keep`` is less than -1.
-        FileExistsError: When training begins: there are traces already, and ``overwrite`` is False.
+        ValueError: A name contains another field in braces, or ``num_traces_to_keep`` is less than -1.
+        FileExistsError: When training starts: traces exist, and ``overwrite`` is False.
 
     Example:
         >>> JSONTraceHandler("runs/{run_name}", "ep{epoch}-ba{batch}.json").files.filename
@@ -62,16 +63,13 @@ class JSONTraceHandler(TraceHandler):
         self.files = TraceFiles(
             folder, filename, remote_file_name, overwrite=overwrite, num_traces_to_keep=num_traces_to_keep
         )
-        self.merged_trace_filename, self.merged_trace_remote_file_name = (
-            None if name is None else check_template(name, parameter)
-            for name, parameter in (
-                (merged_trace_filename, "merged_trace_filename"),
-                (merged_trace_remote_file_name, "merged_trace_remote_file_name"),
-            )
+        self.merged_trace_filename = check_optional_template(merged_trace_filename, "merged_trace_filename")
+        self.merged_trace_remote_file_name = check_optional_template(
+            merged_trace_remote_file_name, "merged_trace_remote_file_name"
         )
 
     def open(self, state: State, logger: Logger) -> None:
-        """Forget the traces of an earlier run, and refuse a folder that has any."""
+        """Reset the state of an earlier run, and refuse a folder that contains traces."""
         del logger
         self.files.paths = []
         self.files.check_folder(state)
@@ -82,15 +80,15 @@ class JSONTraceHandler(TraceHandler):
         self.files.write(partial(_write, trace), state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write all files of the folder into one."""
+        """Merge all files of the folder into one."""
         if self.merged_trace_filename is None or state.rank != 0 or not self.files.paths:
             return
-        path = self.files.folder_of(state) / filled_in(self.merged_trace_filename, state)
+        path = self.files.folder_of(state) / fill_in_run(self.merged_trace_filename, state)
         parts = [part for part in self.files.existing(state, of_all_ranks=True) if part != path]
         merged = merged_traces(json.loads(part.read_text(encoding="utf-8")) for part in parts)
-        write_whole(partial(_write, merged), path)
+        write_atomically(partial(_write, merged), path)
         if self.merged_trace_remote_file_name is not None and logger.has_file_upload_destination():
-            name = filled_in(self.merged_trace_remote_file_name, state)
+            name = fill_in_run(self.merged_trace_remote_file_name, state)
             logger.upload_file(name, path, overwrite=self.files.overwrite)
 
 
@@ -98,8 +96,8 @@ def chrome_trace(events: Sequence[TraceEvent], rank: int) -> dict[str, Any]:
     """Return events in Chrome's trace format: spans as ``X``, instants as ``i``, counters as ``C``, times in µs.
 
     Args:
-        events: What was recorded, by when it began.
-        rank: The number of the process.
+        events: The recorded events, sorted by their start.
+        rank: The rank of the process.
 
     Example:
         >>> span = TraceEvent("span", "forward", ("phase",), begin=5_000, duration=2_500, thread=7, args={"batch": 3})
@@ -117,7 +115,7 @@ def chrome_trace(events: Sequence[TraceEvent], rank: int) -> dict[str, Any]:
 
 
 def merged_traces(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several traces as one, each at its own time.
+    """Return several traces as one, with their times aligned.
 
     Example:
         >>> first, second = (chrome_trace([TraceEvent("instant", "x", (), t, 0, 1, {})], 0) for t in (1_000, 4_000))
@@ -134,7 +132,7 @@ def merged_traces(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if event["ph"] == "M":
                 described[event["name"], event["pid"], event["tid"]] = event
             else:
-                # Rounded to a nanosecond: what lies within a span must not stick out by a digit that does not exist.
+                # Rounded to nanoseconds, so that rounding errors do not move an event out of its span.
                 events.append({**event, "ts": round(event["ts"] + later, 3)})
     events.sort(key=lambda event: event["ts"])
     return {"traceEvents": [*described.values(), *events], "displayTimeUnit": "ms", _BASE: base}

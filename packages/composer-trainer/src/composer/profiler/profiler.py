@@ -1,16 +1,14 @@
-"""The profiler: records some batches of a run, and hands over what it has recorded."""
+"""The profiler: record some batches of a run, and pass the events to handlers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from composer.core import Callback, Event, Logger, State, TimeUnit
-from composer.profiler.marker import Marker
-from composer.profiler.recording import PHASES, Recording
+from composer.profiler.recording import PHASES, Marker, Recording, TraceHandler
 from composer.profiler.schedule import ProfilerAction, Schedule
 from composer.profiler.system_metrics import SystemMetrics
 from composer.profiler.torch_profiler import TorchProfiler
-from composer.profiler.trace import TraceHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,34 +24,35 @@ _ACTIVE = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
 class Profiler(Callback):
-    """Record where the time of some batches goes; give it to a trainer as ``profiler=``.
+    """Record how the time of some batches is spent; pass it to a trainer as ``profiler=``.
 
-    In the batches that the schedule says are active, it records every event, what the loop does between two events
-    (``forward``, ``backward``, ``dataloader``, …), every call of an algorithm, callback, subscription or logger, and
-    what :meth:`marker` marks, each with the epoch and batch it belongs to; counters of the machine; and, with torch's
-    own profiler, every operation. It goes from the end of the batch before to the end of the batch, so that an
-    evaluation belongs to the batch after. While the schedule says skip, all it costs is to ask it, once a batch.
+    In the active batches of the schedule it records every event, the phases of the loop between events (``forward``,
+    ``backward``, ``dataloader``, …), every call of an algorithm, callback, subscription or logger, and the parts marked
+    by :meth:`marker`, each with its epoch and batch; counters of the machine; and, with torch's profiler, every
+    operation. A recorded batch starts at the end of the previous one, so that an evaluation belongs to the next batch.
+    In skipped batches the only cost is one call of the schedule.
 
-    What has been recorded is handed over when the schedule says save, when training ends, and after an error.
+    The events are passed to the handlers when the schedule returns ``ACTIVE_AND_SAVE``, when training ends, and after
+    an error.
 
     Args:
-        schedule: ``f(state) -> ProfilerAction``, asked before each batch; see :func:`cyclic_schedule`.
-        trace_handlers: What takes the events; one or several, such as :class:`JSONTraceHandler`.
-        sys_prof_cpu: Whether to record the use of the CPUs. This and the next three need psutil.
+        schedule: ``f(state) -> ProfilerAction``, called before each batch; see :func:`cyclic_schedule`.
+        trace_handlers: One or several handlers of the events, such as :class:`JSONTraceHandler`.
+        sys_prof_cpu: Whether to record the CPU usage. This and the next three require psutil.
         sys_prof_memory: Whether to record the memory in use.
-        sys_prof_disk: Whether to record what disks read and write.
-        sys_prof_net: Whether to record what is received and sent.
+        sys_prof_disk: Whether to record disk reads and writes.
+        sys_prof_net: Whether to record network traffic.
         sys_prof_stats_thread_interval_seconds: Seconds between two records of the machine.
-        torch_prof_folder: Where the traces of torch's profiler go; None leaves it out.
+        torch_prof_folder: Folder of the traces of torch's profiler; None disables it.
         torch_prof_filename, torch_prof_remote_file_name, torch_prof_memory_filename,
         torch_prof_memory_remote_file_name, torch_prof_overwrite, torch_prof_use_gzip, torch_prof_record_shapes,
         torch_prof_profile_memory, torch_prof_with_stack, torch_prof_with_flops, torch_prof_num_traces_to_keep: As for
             :class:`TorchProfiler`.
 
     Raises:
-        TypeError: ``schedule`` is no function, or a handler is no :class:`TraceHandler`.
-        ValueError: A name or number is not what it must be.
-        ModuleNotFoundError: psutil is not installed and needed.
+        TypeError: ``schedule`` is not a function, or a handler is not a :class:`TraceHandler`.
+        ValueError: A name or number is invalid.
+        ModuleNotFoundError: psutil is required and not installed.
 
     Example:
         >>> from composer.profiler import JSONTraceHandler, cyclic_schedule
@@ -117,20 +116,20 @@ class Profiler(Callback):
         self._is_open = False
 
     def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
-        """Return what records a part of one's own program: ``with profiler.marker("my part"): …``.
+        """Return a marker that records a part of a program: ``with profiler.marker("my part"): …``.
 
         Args:
-            name: What it is called in the trace.
+            name: Its name in the trace.
             categories: Words to filter by.
         """
         return Marker(name, ("marker", *categories), lambda: self._recording)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Take down which run it is."""
+        """Store the run."""
         self._run = state, logger
 
     def close(self, state: State, logger: Logger) -> None:
-        """Hand over what was recorded and finish, also after an error."""
+        """Pass the recording to the handlers and finish, also after an error."""
         self._end(state, logger)
         if self._is_open:
             self._is_open = False
@@ -139,7 +138,7 @@ class Profiler(Callback):
 
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
         """Record a call in active batches."""
-        # At FIT_START it is only known while the event runs whether the first batch is active.
+        # The action of the first batch is known only while FIT_START runs.
         if self._action is ProfilerAction.SKIP and event is not Event.FIT_START:
             return call
         name, categories = f"{entry.kind}/{entry.key}", (entry.kind, event.value)
@@ -154,7 +153,7 @@ class Profiler(Callback):
         return run
 
     def wrap_event(self, event: Event, call: Call) -> Call:
-        """Record an event in active batches, and ask the schedule where one batch ends and the next begins."""
+        """Record an event in active batches, and call the schedule between two batches."""
         run = call if self._action is ProfilerAction.SKIP else self._recorded(event, call)
         if event is Event.FIT_START:
             recorded = self._recorded(event, call)
@@ -192,9 +191,7 @@ class Profiler(Callback):
 
     def _of_run(self) -> tuple[State, Logger]:
         if self._run is None:
-            raise RuntimeError(
-                'The profiler does not know its run: the loop must run the event "init" before training.'
-            )
+            raise RuntimeError('The profiler has no run: the loop must run the event "init" before training.')
         return self._run
 
     def _begin(self, state: State, logger: Logger) -> None:
@@ -207,7 +204,7 @@ class Profiler(Callback):
         self._follow(state, logger)
 
     def _follow(self, state: State, logger: Logger) -> None:
-        """Do what the schedule says for the next batch."""
+        """Apply the schedule's action for the next batch."""
         before, action = self._action, self.schedule(state)
         if action is before is ProfilerAction.SKIP:
             return
@@ -225,18 +222,18 @@ class Profiler(Callback):
     def _take(self, action: ProfilerAction, state: State) -> None:
         before, self._action = self._action, action
         if (before is ProfilerAction.SKIP) is not (action is ProfilerAction.SKIP):
-            # A list that is set anew lets the engine put its calls together anew: none is wrapped while all is skipped.
+            # Assigning the list makes the engine rebuild its calls: none is wrapped while batches are skipped.
             state.callbacks = [*state.callbacks]
 
     def _locate(self, state: State, logger: Logger) -> None:
-        """Let what is recorded from here on say in which epoch and batch it was, both from 0."""
+        """Set the epoch and batch of the events recorded from here on, both from 0."""
         del logger
         if self._recording is not None:
             clock = state.timestamp
             self._recording.args = {"epoch": clock.count(TimeUnit.EPOCH), "batch": clock.count(TimeUnit.BATCH)}
 
     def _save(self, state: State, logger: Logger) -> None:
-        """Hand over what has been recorded, if anything."""
+        """Pass the recording to the handlers, if there is one."""
         recording, self._recording = self._recording, None
         if recording is None:
             return
@@ -248,7 +245,7 @@ class Profiler(Callback):
             handler.save(events, state, logger)
 
     def _end(self, state: State, logger: Logger) -> None:
-        """Hand over all, as no further batch comes."""
+        """Pass on the recording, and stop."""
         self._save(state, logger)
         self._take(ProfilerAction.SKIP, state)
         if self.torch_profiler is not None:

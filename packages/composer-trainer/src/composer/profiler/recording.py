@@ -1,20 +1,27 @@
-"""What is recorded in a row of active batches."""
+"""Record events of a run: spans, instants and counters, and the handlers that receive them."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import torch
 
 from composer.core import Event
-from composer.profiler.trace import TraceEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
-__all__ = ["PHASES", "OpenSpan", "Recording"]
+    from composer.core import Logger, State
+
+__all__ = ["PHASES", "Marker", "OpenSpan", "Recording", "TraceEvent", "TraceHandler"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PHASES: Mapping[str, tuple[Event, Event]] = {
     "fit": (Event.FIT_START, Event.FIT_END),
@@ -34,17 +41,66 @@ PHASES: Mapping[str, tuple[Event, Event]] = {
     "predict_batch": (Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END),
     "predict_forward": (Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD),
 }
-"""Spans from one event to another, by name: what the loop does between them."""
+"""Phases of the loop by name, each from one event to another."""
+
+
+class TraceEvent(NamedTuple):
+    """A recorded event: a span of time, an instant, or values of counters.
+
+    Args:
+        kind: ``"span"``, ``"instant"`` or ``"counter"``.
+        name: Name: ``"event/batch_end"``, ``"algorithm/MixUp"``, ``"forward"``, or a marker's name.
+        categories: Words to filter by.
+        begin: Start time, in nanoseconds since 1970.
+        duration: Duration of a span, in nanoseconds.
+        thread: Its thread, from :func:`threading.get_ident`.
+        args: Values of a counter by name; otherwise the position of the training: ``{"epoch": 0, "batch": 7}``.
+
+    Example:
+        >>> TraceEvent("span", "my part", ("mine",), begin=1_000, duration=500, thread=1, args={}).duration
+        500
+    """
+
+    kind: Literal["span", "instant", "counter"]
+    name: str
+    categories: tuple[str, ...]
+    begin: int
+    duration: int
+    thread: int
+    args: Mapping[str, Any]
+
+
+class TraceHandler(ABC):
+    """Receives the events that a :class:`Profiler` records.
+
+    Example:
+        >>> class Longest(TraceHandler):
+        ...     def save(self, events, state, logger):
+        ...         spans = [event for event in events if event.kind == "span"]
+        ...         print(max(spans, key=lambda span: span.duration).name)
+    """
+
+    def open(self, state: State, logger: Logger) -> None:
+        """Prepare; called once, when training starts."""
+        del state, logger
+
+    @abstractmethod
+    def save(self, events: Sequence[TraceEvent], state: State, logger: Logger) -> None:
+        """Receive the events of a sequence of active batches, sorted by their start."""
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Finish; called once, also after an error."""
+        del state, logger
 
 
 class OpenSpan(NamedTuple):
-    """A span that has begun.
+    """A span that has started.
 
     Args:
-        name, categories: What it is.
-        began: When, by :func:`time.perf_counter_ns`.
-        args: Where the training stood.
-        shown: The same span in torch's profiler, if that is to see it.
+        name, categories: Name and categories of the span.
+        began: Start time, from :func:`time.perf_counter_ns`.
+        args: The position of the training.
+        shown: The same span in torch's profiler, if it is recorded there.
     """
 
     name: str
@@ -55,10 +111,10 @@ class OpenSpan(NamedTuple):
 
 
 class Recording:
-    """Collects spans, instants and counters; those of one thread lie within one another, or apart.
+    """Collect spans, instants and counters; spans of one thread are nested or disjoint.
 
     Args:
-        in_torch: Whether spans are shown to torch's profiler, too.
+        in_torch: Whether to record spans in torch's profiler as well.
 
     Example:
         >>> recording = Recording()
@@ -75,7 +131,7 @@ class Recording:
         self._phases: list[OpenSpan] = []
 
     def run(self, name: str, categories: tuple[str, ...], call: Callable[[], object]) -> None:
-        """Make a call and record it as a span, also if it raises."""
+        """Record a call as a span, also if it raises."""
         span = self.begin(name, categories)
         try:
             call()
@@ -83,7 +139,7 @@ class Recording:
             self.end(span)
 
     def begin(self, name: str, categories: tuple[str, ...]) -> OpenSpan:
-        """Return a span that begins now, for :meth:`end`."""
+        """Return a span that starts now, for :meth:`end`."""
         shown = None
         if self._in_torch:
             shown = torch.profiler.record_function(name)
@@ -91,33 +147,33 @@ class Recording:
         return OpenSpan(name, categories, time.perf_counter_ns(), self.args, shown)
 
     def end(self, span: OpenSpan) -> None:
-        """Record a span, which ends now."""
+        """Record a span that ends now."""
         duration = time.perf_counter_ns() - span.began
         self._add("span", span.name, span.categories, span.began, duration, span.args)
         if span.shown is not None:
             span.shown.__exit__(None, None, None)
 
     def add_instant(self, name: str, categories: tuple[str, ...]) -> None:
-        """Record that something happened now."""
+        """Record an instant."""
         self._add("instant", name, categories, time.perf_counter_ns(), 0, self.args)
 
     def add_counter(self, name: str, categories: tuple[str, ...], values: Mapping[str, float]) -> None:
-        """Record what some numbers are now."""
+        """Record the current values of counters."""
         self._add("counter", name, categories, time.perf_counter_ns(), 0, dict(values))
 
     def begin_phase(self, name: str) -> None:
-        """Begin a phase; one of this name that was never ended, and those within it, end here."""
+        """Start a phase; an open phase of this name, and the phases inside it, end here."""
         self.end_phase(name)
         self._phases.append(self.begin(name, ("phase",)))
 
     def end_phase(self, name: str) -> None:
-        """End a phase and those within it; nothing happens if it did not begin while recording."""
+        """End a phase and those inside it, if it started while recording."""
         if any(phase.name == name for phase in self._phases):
             while self._end_last() != name:
                 pass
 
     def finished(self) -> list[TraceEvent]:
-        """Return all that was recorded, by when it began, what is around before what is within; phases end here."""
+        """End open phases, and return all events sorted by their start, outer spans before inner ones."""
         while self._phases:
             self._end_last()
         return sorted(self._events, key=lambda event: (event.begin, -event.duration))
@@ -132,3 +188,67 @@ class Recording:
     ) -> None:
         thread = threading.get_ident()
         self._events.append(TraceEvent(kind, name, categories, began + self._since_1970, duration, thread, args))
+
+
+class Marker:
+    """Record a part of a program as a span, in active batches; created by :meth:`Profiler.marker`.
+
+    Use it as a context manager, in one thread at a time, or as a decorator of a function. :meth:`instant` and
+    :meth:`counter` record a moment and numbers.
+
+    Args:
+        name: Name of the span.
+        categories: Words to filter by.
+        recording: Function that returns the current recording, or None.
+
+    Example:
+        >>> from composer.profiler import Profiler, cyclic_schedule
+        >>> profiler = Profiler(cyclic_schedule(), [], sys_prof_cpu=False)
+        >>> with profiler.marker("my part"):
+        ...     total = sum(range(10))
+        >>> @profiler.marker("adding")
+        ... def add(a, b):
+        ...     return a + b
+        >>> add(1, 2)
+        3
+    """
+
+    def __init__(self, name: str, categories: tuple[str, ...], recording: Callable[[], Recording | None]) -> None:
+        self.name, self.categories = name, categories
+        self._recording = recording
+        self._open: list[tuple[Recording, OpenSpan] | None] = []
+
+    def __enter__(self) -> Self:
+        recording = self._recording()
+        self._open.append(None if recording is None else (recording, recording.begin(self.name, self.categories)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened = self._open.pop()
+        if opened is not None:
+            recording, span = opened
+            recording.end(span)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function whose calls are recorded."""
+
+        @functools.wraps(function)
+        def marked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Marker(self.name, self.categories, self._recording):
+                return function(*args, **kwargs)
+
+        return marked
+
+    def instant(self) -> None:
+        """Record an instant."""
+        recording = self._recording()
+        if recording is not None:
+            recording.add_instant(self.name, self.categories)
+
+    def counter(self, values: Mapping[str, float]) -> None:
+        """Record the current values of numbers by name; a viewer draws them as curves."""
+        recording = self._recording()
+        if recording is not None:
+            recording.add_counter(self.name, self.categories, values)

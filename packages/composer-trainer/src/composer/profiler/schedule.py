@@ -1,4 +1,4 @@
-"""Which batches are profiled."""
+"""Choose the batches to profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ProfilerAction", "Schedule", "cyclic_schedule"]
 
 
 class ProfilerAction(StrEnum):
-    """What the profiler does in a batch.
+    """The profiler's action in a batch.
 
     Example:
         >>> ProfilerAction("active") is ProfilerAction.ACTIVE
@@ -23,33 +23,33 @@ class ProfilerAction(StrEnum):
     """
 
     SKIP = "skip"
-    """Nothing."""
+    """Do nothing."""
     WARMUP = "warmup"
-    """Let torch's profiler get ready, whose first batches are slow; nothing of it is kept."""
+    """Warm up torch's profiler, whose first batches are slow, and discard the recording."""
     ACTIVE = "active"
     """Record."""
     ACTIVE_AND_SAVE = "active_and_save"
-    """Record, and write down at the batch's end what has been recorded since the last time."""
+    """Record, and write the recording at the end of the batch."""
 
 
 Schedule: TypeAlias = Callable[["State"], ProfilerAction]
-"""``f(state) -> action``, asked before each batch: ``state.timestamp.batch`` batches are done."""
+"""``f(state) -> action``, called before each batch, when ``state.timestamp.batch`` batches are complete."""
 
 
 def cyclic_schedule(
     skip_first: int = 0, wait: int = 0, warmup: int = 1, active: int = 4, repeat: int = 1
 ) -> Callable[[State], ProfilerAction]:
-    """Return a schedule: after ``skip_first`` batches again and again wait, warm up and record.
+    """Return a schedule that repeats waiting, warming up and recording after the first ``skip_first`` batches.
 
-    It counts the batches of the whole training, as :func:`torch.profiler.schedule` does, and looks at nothing else, so
-    it is the same for a run that was resumed.
+    It depends only on the number of batches since the start of the training, as :func:`torch.profiler.schedule` does,
+    so that it is the same in a resumed run.
 
     Args:
         skip_first: Batches before the first cycle.
-        wait: Batches of a cycle that are left out.
-        warmup: Batches after that in which torch's profiler gets ready.
-        active: Batches after that which are recorded, and written down after the last of them.
-        repeat: Cycles; 0 goes on until the training ends.
+        wait: Batches of a cycle that are skipped.
+        warmup: Batches after that in which torch's profiler warms up.
+        active: Batches after that which are recorded; the recording is written after the last of them.
+        repeat: Number of cycles; 0 repeats until the training ends.
 
     Raises:
         ValueError: A number is negative, or ``active`` is 0.

@@ -1,4 +1,4 @@
-"""How busy the machine is while batches are recorded."""
+"""Record the load of the machine while batches are profiled."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SECONDS_TO_END = 30.0
 
 
 class SystemMetrics:
-    """Records counters of the machine in a thread of its own: when it starts, every so often, and when it stops.
+    """Record counters of the machine in a thread: at the start, every ``interval`` seconds, and at the stop.
 
     Args:
-        cpu: Whether to record the use of the CPUs, of the machine and of this process, in percent (of one CPU).
+        cpu: Whether to record the CPU usage of the machine and of this process, in percent (of one CPU).
         memory: Whether to record the memory in use, of the machine and of this process, in MiB.
-        disk: Whether to record what is read and written, in MiB a second.
-        net: Whether to record what is received and sent, in MiB a second.
+        disk: Whether to record disk reads and writes, in MiB per second.
+        net: Whether to record network traffic received and sent, in MiB per second.
         interval: Seconds between two records.
 
     Raises:
@@ -61,11 +61,11 @@ class SystemMetrics:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is anything to record."""
+        """Whether any counter is recorded."""
         return self.cpu or self.memory or self.disk or self.net
 
     def start(self, recording: Recording) -> None:
-        """Begin to record.
+        """Start recording.
 
         Raises:
             ThreadError: No thread can be started.
@@ -76,12 +76,12 @@ class SystemMetrics:
         self._task = Task(partial(self._record, recording))
 
     def stop(self) -> None:
-        """Record a last time and wait for the thread to end, for half a minute; if there is none, do nothing."""
+        """Record a last time, and wait up to 30 seconds for the thread to end; do nothing without a thread."""
         task, self._task = self._task, None
         if task is None:
             return
         self._is_over.set()
-        problem = "" if task.wait(_SECONDS_TO_END) else "the machine does not answer"
+        problem = "" if task.wait(_SECONDS_TO_END) else "the thread did not end within 30 seconds"
         try:
             problem or task.result()
         except Exception as error:  # noqa: BLE001  (whatever a driver raises)
@@ -95,7 +95,7 @@ class SystemMetrics:
         psutil = import_product("psutil", "system")
         process = psutil.Process()
         transferred, since = self._transferred(psutil), time.perf_counter()
-        if self.cpu:  # the first answer is that since nothing
+        if self.cpu:  # the first call returns 0
             psutil.cpu_percent()
             process.cpu_percent()
         is_over = False
@@ -115,15 +115,15 @@ class SystemMetrics:
             transferred, since = later, now
 
     def _transferred(self, psutil: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes that have gone to and from disks and nets, of machines that tell."""
+        """Return the bytes transferred by disks and networks, if the machine counts them."""
         disk = psutil.disk_io_counters() if self.disk else None
         net = psutil.net_io_counters() if self.net else None
-        found = {}
+        transferred = {}
         if disk is not None:
-            found["disk"] = {"read": disk.read_bytes, "written": disk.write_bytes}
+            transferred["disk"] = {"read": disk.read_bytes, "written": disk.write_bytes}
         if net is not None:
-            found["net"] = {"received": net.bytes_recv, "sent": net.bytes_sent}
-        return found
+            transferred["net"] = {"received": net.bytes_recv, "sent": net.bytes_sent}
+        return transferred
 
 
 def _memory(psutil: Any, process: Any) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""Traces of torch's own profiler, which sees each operation, on the GPU too."""
+"""Run torch's profiler, which records each operation, also on the GPU."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ __all__ = ["TorchProfiler"]
 
 
 class TorchProfiler:
-    """Runs :class:`torch.profiler.profile` in the batches of a schedule, and writes what it saw.
+    """Run :class:`torch.profiler.profile` in the batches of a schedule, and write its traces.
 
-    A :class:`~composer.profiler.Profiler` makes and drives it. The steps in the trace have the numbers of the batches,
-    from 0; events, algorithms, callbacks and markers are in it, too. In the names ``{run_name}``, ``{rank}``,
-    ``{epoch}`` and ``{batch}`` are filled in, the latter with what is done when the file is written.
+    A :class:`~composer.profiler.Profiler` creates and controls it. The steps in the trace are the numbers of the
+    batches, from 0; the trace also contains events, algorithms, callbacks and markers. In the names ``{run_name}``,
+    ``{rank}``, ``{epoch}`` and ``{batch}`` are filled in, the latter two with the completed epochs and batches.
 
     Args:
-        folder: Where to; it is made if it does not exist.
-        filename: The name of each trace.
-        remote_file_name: Its name for loggers that keep files; None hands nothing to them.
-        memory_filename: The name of a timeline of memory for each trace: ``….html`` (which needs matplotlib),
-            ``….json`` or ``….json.gz``. It needs ``record_shapes``, ``profile_memory`` and ``with_stack``.
-        memory_remote_file_name: Its name for loggers that keep files; None hands nothing to them.
-        overwrite: Whether a training that begins may write where traces are already.
-        use_gzip: Whether to compress traces; ``.gz`` is added to names that do not end so.
+        folder: Folder of the traces; created if it does not exist.
+        filename: Name of each trace.
+        remote_file_name: Name of each trace at loggers that store files; None uploads nothing.
+        memory_filename: Name of a memory timeline for each trace: ``….html`` (requires matplotlib), ``….json`` or
+            ``….json.gz``. It requires ``record_shapes``, ``profile_memory`` and ``with_stack``.
+        memory_remote_file_name: Name of the timeline at loggers that store files; None uploads nothing.
+        overwrite: Whether a new training may overwrite existing traces.
+        use_gzip: Whether to compress traces; ``.gz`` is appended to names without it.
         record_shapes: Whether to record the shapes of operations' inputs.
-        profile_memory: Whether to record what is allocated and freed.
-        with_stack: Whether to record where in the program an operation was called.
+        profile_memory: Whether to record allocations and releases.
+        with_stack: Whether to record the call stack of operations.
         with_flops: Whether to estimate the floating point operations of matrix products and convolutions.
-        num_traces_to_keep: How many traces are kept, the newest; -1 keeps all.
+        num_traces_to_keep: Number of traces to keep, the newest; -1 keeps all.
 
     Raises:
-        ValueError: A name has something else in braces, ``num_traces_to_keep`` is less than -1, or a timeline of memory
-            is wanted without what it needs.
-        FileExistsError: When training begins: there are traces already, and ``overwrite`` is False.
+        ValueError: A name contains another field in braces, ``num_traces_to_keep`` is less than -1, or a memory
+            timeline is requested without the settings that it requires.
+        FileExistsError: When training starts: traces exist, and ``overwrite`` is False.
 
     Example:
         >>> TorchProfiler("runs/{run_name}", use_gzip=True).files.filename
@@ -88,7 +88,7 @@ class TorchProfiler:
         if memory_filename is not None:
             if not (record_shapes and profile_memory and with_stack):
                 raise ValueError(
-                    "memory_filename needs record_shapes=True, profile_memory=True and with_stack=True, got "
+                    "memory_filename requires record_shapes=True, profile_memory=True and with_stack=True, got "
                     f"record_shapes={record_shapes}, profile_memory={profile_memory}, with_stack={with_stack}."
                 )
             self.memory_files = TraceFiles(folder, memory_filename, memory_remote_file_name, **options)
@@ -102,20 +102,14 @@ class TorchProfiler:
         self._profile: torch.profiler.profile | None = None
 
     def open(self, state: State) -> None:
-        """Forget the traces of an earlier run, and refuse a folder that has any."""
+        """Reset the state of an earlier run, and refuse a folder that contains traces."""
         self.files.paths = []
         if self.memory_files is not None:
             self.memory_files.paths = []
         self.files.check_folder(state)
 
     def follow(self, action: ProfilerAction, state: State, logger: Logger) -> None:
-        """Do what the schedule says for the next batch: begin, go on, or finish.
-
-        Args:
-            action: What it says.
-            state: The run's state.
-            logger: The run's logger.
-        """
+        """Start, continue or finish profiling, as the schedule's action for the next batch requires."""
         self._action = action
         if action is ProfilerAction.SKIP:
             self.finish(state, logger)
@@ -125,7 +119,7 @@ class TorchProfiler:
             self._profile.step()
 
     def finish(self, state: State, logger: Logger) -> None:
-        """End the profile, and write what it has recorded, if anything."""
+        """Stop the profile, and write its recording, if any."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -137,7 +131,7 @@ class TorchProfiler:
                 self.memory_files.write(lambda path: _export_memory(profile, path), state, logger)
 
     def _begin(self, state: State) -> torch.profiler.profile:
-        # torch asks the schedule by step, but what counts is the batch, about which ours was asked already.
+        # torch calls the schedule with its own step; the action of the batch is already known here.
         profile = torch.profiler.profile(schedule=lambda _: _TORCH_ACTIONS[self._action], **self.options)
         profile.step_num = int(state.timestamp.count(TimeUnit.BATCH))
         profile.start()
@@ -148,7 +142,7 @@ _TORCH_ACTIONS = {
     ProfilerAction.SKIP: torch.profiler.ProfilerAction.NONE,
     ProfilerAction.WARMUP: torch.profiler.ProfilerAction.WARMUP,
     ProfilerAction.ACTIVE: torch.profiler.ProfilerAction.RECORD,
-    # Saved is what has been recorded when it is stopped, so torch's own saving is not needed.
+    # The recording is written when the profile is stopped, so torch's own saving is not needed.
     ProfilerAction.ACTIVE_AND_SAVE: torch.profiler.ProfilerAction.RECORD,
 }
 
