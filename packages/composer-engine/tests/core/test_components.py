@@ -1,7 +1,10 @@
 """The list that tells when it has been changed."""
 
 import pytest
+import torch
+from torch import nn
 
+from composer.core import Engine, Event, Stage, State
 from composer.core.components import ObservableList
 
 
@@ -102,3 +105,169 @@ def test_equality():
     assert ObservableList(["a"], check) != ["b"]
     with pytest.raises(TypeError, match="unhashable"):
         hash(ObservableList([], check))
+
+
+def surgery(make, act, event=Event.INIT):
+    """Return an algorithm that changes the model by ``act(state)``."""
+    return make.algorithm("Surgery", {event: Stage.ARCHITECTURE}, apply=lambda self, event, state, logger: act(state))
+
+
+def replace_layer(state):
+    state.model[0] = nn.Linear(4, 3)
+
+
+def move_over(state):
+    replace_layer(state)
+    state.optimizers[0].param_groups[0]["params"] = list(state.model.parameters())
+
+
+def run(state, make, *acts, event=Event.INIT):
+    engine = Engine(state, algorithms=[surgery(make, act, event) for act in acts])
+    engine.run_event(event)
+
+
+@pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
+def test_stale_parameters_are_an_error(state, make, event):
+    """The optimizer still holds the old layer: the names, the culprit and the remedy are told."""
+    with pytest.raises(
+        RuntimeError, match=r"^Surgery replaced .* the former '0\.weight', '0\.bias', .*optimizers=state\.optimizers"
+    ):
+        run(state, make, replace_layer, event=event)
+
+
+def test_culprit_is_the_one_that_did_it(state, make):
+    """Of several algorithms the one that replaced the parameters is named."""
+    with pytest.raises(RuntimeError, match=r"^Surgery\.1 replaced"):
+        run(state, make, move_over, replace_layer, move_over)
+
+
+def test_stale_in_any_optimizer(state, make, model):
+    """All optimizers and all their groups are looked at."""
+    one, two = model.parameters().__next__(), list(model.parameters())[1:]
+    state.optimizers = [torch.optim.SGD([one], 0.1), torch.optim.SGD([{"params": two[:1]}, {"params": two[1:]}], 0.1)]
+
+    def replace_last(state):
+        state.model[1].bias = nn.Parameter(torch.zeros(2))
+
+    with pytest.raises(RuntimeError, match=r"former '1\.bias',"):
+        run(state, make, replace_last)
+
+
+def test_parameters_moved_over_are_fine(state, make):
+    """Surgery that takes the optimizer along passes."""
+    run(state, make, move_over)
+
+    held = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
+    assert held == {id(one) for one in state.model.parameters()}
+
+
+def test_missing_parameters_are_an_error(state, make):
+    """The optimizer held everything, and a layer was added without it."""
+
+    def add(state):
+        state.model.append(nn.Linear(2, 1))
+
+    with pytest.raises(
+        RuntimeError, match=r"Surgery gave the model new parameters that no optimizer holds, '2\.weight'"
+    ):
+        run(state, make, add)
+
+
+def test_replaced_parameter_that_was_only_taken_out_is_missing(state, make, model):
+    """Also where the optimizer holds a part: what it held by that name, it has to hold again."""
+    state.optimizers = torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+    def forget(state):
+        replace_layer(state)
+        state.optimizers[0].param_groups[0]["params"] = []
+        state.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    with pytest.raises(RuntimeError, match=r"no optimizer holds, '0\.weight', '0\.bias'"):
+        run(state, make, forget)
+
+
+def test_what_no_optimizer_held_is_the_user_s_choice(state, make, model):
+    """With an optimizer for the last layer alone, the first may be replaced as one likes."""
+    state.optimizers = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    former = model[0]
+
+    run(state, make, replace_layer)
+
+    assert state.model[0] is not former
+
+
+def test_new_parameters_may_be_frozen(state, make):
+    """What does not learn need not be in an optimizer."""
+
+    def add_frozen(state):
+        state.model.append(nn.Linear(2, 1).requires_grad_(False))
+
+    run(state, make, add_frozen)
+
+    assert not state.model[-1].weight.requires_grad
+
+
+def test_strangers_in_the_optimizer_are_the_user_s_choice(state, make, model):
+    """An optimizer may hold what has never been in the model, as a loss's own parameters."""
+    stranger = nn.Parameter(torch.zeros(1))
+    state.optimizers[0].add_param_group({"params": [stranger]})
+
+    run(state, make, move_over)
+
+    assert state.optimizers[0].param_groups[1]["params"] == [stranger]
+
+
+def test_without_optimizers_there_is_nothing_to_check(make, model):
+    """The optimizer may be made later."""
+    former = model[0]
+
+    run(State(model=model), make, replace_layer)
+
+    assert model[0] is not former
+
+
+@pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
+def test_models_may_be_anything(make, thing):
+    """What is no module has no parameters."""
+    seen = []
+
+    run(State(model=thing), make, lambda state: seen.append(state.model))
+
+    assert seen == [thing]
+
+
+def test_many_names_are_cut_short(make):
+    """Three names are enough to find the place."""
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
+    state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def replace_all(state):
+        state.model = nn.Linear(1, 1)
+
+    with pytest.raises(RuntimeError, match=r"'0\.weight', '0\.bias', '1\.weight' and 5 more"):
+        run(state, make, replace_all)
+
+
+def test_callbacks_are_checked_too(state, make):
+    """A callback that replaces layers is named as well."""
+    callback = make.callback("Watch", "init")
+    type(callback).init = lambda self, state, logger: replace_layer(state)
+    state.callbacks.append(callback)
+
+    with pytest.raises(RuntimeError, match=r"^Watch replaced"):
+        Engine(state).run_event("init")
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in Event if event not in {"init", "before_load", "after_load", "fit_start"}]
+)
+def test_other_events_are_not_checked(state, make, event, monkeypatch):
+    """During training nobody walks over the parameters."""
+    monkeypatch.setattr(nn.Module, "named_parameters", None)
+
+    seen = []
+
+    run(state, make, seen.append, event=event)
+
+    assert seen == [state]

@@ -142,7 +142,7 @@ class TestGoingOn:
         first.callbacks.clear()
         second = State(model=None, algorithms=[LoadCount(), LoadWiden(), LoadCount()])
 
-        with pytest.warns(UserWarning, match=r"algorithms\.LoadWiden is not saved, and begins anew"):
+        with pytest.warns(UserWarning, match=r"algorithms\.LoadWiden is not saved, and starts from its initial state"):
             second.load_state_dict(first.state_dict())
 
         assert [one._count for one in second.algorithms if isinstance(one, LoadCount)] == [1, 2]
@@ -195,7 +195,7 @@ class TestGoingOn:
             state.load_state_dict(state.state_dict())
 
         assert "callbacks.LoadRefuse refused" in caught.value.__notes__[0]
-        assert "Loaded already: algorithms.LoadCount" in caught.value.__notes__[1]
+        assert "Already loaded: algorithms.LoadCount" in caught.value.__notes__[1]
 
     def test_weights_that_do_not_fit_change_nothing(self):
         """Clock, components, weights and momentum stay as they were."""
@@ -294,7 +294,7 @@ class TestMissingAlgorithms:
             ({"name": "LoadWidden"}, r"No algorithm is named 'LoadWidden'; did you mean 'LoadWiden'\?"),
             ({"settings": {"start": {"unsaved": "function m.f"}}}, r"start was not data but function m\.f"),
             ({"settings": {"start": -1.0}}, "'start' must be >= 0"),
-            ({"settings": 3}, r"algorithms\[0\]: must be a dictionary"),
+            ({"settings": 3}, r"algorithms\[0\]\.settings: must be dict\[Any, Any\]: got 3"),
         ],
     )
     def test_what_cannot_be_made_again(self, taken, record, text):

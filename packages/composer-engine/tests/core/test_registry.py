@@ -62,7 +62,7 @@ class TestKnownClasses:
         """They are told apart by the caller."""
         one, other = define("one"), define("other")
 
-        with pytest.raises(ValueError, match=r"'Twice' may be one\.Twice and other\.Twice; say which by classes"):
+        with pytest.raises(ValueError, match=r"'Twice' may be one\.Twice and other\.Twice; choose one by classes"):
             rebuild_algorithm({"name": "Twice", "settings": {}})
         assert type(rebuild_algorithm({"name": "Twice", "settings": {}}, classes=[other])) is other
 
@@ -114,12 +114,12 @@ class TestRebuild:
             ({"settings": {"seen": 3}}, "has no setting 'seen'"),
             ({"settings": {"alpha": "x"}}, "Its setting alpha: must be float, got 'x'"),
             ({"settings": {"every": "soon"}}, "Its setting every: must be Time, got 'soon'"),
-            ({"settings": {"alpha": -1}}, "cannot be made again from its saved settings: 'alpha' must be >= 0"),
+            ({"settings": {"alpha": -1}}, "cannot be constructed again from its saved settings: 'alpha' must be >= 0"),
             (
                 {"settings": {"input_key": {"unsaved": "function m.f"}}},
                 r"setting input_key was not data but function m\.f.*algorithms=\[RegistryExample\(input_key=\.\.\.\)\]",
             ),
-            ({"name": "PlainWithArguments", "settings": {}}, "it is no attrs class, so its settings are not known"),
+            ({"name": "PlainWithArguments", "settings": {}}, "it is no attrs class, so its settings are unknown"),
             ({"name": "PlainExample", "settings": {"a": 1}}, "it is no attrs class"),
         ],
     )

@@ -11,12 +11,12 @@ from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator, e
 from composer.core.event import Event
 from composer.core.fields import FieldsByEvent, ServedFields
 from composer.core.interval import Interval
-from composer.core.load_report import LoadReport, StateMismatchError
 from composer.core.logger import Logger, LoggerDestination, Trace
 from composer.core.passes import AlgorithmPass
 from composer.core.plan import AlgorithmConflictError, Plan, explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.registry import algorithm_classes, rebuild_algorithm
+from composer.core.saved_state import LoadReport, StateMismatchError
 from composer.core.serialization import (
     NotSerializableError,
     Serializable,

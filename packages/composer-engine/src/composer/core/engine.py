@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -13,13 +13,12 @@ from torch.profiler import record_function
 
 from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback, overrides
-from composer.core.components import ObservableList
+from composer.core.components import ObservableList, Ownership
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.interval import Call, checked_interval, only_when_due
 from composer.core.logger import Logger, Trace
 from composer.core.loop_check import LoopCheck
-from composer.core.ownership import Ownership
-from composer.core.passes import AlgorithmPass, default_passes
+from composer.core.passes import AlgorithmPass, Passes, default_passes
 from composer.core.plan import Entry, Plan, build_plan
 from composer.core.subscription import Subscription, check_function
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from composer.core.time import Time
 
 __all__ = ["Engine"]
-
-PassAt: TypeAlias = tuple[AlgorithmPass, int]
 
 _DELIVERING = frozenset({Event.FIT_END, Event.EVAL_STANDALONE_END})
 """Where delayed metrics are delivered to the loggers, after the callbacks and before the loggers' own hooks."""
@@ -71,7 +68,7 @@ class Engine:
         self,
         state: State,
         logger: Logger | None = None,
-        algorithm_passes: AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None = None,
+        algorithm_passes: Passes = None,
         algorithms: Algorithm | Iterable[Algorithm] | None = None,
         *,
         log_traces: bool = False,

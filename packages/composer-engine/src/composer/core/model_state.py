@@ -11,10 +11,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.checks import nearest, shortened
+from composer.core.components import by_key
 from composer.core.serialization import is_number, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -26,7 +27,6 @@ __all__ = [
     "load_optimizers",
     "load_weights",
     "not_copied",
-    "numbered",
     "optimizer_states",
     "unwrapped",
     "weights",
@@ -36,21 +36,6 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 _COPYING = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # noqa: SLF001
 _HINTS = 10
 """For how many names the nearest is looked for: of thousands, each with thousands of others, it would take minutes."""
-
-
-def numbered(names: Iterable[str]) -> list[str]:
-    """Return keys that tell equal names apart.
-
-    Example:
-        >>> numbered(["SGD", "Adam", "SGD"])
-        ['SGD', 'Adam', 'SGD.1']
-    """
-    counts: dict[str, int] = {}
-    keys = []
-    for name in names:
-        place = counts[name] = counts.get(name, -1) + 1
-        keys.append(f"{name}.{place}" if place else name)
-    return keys
 
 
 def _bare(model: nn.Module) -> nn.Module:
@@ -157,8 +142,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def _by_key(optimizers: Sequence[Optimizer]) -> dict[str, Optimizer]:
-    inner = [unwrapped(optimizer) for optimizer in optimizers]
-    return dict(zip(numbered(type(one).__name__ for one in inner), inner, strict=True))
+    return by_key(map(unwrapped, optimizers))
 
 
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:

@@ -21,6 +21,8 @@ from composer.core.stage import Stage
 __all__ = [
     "AlgorithmPass",
     "Ordered",
+    "PassAt",
+    "Passes",
     "apply_passes",
     "default_passes",
     "moved_items",
@@ -39,6 +41,12 @@ T = TypeVar("T")
 
 AlgorithmPass: TypeAlias = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
 """``f(algorithms, event) -> algorithms``."""
+
+PassAt: TypeAlias = tuple[AlgorithmPass, int]
+"""A pass and its index among the passes."""
+
+Passes: TypeAlias = AlgorithmPass | PassAt | Sequence[AlgorithmPass | PassAt] | None
+"""Passes as the user passes them: one or several."""
 
 
 def sort_to_front(list_to_sort: Sequence[T], cls: type[Any]) -> Sequence[T]:

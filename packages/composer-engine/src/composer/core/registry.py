@@ -1,33 +1,45 @@
-"""Algorithms by name: how one that was saved as name and settings is made again, without running what was saved."""
+"""Algorithms by name: how a saved one is constructed again from its name and settings, without running saved code."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import torch
 
 from composer.core.algorithm import Algorithm
 from composer.core.checks import nearest
+from composer.core.engine import Engine
+from composer.core.event import Event
+from composer.core.logger import Logger, LoggerDestination
+from composer.core.plan import explain
+from composer.core.saved_state import StateMismatchError, register_rebuild
 from composer.core.serialization import field_types, from_data, is_unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from composer.core.passes import Passes
+    from composer.core.saved_state import AlgorithmRecord
+    from composer.core.state import State
+
 __all__ = ["algorithm_classes", "rebuild_algorithm"]
 
 
 def algorithm_classes(classes: Iterable[type[Algorithm]] = ()) -> dict[str, list[type[Algorithm]]]:
-    """Return the classes of algorithms that can be made again, by name.
+    """Return the classes of algorithms that can be constructed from saved settings, by name.
 
-    Known are all classes that have been defined, so those of a module that has been imported; a class that was defined
-    a second time, as in a notebook, replaces the first.
+    These are all classes that have been defined, such as those of imported modules; a class that was defined a second
+    time, as in a notebook, replaces the first.
 
     Args:
-        classes: Classes that come before all others of their name.
+        classes: Classes that take precedence over all others of their name.
 
     Returns:
-        For each name the classes that have it: more than one only if different modules define one each.
+        For each name the classes that have it: several only if different modules define one each.
 
     Example:
         >>> class Halve(Algorithm):
@@ -52,11 +64,11 @@ def _subclasses(kind: Any) -> Iterable[type[Algorithm]]:
 
 
 def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorithm]] = ()) -> Algorithm:
-    """Return a new algorithm from the name and the settings that a run has saved.
+    """Return a new algorithm from its saved name and settings.
 
     Args:
-        record: ``{"name": "BlurPool", "settings": {"min_channels": 8}}``; what else is in it is not looked at.
-        classes: Classes to look among first; see :func:`algorithm_classes`.
+        record: ``{"name": "BlurPool", "settings": {"min_channels": 8}}``; other keys are ignored.
+        classes: Classes that take precedence; see :func:`algorithm_classes`.
 
     Raises:
         ValueError: No class has the name, or more than one; a setting does not exist, does not fit or was not data.
@@ -75,40 +87,36 @@ def rebuild_algorithm(record: Mapping[str, Any], classes: Iterable[type[Algorith
         raise ValueError(f"A saved algorithm must have a name and a dictionary of settings, got {record!r:.200}.")  # noqa: TRY004
     kind: Any = _find(name, classes)
     if not attrs.has(kind):
-        return _make_plain(kind, settings)
+        if settings or inspect.signature(kind).parameters:
+            raise ValueError(
+                f"{name} cannot be constructed again: it is no attrs class, so its settings are unknown. Decorate it "
+                f"by @attrs.define(eq=False), or pass the object by algorithms=[{name}(...)]."
+            )
+        return cast("Algorithm", kind())
     problems, values = _read_settings(kind, settings)
     if problems:
-        raise ValueError(f"{name} cannot be made again: {' '.join(problems)}")
+        raise ValueError(f"{name} cannot be constructed again: {' '.join(problems)}")
     try:
         algorithm = kind(**values)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be made again from its saved settings: {error}") from error
+        raise ValueError(f"{name} cannot be constructed again from its saved settings: {error}") from error
     return cast("Algorithm", algorithm)
 
 
 def _find(name: str, classes: Iterable[type[Algorithm]]) -> type[Algorithm]:
     known = algorithm_classes(classes)
-    found = known.get(name, [])
-    if not found:
+    candidates = known.get(name, [])
+    if not candidates:
         raise ValueError(
             f"No algorithm is named {name!r}{nearest(name, known)} Import the module that defines it (ours are in "
-            "composer.algorithms), hand the class in by classes=[...], or give the run the object itself."
+            "composer.algorithms), pass the class by classes=[...], or pass the object itself to the run."
         )
-    if len(found) > 1:
-        modules = " and ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in found))
+    if len(candidates) > 1:
+        modules = " and ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in candidates))
         raise ValueError(
-            f"{name!r} may be {modules}; say which by classes=[...], or give the run the algorithm itself."
+            f"{name!r} may be {modules}; choose one by classes=[...], or pass the algorithm itself to the run."
         )
-    return found[0]
-
-
-def _make_plain(kind: type[Algorithm], settings: Mapping[str, Any]) -> Algorithm:
-    if settings or inspect.signature(kind).parameters:
-        raise ValueError(
-            f"{kind.__name__} cannot be made again: it is no attrs class, so its settings are not known. Decorate it "
-            f"by @attrs.define(eq=False), or hand the object in by algorithms=[{kind.__name__}(...)]."
-        )
-    return kind()
+    return candidates[0]
 
 
 def _read_settings(kind: Any, settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
@@ -120,7 +128,7 @@ def _read_settings(kind: Any, settings: Mapping[str, Any]) -> tuple[list[str], d
             problems.append(f"It has no setting {name!r}{nearest(name, fields)}")
         elif is_unsaved(data):
             problems.append(
-                f"Its setting {name} was not data but {data['unsaved']}, which is not saved; hand the object in by "
+                f"Its setting {name} was not data but {data['unsaved']}, which is not saved; pass the object by "
                 f"algorithms=[{kind.__name__}({name}=...)]."
             )
         else:
@@ -129,3 +137,74 @@ def _read_settings(kind: Any, settings: Mapping[str, Any]) -> tuple[list[str], d
             except ValueError as error:
                 problems.append(str(error))
     return problems, values
+
+
+@register_rebuild
+class _RebuiltAlgorithms:
+    """See :class:`composer.core.saved_state.RebuiltAlgorithms`."""
+
+    def __init__(self, state: State, records: Mapping[int, AlgorithmRecord], passes: Passes) -> None:
+        self._state, self._passes = state, passes
+        self.made: dict[int, Algorithm] = {}
+        problems = []
+        for place, record in records.items():
+            try:
+                algorithm = rebuild_algorithm({"name": record.name, "settings": record.settings})
+            except ValueError as error:
+                problems.append(f"algorithms.{record.key}, which the weights need: {error}")
+                continue
+            if algorithm.required_on_load():  # a checkpoint alone cannot add algorithms to a run
+                self.made[place] = algorithm
+        if problems:
+            raise StateMismatchError(problems)
+        self.trial = self._try() if self.made else state
+
+    def _try(self) -> State:
+        state = self._state
+        model, optimizers, made = copy.deepcopy((state.model, state.optimizers, self.made))
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            explain(_merged(state.algorithms, made))
+            changed = self._operate(_evolve(state, model=model, optimizers=optimizers), made, None)
+        return _evolve(changed, algorithms=_merged(state.algorithms, made), callbacks=state.callbacks)
+
+    def add(self, logger: Logger | None) -> None:
+        if self.made:
+            state = self._state
+            changed = self._operate(state, self.made, logger)
+            state.model, state.optimizers = changed.model, changed.optimizers
+            state.made_on_load += self.made.values()
+            state.algorithms = _merged(state.algorithms, self.made)
+
+    def _operate(self, state: State, made: Mapping[int, Algorithm], logger: Logger | None) -> State:
+        """Run the new algorithms, and no others, on the model; return the changed state."""
+        changed = _evolve(state, algorithms=[*made.values()], callbacks=())
+        # Not with the logger itself, whose destinations would be called at these events a second time.
+        engine = Engine(changed, Logger(changed, _Relay(logger)) if logger else None, self._passes)
+        for event in (Event.INIT, Event.BEFORE_LOAD):
+            engine.run_event(event)
+        return changed
+
+
+def _evolve(state: State, **changes: Any) -> State:
+    return attrs.evolve(state, **changes)
+
+
+def _merged(algorithms: Iterable[Algorithm], made: Mapping[int, Algorithm]) -> list[Algorithm]:
+    merged = list(algorithms)
+    for place, algorithm in sorted(made.items()):
+        merged.insert(place, algorithm)
+    return merged
+
+
+class _Relay(LoggerDestination):
+    """Passes on what is logged, and ignores the events of a run."""
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        self._logger.log_hyperparameters(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self._logger.log_metrics(metrics, step)

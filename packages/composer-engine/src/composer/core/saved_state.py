@@ -1,21 +1,23 @@
-"""What a run saves of its state, and how that is checked as a whole before any of it is loaded."""
+"""What a run saves of its state, and how all of a saved state is checked before any of it is loaded."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import types
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import attrs
 
 from composer.core import model_state
-from composer.core.algorithm import Algorithm
-from composer.core.checks import nearest
-from composer.core.load_report import Findings, LoadReport
+from composer.core.checks import abridged, nearest
+from composer.core.components import by_key
 from composer.core.serialization import (
     NotSerializableError,
+    equal,
     field_types,
+    from_data,
     is_unsaved,
     plain,
     read_field,
@@ -25,204 +27,365 @@ from composer.core.serialization import (
 )
 
 if TYPE_CHECKING:
-    import attrs
+    from collections.abc import Iterable
 
-    from composer.core.callback import Callback
+    from composer.core.algorithm import Algorithm
+    from composer.core.logger import Logger
+    from composer.core.passes import Passes
     from composer.core.state import State
 
 __all__ = [
-    "COMPONENTS",
     "VERSION",
-    "check_part",
+    "CheckedState",
+    "LoadReport",
+    "RebuiltAlgorithms",
+    "StateMismatchError",
+    "check_model",
+    "check_optimizers",
     "check_state",
-    "components_by_key",
-    "malformed",
+    "register_rebuild",
     "state_to_data",
-    "stays",
 ]
 
 VERSION = 1
 """The schema of what :meth:`State.state_dict` returns; a higher one is of a later release."""
 
-COMPONENTS = ("algorithms", "callbacks", "schedulers")
-_PARTS = ("version", *COMPONENTS, "scaler")
-_EXTRA = ("model", "optimizers")
+
+class StateMismatchError(ValueError):
+    """A saved state does not fit; nothing has been changed. ``problems`` has a sentence for each difference."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(map(abridged, problems))
+        title = "The saved state does not fit this run, and nothing has been changed:"
+        super().__init__("\n- ".join([title, *self.problems]))
+
+
+@attrs.frozen
+class LoadReport:
+    """The effects of loading a saved state; each line is a sentence or a path.
+
+    Args:
+        restored: The paths of what is loaded.
+        overridden: Values of this run that are kept although others were saved.
+        missing: What this run has and the saved state lacks; it starts from its initial state.
+        unexpected: What was saved and this run lacks; it is ignored.
+        changed: Settings that differ.
+
+    Example:
+        >>> print(LoadReport(restored=("timestamp",), changed=("algorithms.MixUp.alpha: 0.2 was saved, 0.4 is set.",)))
+        restored: timestamp
+        changed: algorithms.MixUp.alpha: 0.2 was saved, 0.4 is set.
+    """
+
+    restored: tuple[str, ...] = ()
+    overridden: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """All differences from the saved run that may change its results."""
+        return (*self.missing, *self.unexpected, *self.changed)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name}: {', '.join(lines) if name == 'restored' else ' '.join(lines)}"
+            for name, lines in attrs.asdict(self).items()
+            if lines
+        )
+
+
+@attrs.frozen
+class SchedulerRecord:
+    """What is saved of a learning rate scheduler."""
+
+    key: str
+    state: dict[Any, Any]
+
+
+@attrs.frozen
+class CallbackRecord(SchedulerRecord):
+    """What is saved of a callback."""
+
+    name: str
+    settings: dict[Any, Any]
+
+
+@attrs.frozen
+class AlgorithmRecord(CallbackRecord):
+    """What is saved of an algorithm."""
+
+    required_on_load: bool
+
+
+_RECORDS: Mapping[str, type[SchedulerRecord]] = {
+    "algorithms": AlgorithmRecord,
+    "callbacks": CallbackRecord,
+    "schedulers": SchedulerRecord,
+}
+_Findings = defaultdict[str, list[str]]
+"""The lines of a :class:`LoadReport` by its fields, and ``problems``: the reasons why loading is impossible."""
 
 
 def state_to_data(state: State) -> dict[str, Any]:
-    """Return what a run saves, but for the weights of its model and the state of its optimizers."""
-    types = field_types(type(state))
-    return {
-        "version": VERSION,
-        **{
-            name: to_data(_simplified(getattr(state, field.name)), types[field.name], name)
-            for name, field in saved_fields(type(state)).items()
-        },
-        **{
-            kind: [_component_to_data(kind, state.component_key(one), one) for one in getattr(state, kind)]
-            for kind in ("algorithms", "callbacks")
-        },
-        "schedulers": [
-            {"key": key, "state": plain(_simplified(scheduler.state_dict()), f"schedulers.{key}")}
-            for key, scheduler in _schedulers(state).items()
-        ],
-        "scaler": None if state.scaler is None else plain(state.scaler.state_dict(), "scaler"),
-    }
+    """Return what a run saves, without the weights of its model and the state of its optimizers."""
+    kinds, data = field_types(type(state)), dict[str, Any](version=VERSION)
+    for name, field in saved_fields(type(state)).items():
+        value = getattr(state, field.name)
+        is_mapping = isinstance(value, Mapping)
+        data[name] = plain(value, name, mappings=True) if is_mapping else to_data(value, kinds[field.name], name)
+    for kind in ("algorithms", "callbacks"):
+        data[kind] = [_component_to_data(kind, key, one) for key, one in _components(state, kind).items()]
+    data["schedulers"] = [
+        {"key": key, "state": plain(scheduler.state_dict(), f"schedulers.{key}", mappings=True)}
+        for key, scheduler in by_key(state.schedulers).items()
+    ]
+    data["scaler"] = None if state.scaler is None else plain(state.scaler.state_dict(), "scaler")
+    return data
 
 
-def _component_to_data(kind: str, key: str, component: Algorithm | Callback) -> dict[str, Any]:
-    path = f"{kind}.{key}"
+def _component_to_data(kind: str, key: str, component: Any) -> dict[str, Any]:
+    name = type(component).__name__
     try:
         state = component.state_dict()
     except NotSerializableError as error:
-        inner = error.path.removeprefix(f"{type(component).__name__}.")
-        raise NotSerializableError(f"{path}.{inner}", error.reason) from None
-    record = {
-        "key": key,
-        "name": type(component).__name__,
-        "settings": settings_to_data(component),
-        "state": plain(state, f"{path}.state"),
-    }
-    return record | {"required_on_load": component.required_on_load()} if isinstance(component, Algorithm) else record
+        raise NotSerializableError(f"{kind}.{key}.{error.path.removeprefix(f'{name}.')}", error.reason) from None
+    state = plain(state, f"{kind}.{key}.state")
+    data = {"key": key, "name": name, "settings": settings_to_data(component), "state": state}
+    return data | ({"required_on_load": component.required_on_load()} if kind == "algorithms" else {})
 
 
-def _schedulers(state: State) -> dict[str, Any]:
-    keys = model_state.numbered(type(scheduler).__name__ for scheduler in state.schedulers)
-    return dict(zip(keys, state.schedulers, strict=True))
+def _components(state: State, kind: str) -> dict[str, Any]:
+    """Return the ``"algorithms"``, ``"callbacks"`` or ``"schedulers"`` of a state by their keys."""
+    if kind == "schedulers":
+        return by_key(state.schedulers)
+    return {state.component_key(one): one for one in getattr(state, kind)}
 
 
-def _simplified(value: Any) -> Any:
-    """Return plain dictionaries for those of other kinds, such as the Counter in torch's MultiStepLR."""
-    if isinstance(value, Mapping):
-        return {key: _simplified(item) for key, item in value.items()}
-    return [_simplified(item) for item in value] if type(value) is list else value
+class RebuiltAlgorithms(Protocol):
+    """Algorithms that saved weights need and a run lacks, constructed from their names and settings.
+
+    The engine's side of ``composer.core`` implements it, see :mod:`composer.core.registry`: a state is only data.
+    """
+
+    made: dict[int, Algorithm]
+    """The new algorithms, by their place in the list."""
+    trial: State
+    """The state as it would be with the new algorithms, on copies of what they change."""
+
+    def add(self, logger: Logger | None) -> None:
+        """Add the algorithms to the run and let them change its model."""
 
 
-def check_state(state: State, saved: Any, *, strict: bool = False) -> LoadReport:
-    """Return what loading would do, and change nothing.
+_Rebuild = Callable[["State", Mapping[int, AlgorithmRecord], "Passes"], RebuiltAlgorithms]
+_rebuild: list[_Rebuild] = []
+
+
+def register_rebuild(rebuild: _Rebuild) -> _Rebuild:
+    """Register the function that constructs missing algorithms, in place of the former one."""
+    _rebuild[:] = [rebuild]
+    return rebuild
+
+
+@attrs.frozen(eq=False)
+class CheckedState:
+    """A saved state that fits a run.
+
+    Args:
+        state: The run.
+        saved: The saved state.
+        report: The effects of loading it.
+        rebuilt: Algorithms that the saved weights need and the run lacks.
+        put: Loads the saved state into the run, without further checks.
+    """
+
+    state: State
+    saved: Mapping[str, Any]
+    report: LoadReport
+    rebuilt: RebuiltAlgorithms | None
+    put: Callable[[State, Mapping[str, Any]], None]
+
+    @property
+    def made(self) -> Mapping[int, Algorithm]:
+        """The new algorithms, by their place in the list."""
+        return {} if self.rebuilt is None else self.rebuilt.made
+
+    def load(self, logger: Logger | None = None, *, stacklevel: int = 4) -> LoadReport:
+        """Load the saved state, and warn of differences; the run must not have changed since the check."""
+        if self.rebuilt is not None:
+            self.rebuilt.add(logger)
+        self.put(self.state, self.saved)
+        if self.report.differences:
+            title = "The saved state was loaded, and this run differs from it:"
+            warnings.warn("\n- ".join([title, *self.report.differences]), UserWarning, stacklevel=stacklevel)
+        return self.report
+
+
+def check_state(
+    state: State,
+    saved: Any,
+    *,
+    strict: bool,
+    excluded: Collection[str] = (),
+    passes: Passes = None,
+    rebuild: bool = True,
+) -> CheckedState:
+    """Check all of a saved state, and change nothing; see :meth:`State.load_state_dict`.
 
     Raises:
         StateMismatchError: Something cannot be loaded; or, if ``strict``, anything differs.
     """
-    findings = Findings()
-    _check_shape(state, saved, findings)
-    findings.report(strict=False)
-    _check_fields(state, saved, findings)
-    for kind in COMPONENTS:
-        _check_components(kind, components_by_key(state, kind), saved[kind], findings)
-    _check_scaler(state, saved["scaler"], findings)
-    for part in _EXTRA:
+    records = _read_parts(state, saved)
+    rebuilt = None
+    if rebuild and "model" in saved:
+        rebuilt = _rebuild_missing(state, records["algorithms"], excluded, passes)
+    trial = state if rebuilt is None else rebuilt.trial
+    findings: _Findings = defaultdict(list)
+    _check_fields(trial, saved, findings)
+    for kind in _RECORDS:
+        _check_components(kind, _components(trial, kind), records[kind], findings)
+    _check_scaler(trial, saved["scaler"], findings)
+    for part in ("model", "optimizers"):
         if part in saved:
-            check_part(state, part, saved[part], findings)
-    return findings.report(strict=strict)
+            _check_part(trial, part, saved[part], findings)
+    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_state)
 
 
-def _check_shape(state: State, saved: Any, findings: Findings) -> None:
-    """Find out whether this is a saved state at all, so that the other checks can look into it."""
+def check_model(
+    state: State, saved: Mapping[str, Any], *, strict: bool, excluded: Collection[str] = (), passes: Passes = None
+) -> CheckedState:
+    """Check a model's weights, and change nothing; see :meth:`State.load_model_state`."""
+    records = _read_records("algorithms", saved.get("algorithms", []))
+    rebuilt = _rebuild_missing(state, records, excluded, passes)
+    findings: _Findings = defaultdict(list)
+    _check_part(state if rebuilt is None else rebuilt.trial, "model", saved.get("model"), findings)
+    return CheckedState(state, saved, _to_report(findings, strict=strict), rebuilt, _load_weights)
+
+
+def check_optimizers(state: State, saved: Mapping[str, Any], *, strict: bool) -> CheckedState:
+    """Check the state of optimizers, and change nothing; see :meth:`State.load_optim_state`."""
+    findings: _Findings = defaultdict(list)
+    _check_part(state, "optimizers", saved.get("optimizers"), findings)
+    return CheckedState(state, saved, _to_report(findings, strict=strict), None, _load_optimizers)
+
+
+def _to_report(findings: _Findings, *, strict: bool) -> LoadReport:
+    report = LoadReport(*(tuple(map(abridged, findings[field.name])) for field in attrs.fields(LoadReport)))
+    problems = [*findings["problems"], *(report.differences if strict else ())]
+    if problems:
+        raise StateMismatchError(problems)
+    return report
+
+
+def _read_parts(state: State, saved: Any) -> dict[str, dict[str, Any]]:
+    """Return the records of components by kind and key, if this is a saved state at all."""
     version = saved.get("version") if isinstance(saved, dict) else None
     if type(version) is not int or version < 1:
-        findings.problems.append("It is not what State.state_dict() returns: it has no 'version'.")
-        return
+        raise StateMismatchError(["It is not what State.state_dict() returns: it has no 'version'."])
     if version > VERSION:
-        findings.problems.append(
-            f"version: {version} is of a later release, and this one reads up to {VERSION}; update composer-engine."
-        )
-        return
-    expected = [*_PARTS, *saved_fields(type(state))]
-    findings.problems += [f"{name!r} is missing." for name in expected if name not in saved]
-    findings.problems += [
-        f"{name!r} is unknown{nearest(name, expected)}" for name in saved if name not in (*expected, *_EXTRA)
-    ]
-    for kind in COMPONENTS:
-        findings.problems += malformed(kind, saved.get(kind, []))
-
-
-def malformed(kind: str, records: Any) -> list[str]:
-    """Return what is wrong with the saved records of some components."""
-    wanted: dict[str, type] = {"key": str, "state": dict}
-    if kind != "schedulers":
-        wanted |= {"name": str, "settings": dict}
-    if kind == "algorithms":
-        wanted |= {"required_on_load": bool}
-    if not isinstance(records, list):
-        return [f"{kind}: must be a list, got {type(records).__name__}."]
-    problems = [
-        f"{kind}[{place}]: must be a dictionary of {', '.join(wanted)}."
-        for place, record in enumerate(records)
-        if not isinstance(record, dict)
-        or record.keys() != wanted.keys()
-        or any(not isinstance(record[name], one) for name, one in wanted.items())
-    ]
+        newer = f"version: {version} is of a later release, and this one reads up to {VERSION}; update composer-engine."
+        raise StateMismatchError([newer])
+    expected = ["version", *_RECORDS, "scaler", *saved_fields(type(state))]
+    problems = [f"{name!r} is missing." for name in expected if name not in saved]
+    unknown = (name for name in saved if name not in (*expected, "model", "optimizers"))
+    problems += [f"{name!r} is unknown{nearest(name, expected)}" for name in unknown]
+    records = {}
+    for kind in _RECORDS:
+        try:
+            records[kind] = _read_records(kind, saved.get(kind, []))
+        except StateMismatchError as error:
+            problems += error.problems
     if problems:
-        return problems
-    keys = Counter(record["key"] for record in records)
-    return [f"{kind}.{key} is there {count} times." for key, count in keys.items() if count > 1]
+        raise StateMismatchError(problems)
+    return records
 
 
-def _check_fields(state: State, saved: Mapping[str, Any], findings: Findings) -> None:
-    types = field_types(type(state))
+def _read_records(kind: str, data: Any) -> dict[str, Any]:
+    try:
+        records = from_data(data, types.GenericAlias(list, (_RECORDS[kind],)), kind)
+    except ValueError as error:
+        raise StateMismatchError([str(error)]) from None
+    counts = Counter(record.key for record in records)
+    repeated = [f"{kind}.{key} is there {count} times." for key, count in counts.items() if count > 1]
+    if repeated:
+        raise StateMismatchError(repeated)
+    return {record.key: record for record in records}
+
+
+def _rebuild_missing(
+    state: State, records: Mapping[str, AlgorithmRecord], excluded: Collection[str], passes: Passes
+) -> RebuiltAlgorithms | None:
+    """Construct the algorithms that the saved weights need and the run lacks."""
+    own = _components(state, "algorithms")
+    missing = {
+        place: record
+        for place, (key, record) in enumerate(records.items())
+        if record.required_on_load and key not in own and not {key, record.name} & {*excluded}
+    }
+    return _rebuild[0](state, missing, passes) if missing else None
+
+
+def _check_fields(state: State, saved: Mapping[str, Any], findings: _Findings) -> None:
+    kinds = field_types(type(state))
     for name, field in saved_fields(type(state)).items():
         try:
-            value = read_field(field, types[field.name], saved[name], name)
+            value = read_field(field, kinds[field.name], saved[name], name)
         except ValueError as error:
-            findings.problems.append(str(error))
+            findings["problems"].append(str(error))
             continue
         own = getattr(state, field.name)
-        if stays(field, own) and own != value:
-            findings.overridden.append(f"{name}: {own} stays, {value} was saved.")
-        elif not stays(field, own):
-            findings.restored.append(name)
+        if not _stays(field, own):
+            findings["restored"].append(name)
+        elif own != value:
+            findings["overridden"].append(f"{name}: {own} stays, {value} was saved.")
 
 
-def stays(field: attrs.Attribute[Any], own: Any) -> bool:
-    """Return whether a field keeps the value that the program has given it."""
+def _stays(field: attrs.Attribute[Any], own: Any) -> bool:
+    """Return whether a field keeps the value that the program has set."""
     return bool(field.metadata.get("kept")) and own is not None
 
 
-def components_by_key(state: State, kind: str) -> dict[str, Any]:
-    """Return the ``"algorithms"``, ``"callbacks"`` or ``"schedulers"`` of a state by their keys."""
-    if kind == "schedulers":
-        return _schedulers(state)
-    return {state.component_key(one): one for one in getattr(state, kind)}
-
-
-def _check_components(kind: str, own: Mapping[str, Any], records: list[dict[str, Any]], findings: Findings) -> None:
-    saved = {record["key"]: record for record in records}
+def _check_components(kind: str, own: Mapping[str, Any], saved: Mapping[str, Any], findings: _Findings) -> None:
     only_own, only_saved = own.keys() - saved.keys(), saved.keys() - own.keys()
-    findings.missing += [
-        f"{kind}.{key} is not saved{nearest(key, only_saved, ', and begins anew.')}" for key in own if key in only_own
+    findings["missing"] += [
+        f"{kind}.{key} is not saved{nearest(key, only_saved, ', and starts from its initial state.')}"
+        for key in own
+        if key in only_own
     ]
-    findings.unexpected += [
+    findings["unexpected"] += [
         f"{kind}.{key} is saved, and this run has none{nearest(key, only_own)}" for key in saved if key in only_saved
     ]
     check = _check_scheduler if kind == "schedulers" else _check_component
     for key in own:
         if key in saved:
             check(f"{kind}.{key}", own[key], saved[key], findings)
-            findings.restored.append(f"{kind}.{key}")
+            findings["restored"].append(f"{kind}.{key}")
 
 
-def _check_scheduler(path: str, scheduler: Any, record: Mapping[str, Any], findings: Findings) -> None:
+def _check_scheduler(path: str, scheduler: Any, saved: SchedulerRecord, findings: _Findings) -> None:
     own = scheduler.state_dict()
-    findings.problems += model_state.check_settings(path, own, record["state"])
-    findings.unexpected += [
-        f"{path}.{name} is saved, and this scheduler has no such field." for name in record["state"] if name not in own
+    findings["problems"] += model_state.check_settings(path, own, saved.state)
+    findings["unexpected"] += [
+        f"{path}.{name} is saved, and this scheduler has no such field." for name in saved.state if name not in own
     ]
 
 
-def _check_component(path: str, component: Any, record: Mapping[str, Any], findings: Findings) -> None:
-    if record["name"] != type(component).__name__:
-        findings.problems.append(f"{path}: is a {type(component).__name__}, and a {record['name']} was saved.")
+def _check_component(path: str, component: Any, saved: CallbackRecord, findings: _Findings) -> None:
+    name = type(component).__name__
+    if saved.name != name:
+        findings["problems"].append(f"{path}: is a {name}, and a {saved.name} was saved.")
         return
     try:
-        component.check_state_dict(record["state"])
+        component.check_state_dict(saved.state)
     except (ValueError, TypeError) as error:
-        findings.problems.append(f"{path}: {error}")
-    own, saved = settings_to_data(component), record["settings"]
-    for name in (*own, *(name for name in saved if name not in own)):
-        was, now = saved.get(name, _ABSENT), own.get(name, _ABSENT)
-        if not _equal(was, now):
-            findings.changed.append(f"{path}.{name}: {_reported(was)} was saved, {_reported(now)} is set.")
+        findings["problems"].append(f"{path}: {error}")
+    own = settings_to_data(component)
+    for setting in {**own, **saved.settings}:
+        values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
+        if not equal(*values):
+            was, now = map(_reported, values)
+            findings["changed"].append(f"{path}.{setting}: {was} was saved, {now} is set.")
 
 
 _ABSENT = object()
@@ -234,46 +397,87 @@ def _reported(value: Any) -> str:
     return str(value["unsaved"]) if is_unsaved(value) else f"{value!r:.80}"
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-    if type(one) is type(other) and isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(item, other[key]) for key, item in one.items())
-    if isinstance(one, bool) is not isinstance(other, bool):
-        return False
-    return one is other or bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (not a number)
-
-
-def _check_scaler(state: State, saved: Any, findings: Findings) -> None:
+def _check_scaler(state: State, saved: Any, findings: _Findings) -> None:
+    own = None if state.scaler is None else state.scaler.state_dict()
     if saved is not None and not isinstance(saved, dict):
-        findings.problems.append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
-    elif state.scaler is not None and saved is None:
-        findings.missing.append("scaler: none was saved, and the loss scale begins anew.")
-    elif state.scaler is None and saved is not None:
-        findings.unexpected.append("scaler: one was saved, and this run has none.")
-    elif state.scaler is not None and saved is not None:
-        wanted, held = sorted(state.scaler.state_dict()), sorted(map(str, saved))
-        if wanted == held:
-            findings.problems += model_state.check_settings("scaler", state.scaler.state_dict(), saved)
-            findings.restored.append("scaler")
-        else:
-            findings.problems.append(f"scaler: must hold {wanted}, got {held}.")
+        findings["problems"].append(f"scaler: must be a dictionary or None, got {type(saved).__name__}.")
+    elif own is None and saved is not None:
+        findings["unexpected"].append("scaler: one was saved, and this run has none.")
+    elif own is not None and saved is None:
+        findings["missing"].append("scaler: none was saved, and the loss scale starts from its initial value.")
+    elif own is not None and saved is not None:
+        expected, got = sorted(own), sorted(map(str, saved))
+        problems = model_state.check_settings("scaler", own, saved)
+        findings["problems"] += problems if expected == got else [f"scaler: must hold {expected}, got {got}."]
+        findings["restored"].append("scaler")
 
 
-def check_part(state: State, part: str, saved: Any, findings: Findings) -> None:
+def _check_part(state: State, part: str, saved: Any, findings: _Findings) -> None:
     """Compare the saved ``"model"`` or ``"optimizers"`` with those of a state."""
     if not isinstance(saved, Mapping):
-        findings.problems.append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
+        findings["problems"].append(f"{part}: must be a dictionary, got {type(saved).__name__}.")
         return
     if part == "model":
         own = model_state.weights(state.model)
-        wrong, missing, unexpected = model_state.check_weights(own, saved)
-        findings.changed += model_state.changed_dtypes(own, saved)
+        differences = model_state.check_weights(own, saved)
+        findings["changed"] += model_state.changed_dtypes(own, saved)
     else:
-        wrong, missing, unexpected = model_state.check_optimizers(state.model, state.optimizers, saved)
-    findings.problems += wrong
-    findings.missing += missing
-    findings.unexpected += unexpected
-    findings.restored.append(part)
+        differences = model_state.check_optimizers(state.model, state.optimizers, saved)
+    for name, lines in zip(("problems", "missing", "unexpected"), differences, strict=True):
+        findings[name] += lines
+    findings["restored"].append(part)
+
+
+def _load_state(state: State, saved: Mapping[str, Any]) -> None:
+    """Load what has been checked: components first, as their own methods may still refuse it."""
+    loaded: list[str] = []
+    for kind in _RECORDS:
+        saved_states = {record["key"]: record["state"] for record in saved[kind]}
+        for key, component in _components(state, kind).items():
+            if key in saved_states:
+                _load_component(f"{kind}.{key}", component, saved_states[key], loaded)
+    if state.scaler is not None and saved["scaler"]:
+        state.scaler.load_state_dict(saved["scaler"])
+    if "model" in saved:
+        _load_weights(state, saved)
+    if "optimizers" in saved:
+        _load_optimizers(state, saved)
+    kinds = field_types(type(state))
+    for name, field in saved_fields(type(state)).items():
+        if not _stays(field, getattr(state, field.name)):
+            setattr(state, field.name, read_field(field, kinds[field.name], saved[name], name))
+    state.restart_draws()
+
+
+def _load_weights(state: State, saved: Mapping[str, Any]) -> None:
+    model_state.load_weights(state.model, saved["model"])
+
+
+def _load_optimizers(state: State, saved: Mapping[str, Any]) -> None:
+    model_state.load_optimizers(state.model, state.optimizers, saved["optimizers"])
+
+
+def _load_component(path: str, component: Any, saved: dict[str, Any], loaded: list[str]) -> None:
+    try:
+        if path.startswith("schedulers."):
+            # A scheduler makes whatever it loads its own attribute, under any name.
+            own = component.state_dict()
+            saved = {name: _like(own[name], value) for name, value in saved.items() if name in own}
+        component.load_state_dict(saved)
+    except Exception as error:
+        error.add_note(f"{path} refused the saved state, although the check before had found nothing wrong with it.")
+        if loaded:
+            error.add_note(f"Already loaded: {', '.join(loaded)}. Construct these objects again before you continue.")
+        raise
+    loaded.append(path)
+
+
+def _like(own: Any, saved: Any) -> Any:
+    """Return a saved value with the types of mappings that ``own`` has at the same places: a Counter in MultiStepLR."""
+    if isinstance(own, Counter) and isinstance(saved, dict):
+        return Counter(saved)
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {key: _like(own.get(key), item) for key, item in saved.items()}
+    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+        return list(map(_like, own, saved))
+    return saved

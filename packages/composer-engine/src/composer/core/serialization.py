@@ -412,7 +412,7 @@ def _is_free(kind: Any) -> bool:
 
 
 def _is_bare(kind: Any) -> bool:
-    return kind in (list, tuple, dict) or (
+    return kind in (list, tuple, dict, dict[Any, Any]) or (
         kind in (collections.abc.Sequence, collections.abc.Mapping, typing.List, typing.Dict, typing.Tuple)  # noqa: UP006
     )
 
@@ -437,7 +437,7 @@ def _read_choice(data: Any, kind: Any) -> Any:
 
 
 def _read_instance(value: Any, kind: Any) -> Any:
-    if kind is bool or issubclass(kind, enum.Enum):  # cattrs uses the hook of a class for its subclasses
+    if issubclass(kind, enum.Enum):  # cattrs uses the hook of a class for its subclasses
         return kind(value)
     if not _is_instance(value, kind):
         raise TypeError(f"got {shortened(value)}")
@@ -459,6 +459,18 @@ def _is_subclass_of(base: type) -> Callable[[Any], bool]:
     return lambda kind: isinstance(kind, type) and not typing.get_args(kind) and issubclass(kind, base)
 
 
+def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
+    """Return the function that decodes objects of an attrs class: cattrs would name each field for what is no dict."""
+    read = _CONVERTER.gen_structure_attrs_fromdict(kind)
+
+    def read_dict(data: Any, _: Any) -> Any:
+        if type(data) is not dict:
+            raise TypeError(f"got {shortened(data)}")
+        return read(data, kind)
+
+    return read_dict
+
+
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook(Time, lambda text, _: Time.from_timestring(text))
@@ -466,8 +478,9 @@ def _make_converter() -> cattrs.Converter:
     converter.register_structure_hook(dt.timedelta, lambda seconds, _: dt.timedelta(seconds=seconds))
     converter.register_structure_hook(torch.dtype, _to_dtype)
     converter.register_structure_hook(torch.device, lambda name, _: torch.device(name))
-    for kind in (int, float, types.NoneType):
+    for kind in (str, bool, int, float, types.NoneType):
         converter.register_structure_hook(kind, _read_instance)
+    converter.register_structure_hook_factory(attrs.has, _make_reader)
     converter.register_structure_hook_func(_is_subclass_of(pathlib.PurePath), lambda text, kind: kind(text))
     converter.register_structure_hook_func(_is_subclass_of(Tensor), _read_instance)
     converter.register_structure_hook_func(_is_bare, _read_bare)

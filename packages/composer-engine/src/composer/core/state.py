@@ -9,18 +9,16 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import deprecated
 
+from composer.core import model_state, saved_state
 from composer.core.algorithm import Algorithm
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
-from composer.core.components import ObservableList
+from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
-from composer.core.loading import load_model, load_optimizers, load_state
-from composer.core.model_state import numbered, optimizer_states, weights
 from composer.core.naming import check_run_name
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
-from composer.core.saved_state import check_state, state_to_data
 from composer.core.time import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
 
     from torch.optim.lr_scheduler import LRScheduler
 
-    from composer.core.load_report import LoadReport
-    from composer.core.loading import Passes
     from composer.core.logger import Logger
+    from composer.core.passes import Passes
+    from composer.core.saved_state import LoadReport
 
 __all__ = ["State", "SupportsTraining"]
 
@@ -428,7 +426,7 @@ class State:
             >>> state.state_dict()["max_duration"], state.state_dict()["timestamp"]["epoch"]
             ('10ep', 0)
         """
-        return state_to_data(self)
+        return saved_state.state_to_data(self)
 
     def check_state_dict(self, state: Mapping[str, Any], strict: bool = False) -> LoadReport:
         """Return what :meth:`load_state_dict` would do, and change nothing.
@@ -439,7 +437,7 @@ class State:
         Raises:
             StateMismatchError: As :meth:`load_state_dict` would raise it.
         """
-        return check_state(self, state, strict=strict)
+        return saved_state.check_state(self, state, strict=strict, rebuild=False).report
 
     def load_state_dict(
         self,
@@ -477,11 +475,12 @@ class State:
             (17, ())
         """
         excluded = exclude_algorithms or ()
-        return load_state(self, state, logger, strict=strict, excluded=excluded, passes=algorithm_passes)
+        checked = saved_state.check_state(self, state, strict=strict, excluded=excluded, passes=algorithm_passes)
+        return checked.load(logger, stacklevel=3)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the model's weights by the names of the bare model, whatever it is wrapped in; they are not copied."""
-        return weights(self.model)
+        return model_state.weights(self.model)
 
     def get_optim_state_dict(self) -> dict[str, Any]:
         """Return each optimizer's state, with the names of parameters in place of their numbers; it is not copied.
@@ -492,7 +491,7 @@ class State:
         Raises:
             NotSerializableError: An optimizer holds something that is neither data nor a tensor.
         """
-        return optimizer_states(self.model, self.optimizers)
+        return model_state.optimizer_states(self.model, self.optimizers)
 
     def load_model_state(
         self,
@@ -519,7 +518,8 @@ class State:
             StateMismatchError: Something does not fit, or cannot be made again. Nothing has been changed.
         """
         excluded = exclude_algorithms or ()
-        return load_model(self, state_dict, logger, strict=strict, excluded=excluded, passes=algorithm_passes)
+        checked = saved_state.check_model(self, state_dict, strict=strict, excluded=excluded, passes=algorithm_passes)
+        return checked.load(logger, stacklevel=3)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
         """Load the state of the optimizers by the names of parameters; tensors are taken over, not copied.
@@ -531,7 +531,7 @@ class State:
         Raises:
             StateMismatchError: Something does not fit. Nothing has been changed.
         """
-        return load_optimizers(self, state_dict, strict=strict)
+        return saved_state.check_optimizers(self, state_dict, strict=strict).load(stacklevel=3)
 
     def restart_draws(self) -> None:
         """Let every generator begin anew with its next draw, as when a batch is computed a second time in one step."""
@@ -560,9 +560,8 @@ class State:
         return self._owners.get(id(owner), stranger)
 
     def _find_owners(self) -> None:
-        components = (*self._algorithms, *self._callbacks)
-        keys = numbered(type(component).__name__ for component in components)
-        self._owners.update(zip(map(id, components), keys, strict=True))
+        components = by_key((*self._algorithms, *self._callbacks))
+        self._owners.update({id(component): key for key, component in components.items()})
 
     def __repr__(self) -> str:
         return (

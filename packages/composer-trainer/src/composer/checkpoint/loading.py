@@ -17,7 +17,7 @@ from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
 from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_sharded
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
-from composer.core import LoadReport, State, StateMismatchError, join_tensors, loading
+from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
 from composer.core.checks import abridged, to_texts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.manifest import Manifest
     from composer.core import Logger
-    from composer.core.loading import Passes
+    from composer.core.passes import Passes
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint"]
 
@@ -155,9 +155,11 @@ class _Load:
         changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state))
         _match_neutral_callbacks(self.state, saved)
         problems: list[str] = []
-        checked: loading.CheckedState | None = None
+        checked: saved_state.CheckedState | None = None
         try:
-            checked = loading.check(self.state, saved, strict=False, excluded=self.excluded, passes=self.passes)
+            checked = saved_state.check_state(
+                self.state, saved, strict=False, excluded=self.excluded, passes=self.passes
+            )
         except StateMismatchError as error:
             problems += error.problems
         except Exception as error:
@@ -187,7 +189,7 @@ class _Load:
         if "model" not in saved:
             raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
         try:
-            checked = loading.check_model(
+            checked = saved_state.check_model(
                 self.state, saved, strict=self.strict, excluded=self.excluded, passes=self.passes
             )
         except StateMismatchError as error:

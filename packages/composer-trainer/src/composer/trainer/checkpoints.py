@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
-    from composer.core.loading import Passes
+    from composer.core.passes import Passes
     from composer.trainer.progress import ResumeState
 
 __all__ = ["Loading", "save_on_rank_zero"]

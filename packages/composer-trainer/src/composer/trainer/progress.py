@@ -11,7 +11,7 @@ from attrs.validators import ge, optional
 from torch import Tensor
 
 from composer.core import Timestamp
-from composer.core.model_state import numbered
+from composer.core.components import numbered
 from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.core.serialization import from_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
