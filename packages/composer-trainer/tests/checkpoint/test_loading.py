@@ -734,7 +734,7 @@ class TestContents:
         """Also where something is to be ignored, a list of anything is refused with a sentence."""
         runs.edit(saved, lambda data: data.update(callbacks=[{"key": "LRMonitor"}, "x"]))
 
-        with pytest.raises(CheckpointError, match=r"callbacks\[0\]: must be a dictionary"):
+        with pytest.raises(CheckpointError, match=r"callbacks\[0\]: must be CallbackRecord"):
             load_checkpoint(saved, later, ignore_keys="callbacks/LRMonitor")
 
     def test_shown_by_the_path_that_was_given(self, runs, saved, later):
