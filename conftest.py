@@ -1,15 +1,15 @@
-"""What all tests share."""
+"""Configuration of all tests."""
 
 import pytest
 
 
 def pytest_collection_modifyitems(items):
-    """Skip the tests that are marked ``gpu`` on a machine without one."""
+    """Skip the tests that are marked ``gpu`` if there is no CUDA device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
-    import torch  # noqa: PLC0415  (no test of a package without GPU tests waits for it)
+    import torch  # noqa: PLC0415  (not imported for packages without GPU tests)
 
     if not torch.cuda.is_available():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,13 +1,14 @@
-"""Everything this project does, as sessions: ``nox --list`` explains them, ``nox`` checks the whole.
+"""The tasks of this project as sessions: ``nox --list`` describes them, ``nox`` runs all checks.
 
-Each session makes an environment of its own with uv, at the versions in ``constraints.txt``. Our packages are built
-into wheels first and installed from those, by file name, so that none of them is ever looked for on an index.
+Each session creates an environment with uv, with the versions in ``constraints.txt``. The packages of this repository
+are built into wheels and installed from these files, so that no index is searched for them.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -32,14 +33,14 @@ TOOLS = {
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
 }
-# Versions that fit each other. The operators of mmcv come as source, whose build asks for an older setuptools.
+# Compatible versions. The operators of mmcv are built from source, which requires an older setuptools.
 MMDET = {
     "builders": ["torch==2.7.0", "torchvision==0.22.0", "setuptools<75", "wheel", "ninja"],
     "operators": ["mmcv==2.1.0"],
     "detectors": ["mmdet==3.3.0", "mmengine==0.10.7", "pytest>=8.3"],
 }
-# One thread of torch in each of pytest's two processes. Where compiled modules are not written, every process that a
-# test starts compiles torch again, which takes five seconds.
+# One thread of torch in each of pytest's two processes. Without cached bytecode, every process that a test starts
+# compiles torch's modules again, which takes five seconds.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": None}
 PYTEST = ["pytest", "--numprocesses=2", "--dist=loadfile", "--durations=20"]
 
@@ -48,7 +49,7 @@ each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train on handwritten digits and draw the curves; options go after --, for instance -- --help."""
+    """Train on handwritten digits and plot the curves; pass options after --, for example -- --help."""
     install(session, *wheels(session, *PACKAGES), *EXAMPLES)
     session.run("python", "examples/digits.py", *session.posargs)
 
@@ -56,7 +57,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 @each_package
 def tests(session: nox.Session, package: str) -> None:
-    """Test a package with nothing but its declared dependencies; options for pytest go after --."""
+    """Test a package with only its declared dependencies; pass options for pytest after --."""
     install(session, *wheels(session, *closure(package)), *test_group(package))
     session.run(*PYTEST, f"packages/composer-{package}/tests", *session.posargs, env=TEST_ENV)
 
@@ -67,7 +68,7 @@ for python in PYTHONS:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Test all packages together: the namespace, the examples, training from end to end."""
+    """Test all packages together: the namespace, the examples, training end to end."""
     python = together(session)
     command = [python, "-m", *PYTEST, "tests", "--ignore=tests/test_documents.py", *session.posargs]
     session.run(*command, env=TEST_ENV, external=True)
@@ -75,7 +76,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def resume_matrix(session: nox.Session) -> None:
-    """Stop and resume with every pair of algorithms, and kill trainings some hundred times; takes an hour."""
+    """Stop and resume with every pair of algorithms, and kill runs hundreds of times; takes an hour."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     env = TEST_ENV | {"RESUME_MATRIX": "all", "FAULTS": "all"}
     session.run(*PYTEST, "tests/test_resume.py", "tests/test_faults.py", *session.posargs, env=env)
@@ -84,7 +85,7 @@ def resume_matrix(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 @each_package
 def minimums(session: nox.Session, package: str) -> None:
-    """Test a package with the lowest versions that it allows, on the lowest Python."""
+    """Test a package with the lowest versions that it allows, on the oldest Python."""
     floors = Path(session.create_tmp()) / "floors.txt"
     direct = floors.with_suffix(".in")
     direct.write_text("\n".join([*theirs(*closure(package)), *test_group(package)]))
@@ -95,12 +96,12 @@ def minimums(session: nox.Session, package: str) -> None:
 
 @nox.session(python=PYTHONS[0])
 def mmdet(session: nox.Session) -> None:
-    """Build MMDetection (a quarter of an hour or more, once) and train a detector of it; not among the default ones."""
+    """Build MMDetection (15 minutes or more, once) and train one of its detectors; not run by default."""
     session.install(*MMDET["builders"])
-    # Its operators are compiled against the torch that is installed; uv keeps the wheel for the next time.
+    # The operators are compiled against the installed torch; uv caches the wheel.
     session.install("--no-build-isolation", *MMDET["operators"], env={"MMCV_WITH_OPS": "1", "FORCE_CUDA": "0"})
     session.install(*wheels(session, *PACKAGES), *MMDET["builders"], *MMDET["detectors"])
-    # What MMDetection itself warns of is not ours to mend.
+    # MMDetection gives warnings of its own.
     session.run("pytest", "-W", "default", "tests/mmdet", *session.posargs, env=TEST_ENV)
 
 
@@ -117,21 +118,21 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check the types of all packages with mypy, strictly."""
     install(session, *theirs(*PACKAGES), *TOOLS["types"])
-    # All sources in one call are one namespace to mypy; along a search path it would stop at trainer's __init__.py.
+    # In one call, mypy treats all sources as one namespace; on a search path it would stop at trainer's __init__.py.
     sources = [f"packages/composer-{package}/src" for package in PACKAGES]
     session.run("mypy", *sources, env={"MYPYPATH": os.pathsep.join(sources)})
 
 
 @nox.session
 def imports(session: nox.Session) -> None:
-    """Check that imports point one way only, and that importing stays light."""
+    """Check the direction of imports, and that importing loads no heavy dependency."""
     python = together(session)
     session.run(str(Path(python).with_name("lint-imports")), "--no-cache", external=True)
     for module in ["composer", "composer.functional", "composer.core", "composer.algorithms", "composer.models"]:
         session.run(python, "-c", LIGHT.format(module=module), external=True)
 
 
-# Exits with what is loaded too early, and with success where that is nothing.
+# Exits with the names of modules that should not have been imported, or with success.
 LIGHT = """
 import sys, {module}
 sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules)) or None)
@@ -140,18 +141,18 @@ sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run every block of Python in the README, the guides and the packages' READMEs."""
+    """Run every Python block in the README, the guides and the packages' READMEs."""
     python = together(session)
     session.run(python, "-m", *PYTEST, "tests/test_documents.py", *session.posargs, env=TEST_ENV, external=True)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what is claimed about speed; the benchmark's name and its options go after --."""
+    """Run the benchmarks; pass the name of one and its options after --."""
     known = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
     name, *options = session.posargs or ["all"]
     if name not in [*known, "all"]:
-        session.error(f"There is no benchmark {name!r}. Choose one of {', '.join(known)}, or none for all.")
+        session.error(f"Unknown benchmark {name!r}. Choose one of {', '.join(known)}, or pass no name to run all.")
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES))
     for chosen in known if name == "all" else [name]:
         session.run("python", f"benchmarks/{chosen}.py", *options)
@@ -159,31 +160,34 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run every test that needs a CUDA device; see CONTRIBUTING.md without nox."""
+    """Run the tests and benchmarks that need a CUDA device; CONTRIBUTING.md has the commands without nox."""
     install(session, *wheels(session, *PACKAGES), *test_group(*PACKAGES), *EXAMPLES)
-    session.run("pytest", "-m", "gpu", "packages", "tests", *session.posargs, env=TEST_ENV)
+    session.run("pytest", "-m", "gpu", "--durations=20", "packages", "tests", *session.posargs, env=TEST_ENV)
+    if shutil.which("nvidia-smi"):  # elsewhere the tests were skipped with the reason
+        for benchmark in ["trainer_overhead", "kernels"]:
+            session.run("python", f"benchmarks/{benchmark}.py", "--device", "cuda", env=TEST_ENV)
 
 
 @nox.session
 def constraints(session: nox.Session) -> None:
-    """Choose the newest versions of everything that the sessions install and write them to constraints.txt."""
+    """Write the newest versions of everything that the sessions install to constraints.txt."""
     wanted = Path(session.create_tmp()) / "wanted.in"
     builders = [requirement for package in PACKAGES for requirement in project(package)["build-system"]["requires"]]
     tools = [tool for group in TOOLS.values() for tool in group]
     wanted.write_text("\n".join([*theirs(*PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *tools, *builders]))
     options = ["--universal", f"--python-version={PYTHONS[0]}", "--upgrade", "--no-header", "--no-annotate"]
     session.run("uv", "pip", "compile", "--quiet", *options, f"--output-file={CONSTRAINTS}", str(wanted))
-    head = "# Exact versions of all that the sessions in noxfile.py install. `nox -s constraints` writes this file.\n"
+    head = "# Exact versions of everything that the sessions in noxfile.py install, written by `nox -s constraints`.\n"
     Path(CONSTRAINTS).write_text(head + Path(CONSTRAINTS).read_text())
 
 
 def install(session: nox.Session, *what: str, pins: str = CONSTRAINTS) -> None:
-    """Install wheels of ours and requirements on others, at the pinned versions."""
+    """Install wheels of this repository and other requirements, at the pinned versions."""
     session.install("--constraint", pins, *what)
 
 
 def together(session: nox.Session) -> str:
-    """Return the Python of the environment with all packages, their tests' needs and the examples', made once a run."""
+    """Return the Python of one environment for all packages, tests and examples, created once per run of nox."""
     environment = ROOT / ".nox" / "together"
     python = str(environment / "bin" / "python")
     if python not in _made:
@@ -195,32 +199,32 @@ def together(session: nox.Session) -> str:
 
 
 def wheels(session: nox.Session, *packages: str) -> list[str]:
-    """Return the files of freshly built wheels, one for each package."""
+    """Build the packages and return the paths of the wheels."""
     return [_wheel(session, package) for package in packages]
 
 
 def closure(package: str) -> list[str]:
-    """Return the packages of ours that this one declares, with what they declare, and itself last."""
+    """Return the packages of this repository that a package depends on, directly or not, followed by itself."""
     declared = [requirement.partition("==")[0] for requirement in project(package)["project"]["dependencies"]]
     needed = [name for ours in PACKAGES if f"composer-{ours}" in declared for name in closure(ours)]
     return list(dict.fromkeys([*needed, package]))
 
 
 def theirs(*packages: str) -> list[str]:
-    """Return what the packages declare to need of others."""
+    """Return the requirements of the packages on other projects."""
     declared = {requirement for package in packages for requirement in project(package)["project"]["dependencies"]}
     return sorted(requirement for requirement in declared if not requirement.startswith("composer-"))
 
 
 def test_group(*packages: str) -> list[str]:
-    """Return what the packages' tests need besides."""
+    """Return the additional requirements of the packages' tests."""
     needed = {tool for package in packages for tool in project(package)["dependency-groups"]["test"]}
     return sorted({*needed, *TOOLS["tests"]})
 
 
 @functools.cache
 def project(package: str) -> dict[str, dict]:
-    """Return what a package's pyproject.toml says."""
+    """Return the contents of a package's pyproject.toml."""
     return tomllib.loads((ROOT / "packages" / f"composer-{package}" / "pyproject.toml").read_text())
 
 
@@ -230,7 +234,7 @@ _made: set[str] = set()
 
 
 def _wheel(session: nox.Session, package: str) -> str:
-    """Build a package, once in a run of nox; uv's own cache of local folders does not notice changed sources."""
+    """Build a package once per run of nox; uv's own cache of local folders does not detect changed sources."""
     if package not in _wheel_of:
         options = ["--wheel", "--quiet", f"--build-constraints={CONSTRAINTS}", f"--out-dir={_built.name}"]
         session.run("uv", "build", *options, f"packages/composer-{package}")

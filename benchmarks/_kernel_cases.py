@@ -1,4 +1,4 @@
-"""The cases of ``kernels.py``: the reference first, then ours, then what else is worth seeing beside them."""
+"""The cases of ``kernels.py``: first the reference, then the kernel of this library, then other implementations."""
 
 from __future__ import annotations
 
@@ -27,25 +27,28 @@ SHAPES = {"128 of 32": (128, 3, 32, 32), "32 of 224": (32, 3, 224, 224)}
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison: ``variants`` makes the reference, ours and others; ``limit`` is for ours, as a ratio."""
+    """A comparison: ``variants`` creates the reference, ours and others; ``limit`` is the target ratio for ours."""
 
     name: str
     variants: Callable[[], list[Variant]]
     limit: float
+    runs_on_gpu: bool = True
 
 
 CASES: list[Case] = []
 
 
-def case(name: str, limit: float, *, shapes: bool = False) -> Callable[[Callable[..., list[Variant]]], None]:
-    """Add a case, or one for each shape of a batch."""
+def case(
+    name: str, limit: float, *, shapes: bool = False, runs_on_gpu: bool = True
+) -> Callable[[Callable[..., list[Variant]]], None]:
+    """Add a case, or one for each shape of a batch. Cases with PIL images do not run on a GPU."""
 
     def add(make: Callable[..., list[Variant]]) -> None:
         if shapes:
             for label, shape in SHAPES.items():
-                CASES.append(Case(f"{name}, {label}", functools.partial(make, shape), limit))
+                CASES.append(Case(f"{name}, {label}", functools.partial(make, shape), limit, runs_on_gpu))
         else:
-            CASES.append(Case(name, make, limit))
+            CASES.append(Case(name, make, limit, runs_on_gpu))
 
     return add
 
@@ -105,7 +108,7 @@ def _cutout(shape: tuple[int, ...]) -> list[Variant]:
     return [
         ("one clone, one box filled", reference),
         ("ours", lambda: cf.cutout_batch(images, boxes=[box])),
-        ("ours with its draws, cut off at the edge", lambda: cf.cutout_batch(images)),
+        ("ours with its draws, clipped at the border", lambda: cf.cutout_batch(images)),
     ]
 
 
@@ -204,7 +207,7 @@ def _select() -> list[Variant]:
         return cross_entropy(model(images), labels, reduction="none")
 
     return [
-        ("the extra forward pass alone", reference),
+        ("only the extra forward pass", reference),
         ("ours", lambda: cf.select_using_loss(images, labels, model, cross_entropy, keep=0.5)),
     ]
 
@@ -215,7 +218,7 @@ def _randaugment_batch(shape: tuple[int, ...]) -> list[Variant]:
 
     images = torch.rand(shape)
     theirs = v2.RandAugment(num_ops=2, magnitude=9)
-    rounds = range(10 if shape[2] > 100 else 50)  # what is drawn decides what a call costs
+    rounds = range(10 if shape[2] > 100 else 50)  # the cost of a call depends on its draws
     return [
         ("torchvision, one draw for the batch", lambda: [theirs(images) for _ in rounds]),
         ("ours, each sample its own draw", lambda: [cf.randaugment_batch(images) for _ in rounds]),
@@ -223,7 +226,7 @@ def _randaugment_batch(shape: tuple[int, ...]) -> list[Variant]:
 
 
 def pictures(count: int, side: int = 224) -> list[PIL.Image.Image]:
-    """Return images as a data loader decodes them: smooth shapes with some noise."""
+    """Return PIL images with smooth shapes and some noise, similar to decoded photographs."""
     from torchvision.transforms.v2.functional import to_pil_image
 
     coarse = nn.functional.interpolate(torch.rand(count, 3, 7, 7), size=(side, side), mode="bicubic")
@@ -231,7 +234,7 @@ def pictures(count: int, side: int = 224) -> list[PIL.Image.Image]:
     return [to_pil_image(image) for image in fine]
 
 
-@case("augmix_batch", 0.5, shapes=True)
+@case("augmix_batch", 0.5, shapes=True, runs_on_gpu=False)
 def _augmix_batch(shape: tuple[int, ...]) -> list[Variant]:
     from torchvision.transforms.v2.functional import pil_to_tensor
 
@@ -241,13 +244,13 @@ def _augmix_batch(shape: tuple[int, ...]) -> list[Variant]:
 
     theirs = augment_and_mix_transform("augmix-m3-w3", {})
     return [
-        ("augmix_image on PIL images, one by one", lambda: [cf.augmix_image(image) for image in images]),
+        ("augmix_image on PIL images, one at a time", lambda: [cf.augmix_image(image) for image in images]),
         ("ours", lambda: cf.augmix_batch(batch)),
-        ("timm on PIL images, one by one", lambda: [theirs(image) for image in images]),
+        ("timm on PIL images, one at a time", lambda: [theirs(image) for image in images]),
     ]
 
 
-@case("randaugment_image, PIL 224", 1.0)
+@case("randaugment_image, PIL 224", 1.0, runs_on_gpu=False)
 def _randaugment_image() -> list[Variant]:
     from torchvision.transforms import RandAugment, v2
 
@@ -260,7 +263,7 @@ def _randaugment_image() -> list[Variant]:
     ]
 
 
-@case("augmix_image, PIL 224", 1.0)
+@case("augmix_image, PIL 224", 1.0, runs_on_gpu=False)
 def _augmix_image() -> list[Variant]:
     from timm.data.auto_augment import augment_and_mix_transform
     from torchvision.transforms import AugMix
@@ -275,7 +278,7 @@ def _augmix_image() -> list[Variant]:
 
 
 def surgery(name: str, limit: float, apply: Callable[[nn.Module], object]) -> None:
-    """Add cases for a ResNet-18 that was changed, forward and backward."""
+    """Add cases for the forward and backward pass of a changed ResNet-18."""
 
     def make(shape: tuple[int, ...]) -> list[Variant]:
         plain = resnet("resnet18")
@@ -292,6 +295,6 @@ def surgery(name: str, limit: float, apply: Callable[[nn.Module], object]) -> No
     case(f"{name} on ResNet-18", limit, shapes=True)(make)
 
 
-surgery("BlurPool", 1.12, lambda model: cf.apply_blurpool(model))  # noqa: PLW0108  (looked up when it is run)
+surgery("BlurPool", 1.12, lambda model: cf.apply_blurpool(model))  # noqa: PLW0108  (looked up when it runs)
 surgery("SqueezeExcite", 1.07, lambda model: cf.apply_squeeze_excite(model))  # noqa: PLW0108
 surgery("GhostBatchNorm", 1.03, lambda model: cf.apply_ghost_batchnorm(model))  # noqa: PLW0108

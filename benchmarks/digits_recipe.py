@@ -1,12 +1,12 @@
-"""The quick start's recipe against the loop that anybody would write: accuracy over seeds, and time.
+"""Compare the recipe of the quick start with a plain PyTorch loop: accuracy over several seeds, and time.
 
-The same network, data, optimizer and schedule for all, in turns, seed by seed:
+Network, data, optimizer and schedule are the same. The variants run in turns for each seed:
 
-    loop      written by hand, without any algorithm
+    loop      a plain PyTorch loop, without any algorithm
     baseline  Trainer without any algorithm
     recipe    Trainer with the recipe
 
-Times are of the training and one evaluation at its end. The settings were chosen by cross-validation on the training
+Times include training and one evaluation at its end. The settings were selected by cross-validation on the training
 images.
 """
 
@@ -48,8 +48,8 @@ def load_example() -> ModuleType:
 digits = load_example()
 
 
-def by_hand(seed: int, epochs: int) -> float:
-    """Train with a loop written by hand and return the accuracy in percent."""
+def plain_loop(seed: int, epochs: int) -> float:
+    """Train with a plain loop and return the accuracy in percent."""
     seed_all(seed)
     model = digits.make_network()
     train_loader, test_loader = digits.make_loaders(*digits.load_images())
@@ -77,7 +77,7 @@ def by_hand(seed: int, epochs: int) -> float:
 
 
 def by_trainer(seed: int, epochs: int, algorithms: list[str]) -> float:
-    """Train with the trainer and return the accuracy in percent."""
+    """Train with the Trainer and return the accuracy in percent."""
     seed_all(seed)
     model = ComposerClassifier(digits.make_network(), num_classes=10)
     train_loader, test_loader = digits.make_loaders(*digits.load_images())
@@ -99,19 +99,19 @@ def by_trainer(seed: int, epochs: int, algorithms: list[str]) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=10, help="how many seeds (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=20, help="epochs of each run (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
 
     runs = {
-        "loop": by_hand,
+        "loop": plain_loop,
         "baseline": lambda seed, epochs: by_trainer(seed, epochs, []),
         "recipe": lambda seed, epochs: by_trainer(seed, epochs, list(digits.RECIPE)),
     }
-    by_hand(0, 1)  # what is done once in a process is not counted
+    plain_loop(0, 1)  # one-time costs of a process are not counted
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for seed in range(arguments.seeds):
         for name, run in runs.items():

@@ -1,14 +1,14 @@
-"""What algorithms cost in an engine: beside the same kernels called by hand, and beside MosaicML Composer 0.32.1.
+"""Measure algorithms in an engine, compared with direct calls of the kernels and with MosaicML Composer 0.32.1.
 
-    event      one event that nobody listens to, while 25 algorithms and 25 callbacks are registered for others
-    match all  one algorithm with an empty body that is asked, and says yes, at an event
-    by hand    a step of a tiny MLP (32 → 64 → 10, batches of 8, SGD) with six kernels called in the loop:
+    event      one event without a registered component, with 25 algorithms and 25 callbacks at other events
+    match all  one event with an algorithm whose ``match`` returns True and whose ``apply`` is empty
+    kernels    a step of a tiny MLP (32 → 64 → 10, batches of 8, SGD) with six kernels called in the loop:
                CutOut, MixUp, LabelSmoothing, GradientClipping, EMA; ChannelsLast before it
     engine     the same step with the events of a loop and the six algorithms in an engine
 
-Every variant runs in fresh processes, in turns; the table shows medians over the rounds. ``--composer PYTHON`` names
-the Python of an environment that has MosaicML Composer (it needs torch 2.7), which then runs the same program, in turns
-with ours: the names are the same.
+The variants run in turns, each in a new process; the table shows medians over the rounds. ``--composer PYTHON`` is the
+Python of an environment with MosaicML Composer (which needs torch 2.7). It runs the same program in turns with this
+library, because the names are the same.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-VARIANTS = ("event", "match all", "by hand", "engine")
+VARIANTS = ("event", "match all", "kernels", "engine")
 STEPS = 2000
 
 
 def main() -> None:
-    """Measure all variants in turns, or, as a child, one."""
+    """Measure all variants in turns, or one of them in a child process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="how often each variant runs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of runs of each variant (default: %(default)s)")
     parser.add_argument("--composer", help="the Python of an environment with MosaicML Composer")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -46,7 +46,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         for variant in VARIANTS:
             for who, python in pythons.items():
-                times[who][variant].append(in_fresh_process(python, variant))
+                times[who][variant].append(in_new_process(python, variant))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     figures = {who: {name: statistics.median(each) for name, each in rounds.items()} for who, rounds in times.items()}
     report(figures)
@@ -56,16 +56,16 @@ def main() -> None:
 
 
 def report(figures: dict[str, dict[str, float]]) -> None:
-    """Print microseconds, and what the engine costs as a ratio."""
+    """Print microseconds, and the ratio of the engine to the kernels."""
     print(f"{'µs':<12}" + "".join(f"{who:>12}" for who in figures))
     for variant in VARIANTS:
         print(f"{variant:<12}" + "".join(f"{each[variant]:>12.2f}" for each in figures.values()))
-    ratios = [each["engine"] / each["by hand"] for each in figures.values()]
-    print(f"{'engine / by hand':<12}" + "".join(f"{ratio:>12.2f}" for ratio in ratios)[4:])
+    ratios = [each["engine"] / each["kernels"] for each in figures.values()]
+    print(f"{'engine / kernels':<12}" + "".join(f"{ratio:>12.2f}" for ratio in ratios)[4:])
 
 
-def in_fresh_process(python: str, variant: str) -> float:
-    """Return what a variant takes in a process of its own."""
+def in_new_process(python: str, variant: str) -> float:
+    """Return the microseconds of a variant, measured in a new process."""
     command = [python, "-W", "ignore", __file__, "--child", variant]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
@@ -80,12 +80,12 @@ def measure(variant: str) -> float:
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     if variant in {"event", "match all"}:
-        engine, event = crowded_engine(asked=variant == "match all")
+        engine, event = crowded_engine(overrides_match=variant == "match all")
         run = engine.run_event
         run(event)
         return min(timeit.repeat(lambda: run(event), number=5000, repeat=7)) / 5000 * 1e6
     batches = [(torch.randn(8, 1, 4, 8), torch.randint(10, (8,))) for _ in range(STEPS // 10)]
-    run_steps = by_hand if variant == "by hand" else with_engine
+    run_steps = with_kernels if variant == "kernels" else with_engine
     began = 0.0
     for step in run_steps(batches, STEPS + STEPS // 10):
         if step == STEPS // 10:
@@ -94,7 +94,7 @@ def measure(variant: str) -> float:
 
 
 def make_state(model: Any, **parts: Any) -> Any:
-    """Return a state; Composer's needs a name, a seed and its own kind of device."""
+    """Return a state; Composer's needs a name, a seed and its own device class."""
     from composer.core import State
 
     try:
@@ -113,8 +113,8 @@ def make_engine(state: Any) -> Any:
     return Engine(state, Logger(state))
 
 
-def crowded_engine(*, asked: bool) -> tuple[Any, Any]:
-    """Return an event, and an engine with 50 components for other events, or with one algorithm that is asked."""
+def crowded_engine(*, overrides_match: bool) -> tuple[Any, Any]:
+    """Return an event, and an engine with 50 components at other events or one algorithm that overrides ``match``."""
     import torch
 
     from composer.core import Algorithm, Callback, Event
@@ -133,7 +133,7 @@ def crowded_engine(*, asked: bool) -> tuple[Any, Any]:
         del Elsewhere.match
         Elsewhere.__abstractmethods__ = frozenset()
 
-    class Asked(Algorithm):
+    class Everywhere(Algorithm):
         def match(self, event: Any, state: Any) -> bool:
             return True
 
@@ -144,14 +144,14 @@ def crowded_engine(*, asked: bool) -> tuple[Any, Any]:
         def epoch_end(self, state: Any, logger: Any) -> None:
             pass
 
-    algorithms = [Asked()] if asked else [Elsewhere() for _ in range(25)]
-    callbacks = [] if asked else [AtEpochs() for _ in range(25)]
+    algorithms = [Everywhere()] if overrides_match else [Elsewhere() for _ in range(25)]
+    callbacks = [] if overrides_match else [AtEpochs() for _ in range(25)]
     state = make_state(torch.nn.Linear(2, 2), algorithms=algorithms, callbacks=callbacks)
     return make_engine(state), Event.BATCH_START
 
 
 def make_model() -> Any:
-    """Return the MLP, with the loss that takes class probabilities."""
+    """Return the MLP, with a loss for class probabilities."""
     import torch
 
     from composer.loss import soft_cross_entropy
@@ -172,7 +172,7 @@ def make_model() -> Any:
     return Model()
 
 
-def by_hand(batches: list[Any], steps: int) -> Any:
+def with_kernels(batches: list[Any], steps: int) -> Any:
     """Yield before each step of the loop with six kernels in it."""
     import torch
 

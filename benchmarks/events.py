@@ -1,7 +1,6 @@
-"""What the events of a step cost when nobody listens to them, and what an algorithm with an empty body costs.
+"""Measure the events of a step without a registered component, and with an algorithm whose body is empty.
 
-25 algorithms and 25 callbacks are registered for other events. An empty dictionary look-up stands beside it as
-the floor.
+25 algorithms and 25 callbacks are registered for other events. Dictionary lookups are the lower bound.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Elsewhere(Algorithm):
 
 
 class AtEveryEvent(Algorithm):
-    """Is asked at every event and says yes."""
+    """Matches every event."""
 
     def match(self, event: Event, state: State) -> bool:
         """Return True."""
@@ -51,14 +50,14 @@ class AtEveryEvent(Algorithm):
 
 
 class AtEpochs(Callback):
-    """Listens to an event that is not part of a step."""
+    """Runs at an event that is not part of a step."""
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Do nothing."""
 
 
 def microseconds(engine: Engine) -> float:
-    """Return what the events of one step cost."""
+    """Return the microseconds of the events of one step."""
     run_event = engine.run_event
     run_event("fit_start")
 
@@ -71,19 +70,19 @@ def microseconds(engine: Engine) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
 
     table = dict.fromkeys(STEP, ())
     floor = min(timeit.repeat(lambda: [table[event] for event in STEP], number=20_000, repeat=7)) / 20_000 * 1e6
     crowd = State(model=None, algorithms=[Elsewhere() for _ in range(25)], callbacks=[AtEpochs() for _ in range(25)])
     figures = {
-        "thirteen look-ups in a dictionary": floor,
+        "thirteen dictionary lookups": floor,
         "thirteen events, nothing registered": microseconds(Engine(State(model=None))),
-        "thirteen events, 25 algorithms and 25 callbacks elsewhere": microseconds(Engine(crowd)),
-        "thirteen events, an algorithm asked at each": microseconds(
+        "thirteen events, 25 algorithms and 25 callbacks at other events": microseconds(Engine(crowd)),
+        "thirteen events, an algorithm that matches each": microseconds(
             Engine(State(model=None), algorithms=AtEveryEvent())
         ),
     }

@@ -1,4 +1,4 @@
-"""What importing costs beside ``import torch``: fresh processes, in turns, the median of the ratios."""
+"""Compare the time of imports with ``import torch``: new processes, in turns, the median of the ratios."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PROGRAM = "import time; began = time.perf_counter(); {}; print(time.perf_counter
 
 
 def seconds(statement: str) -> float:
-    """Return how long a fresh process takes to import something."""
+    """Return the seconds of an import statement in a new process."""
     command = [sys.executable, "-c", PROGRAM.format(statement)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is imported (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--rounds", type=int, default=9, help="number of runs of each statement (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
 
     for statement in STATEMENTS:
-        seconds(statement)  # the first one also reads the files from the disk
+        seconds(statement)  # the first run also reads the files from the disk
     times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
     for _ in range(arguments.rounds):
         for statement in STATEMENTS:

@@ -1,11 +1,12 @@
-"""What each kernel costs beside the same work in the cheapest stock calls of torch, and beside a library that does it.
+"""Compare each kernel with the same work in the cheapest calls of torch, and with other libraries.
 
-Every case has a reference, ours, and sometimes a library or ours with its draws made on the way. They run in turns in
-one process with one thread; a figure is the median over the rounds of the ratio to the reference's time in the same
-round. ``limit`` is what we hold ourselves to.
+A case has a reference, the kernel, and sometimes another library or the kernel including its random draws. The variants
+run in turns in one process with one thread. A figure is the median over the rounds of the ratio to the time of the
+reference in the same round. ``limit`` is the target for the kernel.
 
     python benchmarks/kernels.py                 all cases
-    python benchmarks/kernels.py cutmix cutout   those whose names begin so
+    python benchmarks/kernels.py cutmix cutout   the cases whose names start with these
+    python benchmarks/kernels.py --device cuda   the cases that run on a GPU, with the device synchronized around calls
 """
 
 from __future__ import annotations
@@ -28,36 +29,44 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the chosen cases and print a table."""
+    """Measure the selected cases and print a table."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
-    chosen = [case for case in CASES if not arguments.names or case.name.startswith(tuple(arguments.names))]
-    if not chosen:
-        sys.exit(f"There is no such case. Choose of: {', '.join(case.name for case in CASES)}.")
+    cases = [case for case in CASES if case.runs_on_gpu or arguments.device == "cpu"]
+    selected = [case for case in cases if not arguments.names or case.name.startswith(tuple(arguments.names))]
+    if not selected:
+        sys.exit(
+            f"No case starts with {' or '.join(arguments.names)}. Cases: {', '.join(case.name for case in cases)}."
+        )
     print(f"{'case':<52}{'reference':>12}{'ratio':>8}{'limit':>7}   variant")
     figures = []
-    for case in chosen:
-        figures += measure(case, arguments.rounds, arguments.block)
+    for case in selected:
+        figures += measure(case, arguments.rounds, arguments.block, arguments.device)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=2))
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="beginnings of the cases' names (default: all)")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each variant runs (default: %(default)s)")
-    parser.add_argument("--block", type=float, default=0.1, help="seconds of a round at least (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("names", nargs="*", help="starts of the cases' names (default: all)")
+    parser.add_argument("--rounds", type=int, default=9, help="number of runs of each variant (default: %(default)s)")
+    parser.add_argument("--block", type=float, default=0.1, help="minimum seconds of a round (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
     return parser.parse_args()
 
 
-def measure(case: Case, rounds: int, block: float) -> list[dict[str, object]]:
-    """Return for each variant the ratio of its time to the reference's, and print it."""
+def measure(case: Case, rounds: int, block: float, device: str) -> list[dict[str, object]]:
+    """Print and return the ratio of the time of each variant to that of the reference."""
     torch.manual_seed(0)
-    reference, *variants = case.variants()
-    calls = {call: how_often(call, block) for _, call in (reference, *variants)}
+    with torch.device(device):  # the tensors and models of the case
+        reference, *variants = case.variants()
+    calls = {}
+    for _, call in (reference, *variants):
+        call()  # the warm-up
+        calls[call] = max(1, round(block / seconds(call, 1)))
     times: dict[str, list[float]] = {name: [] for name, _ in (reference, *variants)}
     for _ in range(rounds):
         for name, call in (reference, *variants):
@@ -77,19 +86,14 @@ def measure(case: Case, rounds: int, block: float) -> list[dict[str, object]]:
     return figures
 
 
-def how_often(call: Callable[[], object], block: float) -> int:
-    """Warm up, and return how many calls make a block of time."""
-    call()
-    began = time.perf_counter()
-    call()
-    return max(1, round(block / (time.perf_counter() - began)))
-
-
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Return what a call takes."""
+    """Return the seconds of one of several calls, including the work they start on a GPU."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    synchronize()
     began = time.perf_counter()
     for _ in range(times):
         call()
+    synchronize()
     return (time.perf_counter() - began) / times
 
 

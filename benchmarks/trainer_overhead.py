@@ -1,150 +1,146 @@
-"""What a step of the trainer costs above the same step in a loop written by hand.
+"""Measure the overhead of a training step of the Trainer compared with a plain PyTorch loop.
 
-A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's own work. Every
-variant runs in fresh processes, in turns, and the table shows the median over the rounds:
+The model is a tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that the model's work does not hide the
+overhead. A shuffled DataLoader yields tensors. The variants run in turns, each in a new process, and the table shows
+medians over the rounds:
 
-    loop       the loop written by hand
+    loop       a plain PyTorch loop
     trainer    Trainer.fit with its default loggers, without a progress bar and without a training metric
     metric     the same with the default training metric of ComposerClassifier
-    in memory  Trainer.fit, every step's loss logged to an InMemoryLogger
-    bar        Trainer.fit with the progress bar, drawn into a file
+    in memory  Trainer.fit, the loss of every step logged to an InMemoryLogger
+    bar        Trainer.fit with the progress bar, written to a buffer
 
-These train on tensors, which a DataLoader shuffles. Each of the following runs the loop and the trainer with a shuffled
-DataLoader of a dataset with ``__getitem__``:
-
-    dataset, dataset 128    the default collate_fn, batches of 8 and of 128
-    collate, collate 128    a collate_fn of the user's
-    workers                 two worker processes, batches of 8
-
-With ``--where`` a last table says where the time goes: the parts of a step, each called by itself.
+``--device cuda`` trains on a GPU. The table then also shows how often a step synchronizes with the device, and the
+peak of the GPU memory; on a CPU the peak is that of the process. ``--where`` adds a table with the cost of the parts of
+a step, each called separately. Other datasets, ``collate_fn`` and workers are variants of ``trainers.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
 import timeit
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOADERS: dict[str, dict[str, Any]] = {
-    "dataset": {"batch_size": 8},
-    "dataset 128": {"batch_size": 128},
-    "collate": {"batch_size": 8, "collate": True},
-    "collate 128": {"batch_size": 128, "collate": True},
-    "workers": {"batch_size": 8, "num_workers": 2},
-}
-WITH_LOADERS = [f"{who}, {loader}" for loader in LOADERS for who in ("loop", "trainer")]
-VARIANTS = ("loop", "trainer", "metric", "in memory", "bar", *WITH_LOADERS)
+VARIANTS = ("loop", "trainer", "metric", "in memory", "bar")
 
 
 def main() -> None:
-    """Measure all variants in turns, or, as a child, one."""
+    """Measure all variants in turns, or one of them in a child process."""
     arguments = parse_arguments()
     if arguments.child:
-        print(json.dumps(measure(arguments.child, arguments.steps)))
+        print(json.dumps(measure(arguments.child, arguments.steps, arguments.device)))
         return
-    times: dict[str, list[float]] = {variant: [] for variant in arguments.variants}
+    measured: dict[str, list[dict[str, float]]] = {variant: [] for variant in ("loop", *arguments.variants)}
     for number in range(arguments.rounds):
-        for variant in arguments.variants:
-            times[variant].append(in_fresh_process(variant, arguments.steps))
+        for variant, runs in measured.items():
+            runs.append(in_new_process(variant, arguments.steps, arguments.device))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
-    result = report(times)
+    result = report(measured)
     if arguments.where:
-        result["where"] = where_the_time_goes()
+        result["where"] = cost_of_parts()
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=2))
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="how often each variant runs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of runs of each variant (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="steps of a run (default: %(default)s)")
     parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS, metavar="VARIANT")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--where", action="store_true", help="also show what the parts of a step cost")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    parser.add_argument("--where", action="store_true", help="also measure the parts of a step, on the CPU")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def in_fresh_process(variant: str, steps: int) -> float:
-    """Return the microseconds a step takes in a process of its own."""
-    command = [sys.executable, __file__, "--child", variant, "--steps", str(steps)]
+def in_new_process(variant: str, steps: int, device: str) -> dict[str, float]:
+    """Return the figures of a variant, measured in a new process."""
+    command = [sys.executable, __file__, "--child", variant, "--steps", str(steps), "--device", device]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    return float(json.loads(output.splitlines()[-1]))
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+    return figures
 
 
-def measure(variant: str, steps: int) -> float:
-    """Return the microseconds that one of ``steps`` steps takes, after a warm-up."""
-    import torch  # in the child only
+def measure(variant: str, steps: int, device: str) -> dict[str, float]:
+    """Return the microseconds and synchronizations of a step after a warm-up, and the peak memory in MiB."""
+    import torch  # only in the child process
 
     torch.set_num_threads(1)
-    who, _, loader = variant.partition(", ")
-    run = hand_written(steps, loader) if who == "loop" else with_trainer(who, steps, loader)
+    run = plain_loop(steps, device) if variant == "loop" else with_trainer(variant, steps, device)
     run(steps // 10)
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronize()
     began = time.perf_counter()
     run(steps)
-    return (time.perf_counter() - began) / steps * 1e6
+    synchronize()
+    passed = time.perf_counter() - began
+    if device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    # The difference of two runs leaves out what synchronizes once in a fit.
+    few, many = (count_synchronizations(run, count) for count in (10, 30))
+    return {"us": passed / steps * 1e6, "synchronizations": (many - few) / 20, "mib": peak}
 
 
-def make_parts(steps: int, name: str = "") -> tuple[Any, Any]:
-    """Return the network and a loader with more than enough batches: of tensors, or the one of that name."""
+def count_synchronizations(run: Callable[[int], None], steps: int) -> int:
+    """Return how often torch reports that a run waits for the GPU."""
     import torch
-    from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+    has_gpu = torch.cuda.is_initialized()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if has_gpu:
+            torch.cuda.set_sync_debug_mode("warn")
+        run(steps)
+        if has_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+
+def make_parts(steps: int, device: str) -> tuple[Any, Any]:
+    """Return the network and a loader with enough batches for all runs."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    options = LOADERS.get(name, {"batch_size": 8})
-    count = options["batch_size"] * 2 * steps
-    if not name:
-        data = TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,)))
-        return network, DataLoader(data, batch_size=8, shuffle=True)
-
-    class Samples(Dataset[Any]):
-        def __init__(self) -> None:
-            self.some = [(torch.randn(32), number % 10) for number in range(256)]
-
-        def __len__(self) -> int:
-            return count  # type: ignore[no-any-return]
-
-        def __getitem__(self, index: int) -> Any:
-            return self.some[index % 256]
-
-    def collate(samples: list[Any]) -> Any:
-        return torch.stack([inputs for inputs, _ in samples]), torch.tensor([target for _, target in samples])
-
-    return network, DataLoader(
-        Samples(),
-        batch_size=options["batch_size"],
-        shuffle=True,
-        num_workers=options.get("num_workers", 0),
-        collate_fn=collate if options.get("collate") else None,
-    )
+    network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
+    count = 8 * (2 * steps + 100)
+    data = TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,)))
+    return network, DataLoader(data, batch_size=8, shuffle=True, pin_memory=device == "cuda")
 
 
-def hand_written(steps: int, name: str = "") -> Callable[[int], None]:
-    """Return a function that runs so many steps of the loop that anybody would write."""
+def plain_loop(steps: int, device: str) -> Callable[[int], None]:
+    """Return a function that runs a number of steps of a plain PyTorch loop."""
     import torch
     from torch.nn import functional
 
-    model, loader = make_parts(steps, name)
+    model, loader = make_parts(steps, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(loader)
 
     def run(count: int) -> None:
         for _ in range(count):
             inputs, targets = next(batches)
+            if device == "cuda":
+                inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs), targets)
             loss.backward()
@@ -153,15 +149,15 @@ def hand_written(steps: int, name: str = "") -> Callable[[int], None]:
     return run
 
 
-def with_trainer(variant: str, steps: int, name: str = "") -> Callable[[int], None]:
-    """Return a function that runs so many steps of ``Trainer.fit``."""
+def with_trainer(variant: str, steps: int, device: str) -> Callable[[int], None]:
+    """Return a function that runs a number of steps of ``Trainer.fit``."""
     import torch
 
     from composer import Trainer
     from composer.loggers import InMemoryLogger
     from composer.models import ComposerClassifier
 
-    network, loader = make_parts(steps, name)
+    network, loader = make_parts(steps, device)
     model = ComposerClassifier(network, num_classes=10, train_metrics=None if variant == "metric" else [])
     trainer = Trainer(
         model=model,
@@ -169,28 +165,41 @@ def with_trainer(variant: str, steps: int, name: str = "") -> Callable[[int], No
         optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
         loggers=[InMemoryLogger()] if variant == "in memory" else None,
         progress_bar=variant == "bar",
-        device="cpu",
+        console_stream=io.StringIO(),
+        precision="fp32",
+        device="gpu" if device == "cuda" else device,
         seed=0,
     )
     return lambda count: trainer.fit(duration=f"{count}ba")
 
 
-def report(times: dict[str, list[float]]) -> dict[str, Any]:
+def report(measured: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Print the table and return it as data."""
     rows = []
-    print(f"\n{'variant':<20} {'µs a step':>10} {'above the loop':>15} {'spread':>16}")
-    for variant, measured in times.items():
-        median = statistics.median(measured)
-        # The difference is taken within a round, where the machine was about as busy for both.
-        loop = times[variant.replace(variant.partition(", ")[0], "loop")]
-        above = statistics.median(one - base for one, base in zip(measured, loop, strict=True))
-        print(f"{variant:<20} {median:>10.1f} {above:>15.1f} {min(measured):>7.1f}…{max(measured):.1f}")
-        rows.append({"variant": variant, "us_per_step": median, "us_above_loop": above, "all": measured})
+    header = f"{'variant':<12} {'µs a step':>10} {'above the loop':>15} {'spread':>16}"
+    print(f"\n{header} {'syncs a step':>13} {'MiB above':>10}")
+    for variant, runs in measured.items():
+        # Differences are computed within a round, in which the load of the machine was similar.
+        pairs = list(zip(runs, measured["loop"], strict=True))
+        times = [run["us"] for run in runs]
+        row = {
+            "variant": variant,
+            "us_per_step": statistics.median(times),
+            "us_above_loop": statistics.median(run["us"] - loop["us"] for run, loop in pairs),
+            "synchronizations": max(run["synchronizations"] for run in runs),
+            "mib_above_loop": statistics.median(run["mib"] - loop["mib"] for run, loop in pairs),
+            "all": times,
+        }
+        print(
+            f"{variant:<12} {row['us_per_step']:>10.1f} {row['us_above_loop']:>15.1f} "
+            f"{min(times):>8.1f}…{max(times):<7.1f} {row['synchronizations']:>13.2f} {row['mib_above_loop']:>10.1f}"
+        )
+        rows.append(row)
     return {"rows": rows}
 
 
-def where_the_time_goes() -> dict[str, float]:
-    """Print what the parts of a step cost when called by themselves, in microseconds, and return them."""
+def cost_of_parts() -> dict[str, float]:
+    """Print and return the microseconds of the parts of a step, each called separately on the CPU."""
     import datetime
 
     import torch
@@ -202,7 +211,7 @@ def where_the_time_goes() -> dict[str, float]:
     from composer.trainer.microbatching import scaled_losses
 
     torch.set_num_threads(1)
-    network, loader = make_parts(100)
+    network, loader = make_parts(100, "cpu")
     model = ComposerClassifier(network, num_classes=10, train_metrics=[])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer = Trainer(model=model, train_dataloader=loader, optimizers=optimizer, progress_bar=False, device="cpu")
@@ -218,23 +227,23 @@ def where_the_time_goes() -> dict[str, float]:
         return cost(ours) - cost(plain)
 
     parts = {
-        "thirteen events that nobody listens to": 13 * cost(lambda: run_event("batch_start")),
+        "thirteen events without a registered component": 13 * cost(lambda: run_event("batch_start")),
         "the model's wrapper, forward": difference(lambda: model(batch), lambda: network(inputs)),
         "the model's wrapper, loss": difference(
             lambda: model.loss(outputs, batch), lambda: functional.cross_entropy(outputs, targets)
         ),
         "counting samples and tokens": cost(lambda: (count_samples(batch), count_tokens(batch))),
         "the clock": cost(lambda: state.timestamp.to_next_batch(8, 0, passed)),
-        "keeping the loss for loggers": cost(lambda: scaled_losses(loss, 1.0)),
+        "storing the loss for loggers": cost(lambda: scaled_losses(loss, 1.0)),
     }
-    print("\nwhere the time goes, µs a step")
+    print("\nparts of a step, µs")
     for name, microseconds in parts.items():
         print(f"{microseconds:>7.2f}  {name}")
     return parts
 
 
 def cost(call: Callable[[], object], number: int = 2000) -> float:
-    """Return the microseconds of one call, the best of several tries."""
+    """Return the microseconds of one call, the minimum over several repetitions."""
     return min(timeit.repeat(call, number=number, repeat=7)) / number * 1e6
 
 

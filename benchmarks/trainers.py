@@ -1,18 +1,18 @@
-"""What a step costs above the loop written by hand: here and in other trainers, each in an environment of its own.
+"""Compare the overhead of a training step of several trainers with a plain PyTorch loop.
 
-A tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that nothing hides behind the model's work, or a ResNet-18
-on images of 64 by 64. Variants: ``bare``; ``callbacks``, five with two hooks each that do nothing; ``logged``, every
-step's loss kept in memory by the trainer's own means; ``bar`` (here only), the progress bar drawn into a file. These
-train on a list of batches. The others are bare, and train from a shuffled ``DataLoader`` of a dataset with
-``__getitem__``: ``dataset`` with the default ``collate_fn``, ``collate`` with one of the user's, both also in batches
-of 128, and ``workers`` with two worker processes.
+The model is a tiny MLP (32 → 64 → 10, batches of 8, SGD, one thread), so that the model's work does not hide the
+overhead, or a ResNet-18 on images of 64 by 64. Variants: ``bare``; ``callbacks``, five callbacks with two empty hooks
+each; ``logged``, the loss of every step stored in memory by the trainer's logger; ``bar`` (only this library), the
+progress bar written to a file. These train on a list of batches. The other variants are bare, and train from a shuffled
+``DataLoader`` of a map-style dataset: ``dataset`` with the default ``collate_fn``, ``collate`` with a user's, both also
+in batches of 128, and ``workers`` with two worker processes.
 
-Every case runs in fresh processes. There the trainer and a loop by hand, with a network and a loader of its own, take
-turns in blocks of steps, so that both meet the same machine, whatever else it does. The first steps of a block are not
-counted. The table shows medians, over the rounds, of medians of the differences between neighbouring blocks; the case
-``loop`` is the loop by hand beside itself.
+Every case runs in new processes, each trainer in its own environment. The trainer and a plain loop, with its own
+network and loader, run alternating blocks of steps, so that both run under the same load of the machine. The first
+steps of a block are not counted. The table shows medians over the rounds of the medians of the differences between
+neighbouring blocks. The case ``loop`` compares the plain loop with itself.
 
-``--install FOLDER`` makes the environments with uv, ``--environments FOLDER`` uses them.
+``--install FOLDER`` creates the environments with uv, ``--environments FOLDER`` uses them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ONLY = {"bar": ["loop", "ours"], "callbacks": [case for case in CASES if case !=
 
 
 def main() -> None:
-    """Measure all cases in turns, or, as a child, one."""
+    """Measure all cases in turns, or one of them in a child process."""
     arguments = parse_arguments()
     if arguments.child:
         print(json.dumps(measure(*arguments.child, arguments.steps, arguments.model)))
@@ -67,23 +67,23 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="how often each case runs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each case (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="steps of a run (default: %(default)s)")
     parser.add_argument("--model", choices=["mlp", "resnet18"], default="mlp")
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES, metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--variants", nargs="*", default=VARIANTS, choices=VARIANTS, metavar="VARIANT")
-    parser.add_argument("--environments", type=Path, help="where --install has made them")
-    parser.add_argument("--install", type=Path, metavar="FOLDER", help="make the environments there, and stop")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--environments", type=Path, help="folder that --install created")
+    parser.add_argument("--install", type=Path, metavar="FOLDER", help="create the environments there and exit")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def install(folder: Path, cases: list[str]) -> None:
-    """Make an environment for each case with the torch that runs here, where the package allows it."""
-    import torch  # its version only
+    """Create an environment for each case, with the torch version of this process if the package supports it."""
+    import torch  # only for its version
 
     for case in cases:
         if case in PACKAGES:
@@ -96,7 +96,7 @@ def install(folder: Path, cases: list[str]) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Run everything in turns and print the tables."""
+    """Run all cases in turns and print the tables."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     failed: dict[str, str] = {}
     for number in range(arguments.rounds):
@@ -116,11 +116,11 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def run_child(case: str, variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what a process of its own measures."""
+    """Return the figures that a new process measures."""
     python = sys.executable
     if arguments.environments and (arguments.environments / case).is_dir():
         python = str(arguments.environments / case / "bin" / "python")
-    # -P: the programs beside this one have names under which others look for packages.
+    # -P: other programs in this folder have names of packages that are imported.
     command = [
         python,
         "-P",
@@ -162,50 +162,50 @@ def table(variant: str, cases: dict[str, list[dict[str, Any]]], failed: dict[str
     return rows
 
 
-class Batches(list):  # type: ignore[type-arg]  # of a list itself, Lightning takes each batch for a loader
-    """Batches as a data set that every trainer can iterate over as it is."""
+class Batches(list):  # type: ignore[type-arg]  # Lightning treats the items of a plain list as loaders
+    """Batches as a data set that every trainer can iterate over."""
 
 
 class Turns:
-    """Lets a loop by hand take its turn before each block of a trainer's steps, and times both.
+    """Runs a block of the plain loop before each block of a trainer's steps, and times both.
 
-    It is a hook of the network that the trainer trains, called before each forward pass.
+    It is a forward pre-hook of the network that the trainer trains.
     """
 
     def __init__(self, train: Callable[[int], None], block: int, settling: int) -> None:
         self.train, self.block, self.settling = train, block, settling
         self.pairs: list[tuple[float, float]] = []
-        """Microseconds a step takes: in a block of the trainer's, and in the one by hand before it."""
+        """Microseconds of a step: in a block of the trainer, and in the block of the plain loop before it."""
         self._place = 0
-        self._began = self._by_hand = 0.0
+        self._began = self._loop = 0.0
 
     def __call__(self, *_: object) -> None:
-        """Count a step; between two blocks, end the trainer's and let the loop by hand take its turn."""
+        """Count a step; between two blocks of the trainer, run a block of the plain loop."""
         counted = (self.block - self.settling) / 1e6
         if self._place == self.block:
-            self.pairs.append(((time.perf_counter() - self._began) / counted, self._by_hand))
+            self.pairs.append(((time.perf_counter() - self._began) / counted, self._loop))
             self._place = 0
         if self._place == 0:
             self.train(self.settling)
             began = time.perf_counter()
             self.train(self.block - self.settling)
-            self._by_hand = (time.perf_counter() - began) / counted
+            self._loop = (time.perf_counter() - began) / counted
         if self._place == self.settling:
             self._began = time.perf_counter()
         self._place += 1
 
 
 def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
-    """Return the microseconds a step takes in this process, its peak memory, and what it runs."""
+    """Return the microseconds of a step in this process, its peak memory, and the versions."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     block, settling = (50, 10) if model == "mlp" else (4, 1)
-    count = max(steps // block, 3) * block + 1  # whole blocks, of which the first is not counted, and the end of one
-    by_hand = Loop(make_network(model), make_batches(model, variant, count), is_logged=variant == "logged")
-    by_hand.network.register_forward_pre_hook(do_nothing)
-    network, turns = make_network(model), Turns(by_hand.train, block, settling)
+    count = max(steps // block, 3) * block + 1  # complete blocks, of which the first is not counted, and one more step
+    loop = Loop(make_network(model), make_batches(model, variant, count), is_logged=variant == "logged")
+    loop.network.register_forward_pre_hook(do_nothing)
+    network, turns = make_network(model), Turns(loop.train, block, settling)
     network.register_forward_pre_hook(turns)
     run: Callable[..., str] = globals()[f"run_{case}"]
     version = run(network, make_batches(model, variant, count), variant)
@@ -220,19 +220,19 @@ def measure(case: str, variant: str, steps: int, model: str) -> dict[str, Any]:
 
 
 def do_nothing(*_: object) -> None:
-    """Cost as little as the hook of the network that takes turns."""
+    """Cost as much as an empty hook, as the network of the trainer has one."""
 
 
 def make_batches(model: str, variant: str, count: int) -> Any:
-    """Return so many batches: a list, or a loader of a dataset with a few samples that come again and again."""
+    """Return a list of batches, or a loader of a dataset that repeats a few samples."""
     import torch
     from torch.utils.data import DataLoader
 
     loader = LOADERS.get(variant, {"batch_size": 8})
     shape = (32,) if model == "mlp" else (3, 64, 64)
     if variant not in LOADERS:
-        some = [(torch.randn(8, *shape), torch.randint(10, (8,))) for _ in range(8)]
-        return Batches(some[number % 8] for number in range(count))
+        batches = [(torch.randn(8, *shape), torch.randint(10, (8,))) for _ in range(8)]
+        return Batches(batches[number % 8] for number in range(count))
 
     class Samples(torch.utils.data.Dataset[Any]):
         def __init__(self) -> None:
@@ -268,7 +268,7 @@ def make_network(model: str) -> Any:
 
 
 class Loop:
-    """The loop by hand; the loss is appended to a list where it is to be logged."""
+    """A plain PyTorch loop that appends the loss to a list if it is logged."""
 
     def __init__(self, network: Any, batches: Iterable[Any], *, is_logged: bool) -> None:
         import torch
@@ -278,7 +278,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
     def train(self, count: int) -> None:
-        """Take so many steps."""
+        """Run a number of steps."""
         from torch.nn import functional
 
         network, optimizer, is_logged, losses = self.network, self.optimizer, self.is_logged, self.losses
@@ -292,9 +292,9 @@ class Loop:
 
 
 def run_loop(network: Any, batches: Any, variant: str) -> str:
-    """Train by hand, beside the other loop by hand."""
+    """Train with a plain loop."""
     Loop(network, batches, is_logged=variant == "logged").train(len(batches))
-    return "by hand"
+    return "plain loop"
 
 
 def run_ours(network: Any, batches: Any, variant: str) -> str:
@@ -413,7 +413,7 @@ def run_lightning(network: Any, batches: Any, variant: str) -> str:
 
 
 def run_fabric(network: Any, batches: Any, variant: str) -> str:
-    """Train with Lightning's Fabric: the loop is by hand, its parts are not."""
+    """Train with Lightning's Fabric: a plain loop that calls its functions."""
     import lightning
     import torch
     from lightning.fabric import Fabric
@@ -457,7 +457,7 @@ def run_fabric(network: Any, batches: Any, variant: str) -> str:
 
 
 def run_accelerate(network: Any, batches: Any, variant: str) -> str:
-    """Train with Accelerate: the loop is by hand, its parts are not."""
+    """Train with Accelerate: a plain loop that calls its functions."""
     import accelerate
     import torch
     from accelerate.tracking import GeneralTracker
@@ -558,7 +558,7 @@ def run_hf_trainer(network: Any, batches: Any, variant: str) -> str:
 
 
 def run_ignite(network: Any, batches: Any, variant: str) -> str:
-    """Train with Ignite: the step is by hand, the engine calls it."""
+    """Train with Ignite: its engine calls a plain step."""
     import ignite
     import torch
     from ignite.engine import Engine, Events

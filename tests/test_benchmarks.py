@@ -1,0 +1,95 @@
+"""The benchmarks that also run on a GPU: their arguments, and their code on the CPU."""
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Return a function that imports a benchmark by name and sets its command line."""
+
+    def load(name, *arguments):
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.mark.parametrize("name", ["trainer_overhead", "kernels"])
+class TestArguments:
+    """The options that both have."""
+
+    def test_device(self, benchmark, name):
+        """A benchmark runs on the CPU by default and on a GPU on request."""
+        assert benchmark(name).parse_arguments().device == "cpu"
+        assert benchmark(name, "--device", "cuda").parse_arguments().device == "cuda"
+
+    def test_unknown_device(self, benchmark, name, capsys):
+        """Another device is an error that lists the choices."""
+        module = benchmark(name, "--device", "tpu")
+
+        with pytest.raises(SystemExit):
+            module.parse_arguments()
+
+        assert "invalid choice: 'tpu'" in capsys.readouterr().err
+
+
+class TestTrainerOverhead:
+    """The overhead of a step."""
+
+    @pytest.mark.parametrize("variant", ["loop", "trainer"])
+    def test_measures_on_the_cpu(self, benchmark, variant):
+        """Each variant has a time, a peak of memory, and on a CPU no synchronization with a device."""
+        figures = benchmark("trainer_overhead").measure(variant, 20, "cpu")
+
+        assert figures["us"] > 0
+        assert figures["mib"] > 0
+        assert figures["synchronizations"] == 0
+
+    def test_counts_synchronizations(self, benchmark):
+        """Warnings of torch about synchronizing operations are counted, other warnings are not."""
+
+        def run(steps):
+            for _ in range(steps):
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+                warnings.warn("something else", stacklevel=1)
+
+        assert benchmark("trainer_overhead").count_synchronizations(run, 3) == 3
+
+    def test_reports_differences_from_the_loop(self, benchmark, capsys):
+        """Times and memory are compared within a round, and the largest number of synchronizations counts."""
+        loop = [{"us": 100, "synchronizations": 0, "mib": 10}, {"us": 200, "synchronizations": 0, "mib": 10}]
+        ours = [{"us": 130, "synchronizations": 0, "mib": 12}, {"us": 240, "synchronizations": 1, "mib": 12}]
+
+        rows = benchmark("trainer_overhead").report({"loop": loop, "trainer": ours})["rows"]
+
+        assert (rows[1]["us_above_loop"], rows[1]["synchronizations"], rows[1]["mib_above_loop"]) == (35, 1, 2)
+        assert "trainer" in capsys.readouterr().out
+
+
+class TestKernels:
+    """Kernels compared with their reference."""
+
+    def test_measures_on_the_cpu(self, benchmark, capsys):
+        """A case gives a ratio for each variant except the reference."""
+        kernels = benchmark("kernels")
+        (case,) = [case for case in kernels.CASES if case.name == "cutout_batch, 128 of 32"]
+
+        figures = kernels.measure(case, rounds=1, block=0.001, device="cpu")
+
+        assert [figure["variant"] for figure in figures] == ["ours", "ours with its draws, clipped at the border"]
+        assert all(figure["ratio"] > 0 for figure in figures)
+
+    def test_cases_with_pil_images_do_not_run_on_a_gpu(self, benchmark):
+        """Selecting only such cases for a GPU is an error that lists the others."""
+        kernels = benchmark("kernels", "randaugment_image", "--device", "cuda")
+
+        with pytest.raises(SystemExit, match=r"No case starts with randaugment_image. Cases: mixup_batch"):
+            kernels.main()
