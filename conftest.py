@@ -1,6 +1,15 @@
 """Configuration of all tests."""
 
+import contextlib
+
 import pytest
+
+with contextlib.suppress(ImportError):  # the environment for MMDetection has no hypothesis
+    from hypothesis import settings
+
+    # The default deadline of 200 ms per example fails on a busy machine.
+    settings.register_profile("composer", deadline=None)
+    settings.load_profile("composer")
 
 
 def pytest_collection_modifyitems(items):

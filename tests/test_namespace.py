@@ -100,9 +100,10 @@ def environment(tmp_path, third_party):
     return place
 
 
-def install(environment, *what):
-    """Install without looking for what it needs."""
-    uv("pip", "install", "--no-deps", "--python", environment / "bin" / "python", *what)
+def install(environment, *requirements):
+    """Install without dependencies. A build uses what the wheels were built with, from the cache: no index is read."""
+    options = ["--no-deps", "--offline", "--build-constraints", "constraints.txt"]
+    uv("pip", "install", *options, "--python", environment / "bin" / "python", *requirements)
 
 
 class TestWheels:
@@ -151,7 +152,7 @@ class TestWheels:
 
 
 class TestEditable:
-    def test_all(self, environment):
+    def test_all(self, wheels, environment):
         """Installed in editable mode, every module is the one in this repository."""
         install(environment, *(f"--editable=packages/composer-{package}" for package in PACKAGES))
 

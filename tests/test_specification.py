@@ -484,9 +484,9 @@ class TestModels:
 
 
 class TestPasses:
-    @staticmethod
-    def record(ran):
-        """Return two classes of algorithms that note when they run."""
+    def test_run_last_in_the_trainer(self):
+        """The page's pass, passed to the trainer, moves an algorithm behind those listed after it."""
+        ran = []
 
         class Other(Algorithm):
             def match(self, event, state):
@@ -498,27 +498,6 @@ class TestPasses:
         class MyAlgorithm(Other):
             pass
 
-        return MyAlgorithm, Other
-
-    def test_run_last(self):
-        """The page's pass puts an algorithm behind those that were listed after it."""
-        ran = []
-        MyAlgorithm, Other = self.record(ran)
-
-        def run_last(algorithms, event):
-            return sorted(algorithms, key=lambda x: isinstance(x, MyAlgorithm))
-
-        engine = Engine(State(model=None), algorithms=[MyAlgorithm(), Other()])
-        engine.run_event(Event.BEFORE_FORWARD)
-        engine.register_pass(run_last)
-        engine.run_event(Event.BEFORE_FORWARD)
-
-        assert ran == ["MyAlgorithm", "Other", "Other", "MyAlgorithm"]
-
-    def test_run_last_in_the_trainer(self):
-        """The same pass, given to the trainer."""
-        ran = []
-        MyAlgorithm, Other = self.record(ran)
         model = OnPairs()
 
         Trainer(
@@ -533,18 +512,3 @@ class TestPasses:
         ).fit()
 
         assert ran == ["Other", "MyAlgorithm"]
-
-    def test_helpers(self):
-        """The page's two helpers sort by class and leave the order within each."""
-        from composer.core.passes import sort_to_back, sort_to_front
-
-        assert sort_to_back([1, "b", 3], str) == [1, 3, "b"]
-        assert sort_to_front([1, "b", 3], str) == ["b", 1, 3]
-
-    def test_first_in_last_out(self):
-        """Given A to D, an event before something runs them in that order, the one after it in reverse."""
-        from composer.core.passes import set_filo_order
-
-        assert "".join(set_filo_order("ABCD", Event.BEFORE_LOSS)) == "ABCD"
-        assert "".join(set_filo_order("ABCD", Event.AFTER_LOSS)) == "DCBA"
-        assert "".join(set_filo_order("ABCD", Event.BATCH_START)) == "ABCD"

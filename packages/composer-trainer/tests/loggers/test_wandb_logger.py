@@ -21,6 +21,7 @@ def quiet(monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "240")  # 30 seconds are too few for a busy machine
 
 
 @pytest.fixture
@@ -36,36 +37,41 @@ def make_logger(tmp_path):
 
 
 def contents(path):
-    """Return what a .wandb file holds: after its own 7 bytes it is a log of LevelDB's, in blocks of 32 KiB."""
-    content, place, parts, whole = path.read_bytes(), 7, b"", []
+    """Return the records of a .wandb file: after a header of 7 bytes it is a LevelDB log, in blocks of 32 KiB."""
+    content, place, parts, complete = path.read_bytes(), 7, b"", []
     while place + 7 <= len(content):
         left = 32768 - place % 32768
         if left < 7:
             place += left
             continue
         length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        if place + 7 + length > len(content):
+            break  # it is still being written
         parts += content[place + 7 : place + 7 + length]
-        if kind in {1, 4}:  # a whole one, or the last part of one
-            whole.append(parts)
+        if kind in {1, 4}:  # a complete record, or the last part of one
+            complete.append(parts)
             parts = b""
         place += 7 + length
-    return whole
+    return complete
 
 
 def records(folder):
-    """Return all records of the runs in a folder, the earliest run first; a run's process may still be writing them."""
-    paths = sorted(folder.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    until = time.monotonic() + 60
-    found = []
-    for path in paths:
+    """Return all records of the runs in a folder, in the order in which the runs started; waits for their processes."""
+    until = time.monotonic() + 240
+    of_runs = []
+    for path in folder.glob("wandb/*run-*/*.wandb"):
         while True:
             of_run = [wandb_internal_pb2.Record.FromString(content) for content in contents(path)]
             if of_run and of_run[-1].WhichOneof("record_type") == "exit":
                 break
             assert time.monotonic() < until, f"{path} was never finished"
             time.sleep(0.05)
-        found += of_run
-    return found
+        of_runs.append(of_run)
+    # The time of a file's last change is not that order: an earlier run's process may be the last to write.
+    of_runs.sort(
+        key=lambda of_run: next(record.run.start_time.ToNanoseconds() for record in of_run if record.run.run_id)
+    )
+    return [record for of_run in of_runs for record in of_run]
 
 
 def history(folder):
