@@ -138,7 +138,7 @@ class TestNumClasses:
         module = nn.Linear(4, 7)
         module.num_classes = 1000
 
-        with pytest.raises(ValueError, match=r"num_classes cannot be found from the module.* Give num_classes="):
+        with pytest.raises(ValueError, match=r"num_classes cannot be inferred from the module.* Pass num_classes="):
             ComposerClassifier(module)
 
     def test_unknown_is_fine_with_own_metrics(self):
@@ -153,7 +153,7 @@ class TestNumClasses:
 
     def test_one_class_has_no_default_metrics(self):
         """Who says that there is one class is asked whether there are two."""
-        with pytest.raises(ValueError, match=r"num_classes is 1, .* Give num_classes=2 if one score"):
+        with pytest.raises(ValueError, match=r"num_classes is 1, .* Pass num_classes=2 if one score"):
             ComposerClassifier(nn.Linear(4, 1), num_classes=1)
 
     @pytest.mark.parametrize(

@@ -208,7 +208,12 @@ class TestBadInput:
             ComposerDetector("fasterrcnn_resnet50_fpn")
 
     @pytest.mark.parametrize(
-        ("batch", "got"), [(torch.zeros(2, 3, 8, 8), "Tensor"), (([], [], []), "tuple of 3"), ({"images": []}, "dict")]
+        ("batch", "got"),
+        [
+            (torch.zeros(2, 3, 8, 8), "Tensor"),
+            (([], [], []), "tuple of 3"),
+            ({"images": []}, r"dict with keys \['images'\]"),
+        ],
     )
     def test_batches_that_are_no_pair(self, model, batch, got):
         """Another form of batch is named, with the function that makes the right one."""
@@ -294,7 +299,7 @@ class TestBatches:
 
     def test_parts_of_several_lengths(self):
         """Images and targets that do not belong together are found."""
-        with pytest.raises(ValueError, match=r"one item an image, got lengths \[1, 2\]"):
+        with pytest.raises(ValueError, match=r"one item per image, got lengths \[1, 2\]"):
             count_detection_samples(([1, 2], [3]))
 
     def test_no_parts(self):

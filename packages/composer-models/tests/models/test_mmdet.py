@@ -229,7 +229,7 @@ class TestBadInput:
     @pytest.mark.parametrize("model", [nn.Linear(1, 1), "yolox_s", None])
     def test_no_detector(self, model):
         """What has the methods of neither version is refused, with how to make one that has."""
-        with pytest.raises(TypeError, match=rf"loss and predict .* got {type(model).__name__}\. MODELS\.build"):
+        with pytest.raises(TypeError, match=rf"loss and predict .* got {type(model).__name__}\. Use MODELS\.build"):
             MMDetModel(model)
 
     @pytest.mark.parametrize("make", [Version2, Version3])

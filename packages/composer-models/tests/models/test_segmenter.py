@@ -221,7 +221,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("module", "num_classes", "sentence"),
         [
-            (nn.Identity(), None, "cannot be found from the module"),
+            (nn.Identity(), None, "cannot be inferred from the module"),
             (nn.Conv2d(3, 1, 1), None, "num_classes must be at least 2, got 1. The background is a class too"),
             (nn.Conv2d(3, 3, 1), 0, "num_classes must be at least 2, got 0"),
         ],

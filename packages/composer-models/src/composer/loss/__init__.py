@@ -1,4 +1,4 @@
-"""Losses of scores: the cross entropy, the binary one of each class by itself, and Dice."""
+"""Losses of logits: the cross entropy, the binary cross entropy of each class, and Dice."""
 
 from composer.functional import soft_cross_entropy
 from composer.loss.binary_cross_entropy import binary_cross_entropy_with_logits

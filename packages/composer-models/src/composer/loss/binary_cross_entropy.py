@@ -1,4 +1,4 @@
-"""The binary cross entropy of each class on its own, with class ids or class probabilities."""
+"""The binary cross entropy of each class, with class ids or class probabilities."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     scale_by_batch_size: bool = True,
 ) -> Tensor:
-    """Ask of every class by itself whether it is there, and sum the binary cross entropies.
+    """Sum the binary cross entropies of all classes, each of which is predicted independently.
 
     ``loss = -sum(target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))) / N``
 
     Args:
         input: Logits, shape ``(N, C, ...)``.
-        target: Class ids ``(N, ...)``, of which a negative one says that no class is there; or a probability for each
-            class, shape ``(N, C, ...)``, which need not sum to 1.
+        target: Class ids ``(N, ...)``, where a negative id means no class; or a probability for each class, shape
+            ``(N, C, ...)``, which need not sum to 1.
         weight: A factor for each element; any shape that broadcasts to ``input``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        pos_weight: A factor for the elements that are there; broadcasts to ``input``.
-        scale_by_batch_size: Whether to divide by ``N``. With the sum, the loss is then one sample's.
+        pos_weight: A factor for positive elements; broadcasts to ``input``.
+        scale_by_batch_size: Whether to divide by ``N``. With the sum, the result is the mean loss per sample.
 
     Returns:
         The loss: a scalar, or one for each element, shape ``(N, C, ...)``, with ``"none"``.
 
     Raises:
-        ValueError: ``target`` is neither class ids nor probabilities, ``reduction`` is none of the three, or there is
-            no sample to divide by.
+        ValueError: ``target`` is neither class ids nor probabilities, ``reduction`` is none of the three, or the
+            batch is empty.
 
     Example:
         >>> import torch

@@ -17,18 +17,18 @@ class DiceLoss(nn.Module):
 
     ``loss = 1 - (2 sum(p * t) + e) / (sum(p) + sum(t) + e)``, summed over the pixels, with ``e = 1e-5``
 
-    Unlike the cross entropy it weighs a small object as much as a large one. Sums are computed in single precision.
+    Unlike the cross entropy it gives a small object as much weight as a large one. Sums are in single precision.
 
-    Ignored pixels are left out of all sums: those with a negative class id and, with ``softmax``, those whose
+    Ignored pixels are excluded from all sums: those with a negative class id and, with ``softmax``, those whose
     probabilities are all zero, as :func:`composer.functional.smooth_labels` encodes ignored class ids. Without
-    ``softmax`` such a row is a pixel of no class, and counts.
+    ``softmax`` such a row is a pixel without a class, and counts.
 
     Args:
-        sigmoid: Whether ``input`` holds logits to be put through a sigmoid, each class by itself.
-        softmax: Whether ``input`` holds logits to be put through a softmax over the classes.
+        sigmoid: Whether ``input`` holds logits to which a sigmoid is applied, for each class independently.
+        softmax: Whether ``input`` holds logits to which a softmax over the classes is applied.
         squared_pred: Whether to square predictions and targets in the divisor.
         jaccard: Whether to divide by the union instead, ``sum(p) + sum(t) - sum(p * t)``, without the factor 2.
-        batch: Whether to sum over the samples too: one coefficient for each class, not for each sample and class.
+        batch: Whether to sum over the samples as well: one coefficient per class, not per sample and class.
         ignore_absent_classes: Whether a class that is not in the target (of the sample, or of the batch with
             ``batch=True``) has no loss and does not count in the mean.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. A sample whose pixels are all ignored has a loss of 0 and does
@@ -56,7 +56,7 @@ class DiceLoss(nn.Module):
     ) -> None:
         super().__init__()
         if sigmoid and softmax:
-            raise ValueError("sigmoid and softmax are both True; input can be put through only one of them.")
+            raise ValueError("sigmoid and softmax are both True; only one of them can be applied to the input.")
         if reduction not in {"none", "mean", "sum"}:
             raise ValueError(f'reduction must be "none", "mean" or "sum", got {reduction!r}.')
         self.sigmoid = sigmoid

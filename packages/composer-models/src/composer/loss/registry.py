@@ -18,4 +18,4 @@ loss_registry: dict[str, Callable[..., Tensor]] = {
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     "soft_cross_entropy": soft_cross_entropy,
 }
-"""Loss functions ``f(input, target)`` by name, for programs whose settings are text; add your own."""
+"""Loss functions ``f(input, target)`` by name, for programs whose settings are strings; add your own."""

@@ -1,4 +1,4 @@
-"""Metrics that torchmetrics has no equal of. Importing this module imports torchmetrics."""
+"""Metrics that torchmetrics does not have. Importing this module imports torchmetrics."""
 
 from composer.metrics.binary_f1 import BinaryF1Score
 from composer.metrics.cross_entropy import CrossEntropy

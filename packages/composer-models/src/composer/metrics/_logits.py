@@ -1,4 +1,4 @@
-"""Scores and targets of language models, in the one shape that metrics compute with."""
+"""Logits and targets of models, converted to the shape that metrics expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["flat_logits_and_targets", "logits_of"]
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits: of a model's output that names them, or what is there.
+    """Return the logits of a model's output, a mapping with ``"logits"`` or the logits themselves.
 
     Raises:
         KeyError: The output is a mapping without logits.
@@ -27,10 +27,10 @@ def logits_of(output: Any) -> Tensor:
 def flat_logits_and_targets(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits ``(M, C)`` and class ids ``(M,)`` of a model's output for ``M`` targets.
 
-    The classes are the last dimension, as language models have them; failing that the second, as images have them.
+    The classes are the last dimension, as in language models, or else the second, as in models of images.
 
     Raises:
-        ValueError: The shapes do not fit each other.
+        ValueError: The shapes do not match.
     """
     logits = logits_of(output)
     if logits.ndim == target.ndim + 1 and logits.ndim >= 2:

@@ -1,4 +1,4 @@
-"""A mean that is the same whatever the split into batches and processes."""
+"""A mean that does not depend on the split into batches and processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ __all__ = ["MeanMetricBase"]
 
 
 class MeanMetricBase(Metric, ABC):
-    """What metrics that are a mean share: a sum and a count, kept apart until the end.
+    """Base of metrics that are a mean: a sum and a count, which are divided at the end.
 
-    A mean of batch means would give the values of a small last batch, or of one with many ignored targets, too much
-    weight. A subclass calls :meth:`add` in ``update`` and :meth:`mean` in ``compute``.
+    A mean of batch means would give too much weight to the values of a small last batch, or of a batch with many
+    ignored targets. Subclasses call :meth:`add` in ``update``.
 
     Args:
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
     """
 
+    is_differentiable = False
+    higher_is_better = False
     full_state_update = False
 
     loss_sum: Tensor
@@ -39,16 +41,17 @@ class MeanMetricBase(Metric, ABC):
         self.loss_rest = self.loss_rest + lost
         self.count = self.count + count
 
-    def mean(self) -> Tensor:
-        """Return the mean of all values, a scalar; ``nan`` if there was none."""
-        # Of an infinite loss nothing but nan remains in the rest.
+    def compute(self) -> Tensor:
+        """Return the mean over all values that count, a scalar; ``nan`` if there are none."""
+        # After an infinite loss the rest is nan.
         return (self.loss_sum + self.loss_rest.nan_to_num()) / self.count
 
 
 def _add_exactly(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rounded sum and what rounding took away (Knuth's two-sum).
+    """Return the rounded sum and the rounding error (Knuth's two-sum).
 
-    After a million batches a plain sum in single precision is off in the fifth digit, and not every device has double.
+    After a million batches a plain sum in single precision is wrong in the fifth digit, and some devices have no double
+    precision.
     """
     total = a + b
     b_seen = total - a

@@ -17,10 +17,10 @@ __all__ = ["BinaryF1Score"]
 
 
 class BinaryF1Score(TorchBinaryF1Score):
-    """torchmetrics' F1 score of class 1 for models that give logits: two of them a sample, or one.
+    """torchmetrics' F1 score of class 1 for models that return logits, two or one per sample.
 
-    torchmetrics guesses from the values whether it was given probabilities or logits. Here they are logits: of two, the
-    higher one wins; of one, class 1 is where it is positive.
+    torchmetrics infers from the values whether they are probabilities or logits. Here they are logits: with two, the
+    class of the higher one is predicted; with one, class 1 is predicted where it is positive.
 
     Args:
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
@@ -34,19 +34,19 @@ class BinaryF1Score(TorchBinaryF1Score):
     """
 
     def __init__(self, dist_sync_on_step: bool = False) -> None:
-        # Looking for bad values would read them back from the device at every batch.
+        # Validating values would synchronise with the device at every batch.
         super().__init__(ignore_index=-100, validate_args=False, dist_sync_on_step=dist_sync_on_step)
 
     def update(self, output: Tensor | Mapping[str, Any], target: Tensor) -> None:
         """Add a batch.
 
         Args:
-            output: Logits ``(N, 2)``, ``(N, 1)`` or ``(N,)``; or a model's output with such ``"logits"``.
+            output: Logits ``(N, 2)``, ``(N, 1)`` or ``(N,)``; or a model's output with these ``"logits"``.
             target: Classes ``(N,)``: 0 or 1; -100 does not count.
 
         Raises:
             KeyError: ``output`` is a mapping without logits.
-            ValueError: The shapes do not fit each other.
+            ValueError: The shapes do not match.
         """
         logits = logits_of(output)
         if target.ndim != 1 or tuple(logits.shape) not in {(len(target), 2), (len(target), 1), (len(target),)}:

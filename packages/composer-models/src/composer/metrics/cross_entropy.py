@@ -15,12 +15,12 @@ __all__ = ["CrossEntropy"]
 
 
 class CrossEntropy(MeanMetricBase):
-    """The cross entropy, averaged over all targets seen, however they were split into batches.
+    """The cross entropy, averaged over all targets, whatever the split into batches.
 
-    Sums and counts are kept apart until :meth:`compute`, in each process and across processes.
+    Sums and counts are accumulated separately until :meth:`compute`, in each process and across processes.
 
     Args:
-        ignore_index: Targets with this class id do not count.
+        ignore_index: The class id of targets that do not count.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Example:
@@ -30,10 +30,6 @@ class CrossEntropy(MeanMetricBase):
         >>> metric.compute()
         tensor(0.6931)
     """
-
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
 
     def __init__(self, ignore_index: int = -100, dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step=dist_sync_on_step)
@@ -48,7 +44,7 @@ class CrossEntropy(MeanMetricBase):
                 zeros do not count.
 
         Raises:
-            ValueError: The shapes do not fit each other.
+            ValueError: The shapes do not match.
         """
         preds = preds.float()
         if targets.is_floating_point() or targets.shape == preds.shape:
@@ -56,7 +52,3 @@ class CrossEntropy(MeanMetricBase):
         else:
             batch_sum = cross_entropy(preds, targets.long(), ignore_index=self.ignore_index, reduction="sum")
             self.add(batch_sum, (targets != self.ignore_index).sum())
-
-    def compute(self) -> Tensor:
-        """Return the mean over all targets that count, a scalar; ``nan`` if there was none."""
-        return self.mean()

@@ -16,13 +16,13 @@ class Dice(Metric):
 
     ``dice = 2 |P & T| / (|P| + |T|)`` for each class
 
-    Pixels are counted over the whole data set and divided at the end, so the value does not depend on how it was split
-    into batches and processes. A class that is neither predicted nor a target anywhere is left out of the mean. The
-    value is a share, from 0 to 1; it equals the macro average of ``torchmetrics.classification.MulticlassF1Score`` and,
-    unlike it, says what is wrong with masks that do not fit.
+    Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
+    into batches and processes. A class that is neither predicted nor a target anywhere is excluded from the mean. The
+    value is between 0 and 1. It equals the macro average of ``torchmetrics.classification.MulticlassF1Score`` and,
+    unlike it, raises a clear error for masks that do not fit.
 
     Args:
-        num_classes: How many classes there are, the background among them.
+        num_classes: The number of classes, including the background.
 
     Raises:
         ValueError: ``num_classes`` is less than 1.
@@ -58,14 +58,14 @@ class Dice(Metric):
             targets: Class ids ``(N, H, W)``.
 
         Raises:
-            ValueError: The shapes do not fit each other or the number of classes; on a CPU also, an id is no class's.
+            ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
         """
         agreed, predicted, actual = count_overlap(preds, targets, self.num_classes)
         self.agreed = self.agreed + agreed
         self.total = self.total + (predicted + actual)
 
     def compute(self) -> Tensor:
-        """Return the mean over the classes seen, a scalar; ``nan`` if there was none."""
+        """Return the mean over the classes that occur, a scalar; ``nan`` if there are none."""
         return class_mean(2 * self.agreed, self.total)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Cross entropy and perplexity of language models, one value a token."""
+"""Cross entropy and perplexity of language models, per token."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ __all__ = ["LanguageCrossEntropy", "LanguagePerplexity"]
 
 
 class _TokenMean(MeanMetricBase):
-    """The loss of the tokens that count, summed up."""
-
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
+    """Base of metrics of the mean loss per token."""
 
     def __init__(
         self, dist_sync_on_step: bool = False, ignore_index: int = -100, *, vocab_size: int | None = None
@@ -31,7 +27,7 @@ class _TokenMean(MeanMetricBase):
         super().__init__(dist_sync_on_step=dist_sync_on_step)
         if vocab_size is not None:
             warnings.warn(
-                f"vocab_size is ignored: {type(self).__name__} reads it off the logits. Leave it out.",
+                f"vocab_size is ignored: {type(self).__name__} reads it from the logits. Omit it.",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -41,12 +37,12 @@ class _TokenMean(MeanMetricBase):
         """Add a batch.
 
         Args:
-            output: Logits ``(..., V)``, for instance ``(N, L, V)``; or a model's output with such ``"logits"``.
+            output: Logits ``(..., V)``, for instance ``(N, L, V)``; or a model's output with these ``"logits"``.
             target: Token ids ``(...)``.
 
         Raises:
             KeyError: ``output`` is a mapping without logits.
-            ValueError: The shapes do not fit each other.
+            ValueError: The shapes do not match.
         """
         logits, ids = flat_logits_and_targets(output, target)
         batch_sum = cross_entropy(logits.float(), ids, ignore_index=self.ignore_index, reduction="sum")
@@ -54,11 +50,11 @@ class _TokenMean(MeanMetricBase):
 
 
 class LanguageCrossEntropy(_TokenMean):
-    """The cross entropy in nats a token, averaged over all tokens seen, however they were split into batches.
+    """The cross entropy in nats per token, averaged over all tokens, whatever the split into batches.
 
     Args:
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
-        ignore_index: Tokens with this id do not count; padding and what was not masked have it.
+        ignore_index: The id of tokens that do not count, such as padding and tokens that are not masked.
         vocab_size: Ignored, with a ``DeprecationWarning``.
 
     Example:
@@ -69,17 +65,13 @@ class LanguageCrossEntropy(_TokenMean):
         tensor(2.3026)
     """
 
-    def compute(self) -> Tensor:
-        """Return the mean over all tokens that count, a scalar; ``nan`` if there was none."""
-        return self.mean()
-
 
 class LanguagePerplexity(_TokenMean):
-    """The perplexity: ``exp`` of the mean cross entropy of all tokens seen, however they were split into batches.
+    """The perplexity: ``exp`` of the mean cross entropy over all tokens, whatever the split into batches.
 
     Args:
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
-        ignore_index: Tokens with this id do not count; padding and what was not masked have it.
+        ignore_index: The id of tokens that do not count, such as padding and tokens that are not masked.
         vocab_size: Ignored, with a ``DeprecationWarning``.
 
     Example:
@@ -91,5 +83,5 @@ class LanguagePerplexity(_TokenMean):
     """
 
     def compute(self) -> Tensor:
-        """Return the perplexity, a scalar; ``nan`` if no token counted."""
-        return self.mean().exp()
+        """Return the perplexity, a scalar; ``nan`` if no token counts."""
+        return super().compute().exp()

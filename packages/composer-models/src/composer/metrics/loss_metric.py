@@ -15,15 +15,15 @@ __all__ = ["LossMetric"]
 
 
 class LossMetric(MeanMetricBase):
-    """A loss function's mean over all samples seen, however they were split into batches.
+    """The mean of a loss function over all samples, whatever the split into batches.
 
     Args:
-        loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which then counts
-            as often as there are samples in the batch; or a value for each, with ``reduction="none"``.
+        loss_function: Called as ``loss_function(preds, targets)``. Returns the mean over the samples, which is then
+            weighted by their number; or a value for each sample, as with ``reduction="none"``.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Raises:
-        TypeError: ``loss_function`` cannot be called.
+        TypeError: ``loss_function`` is not callable.
 
     Example:
         >>> import torch
@@ -33,10 +33,6 @@ class LossMetric(MeanMetricBase):
         >>> metric.compute()
         tensor(3.)
     """
-
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
 
     def __init__(self, loss_function: Callable[[Any, Any], Tensor], dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step=dist_sync_on_step)
@@ -50,11 +46,11 @@ class LossMetric(MeanMetricBase):
         """Add a batch.
 
         Args:
-            preds: What the loss function takes first.
-            targets: What it takes second. The first dimension of one of the two is the number of samples.
+            preds: The first argument of the loss function.
+            targets: The second argument. The first dimension of one of the two is the number of samples.
 
         Raises:
-            TypeError: The loss is a mean, and neither is a tensor with samples to count.
+            TypeError: The loss is a mean, and neither argument is a tensor with a first dimension.
         """
         loss = self.loss_function(preds, targets).detach().float()
         if loss.ndim:
@@ -62,16 +58,12 @@ class LossMetric(MeanMetricBase):
         elif num_samples := _num_samples(preds, targets):
             self.add(loss * num_samples, num_samples)
 
-    def compute(self) -> Tensor:
-        """Return the mean over all samples, a scalar; ``nan`` if there was none."""
-        return self.mean()
-
 
 def _num_samples(preds: Any, targets: Any) -> int:
     for batch in (targets, preds):
         if isinstance(batch, Tensor) and batch.ndim:
             return len(batch)
     raise TypeError(
-        "The samples that a mean loss stands for are counted in preds or targets, and neither is a tensor, got "
+        "The samples of a mean loss are counted in preds or targets, and neither is a tensor, got "
         f"{type(preds).__name__} and {type(targets).__name__}. Let loss_function return a value for each sample."
     )

@@ -18,16 +18,16 @@ __all__ = ["MAP"]
 class MAP(MeanAveragePrecision):
     """The mean average precision and recall of boxes, as COCO defines them, computed by pycocotools.
 
-    It is ``torchmetrics.detection.MeanAveragePrecision`` for a trainer: all its values are scalars with names of their
-    own, and processes may have seen different numbers of images. Of an image's predictions the 100 with the highest
-    scores count, as in COCO, without a warning where there are more.
+    It is ``torchmetrics.detection.MeanAveragePrecision`` for a trainer: all its values are scalars with separate names,
+    and processes may have different numbers of images. The 100 predictions with the highest scores of an image count,
+    as in COCO, without a warning if there are more.
 
     Args:
-        class_metrics: Whether to compute precision and recall of each class too.
+        class_metrics: Whether to also compute precision and recall of each class.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
-        process_group: The processes to gather over; all if None.
-        dist_sync_fn: Gathers a tensor in place of torchmetrics' function; it needs equal numbers of images.
-        kwargs: Handed on to ``MeanAveragePrecision``: ``box_format``, ``iou_type``, ``iou_thresholds``, ``backend``, …
+        process_group: The process group to gather over; all processes if None.
+        dist_sync_fn: Replaces torchmetrics' function to gather a tensor; requires equal numbers of images.
+        kwargs: Passed to ``MeanAveragePrecision``: ``box_format``, ``iou_type``, ``iou_thresholds``, ``backend``, …
 
     Raises:
         ModuleNotFoundError: pycocotools is not installed.
@@ -73,12 +73,12 @@ class MAP(MeanAveragePrecision):
             target: For each image ``boxes`` ``(m, 4)`` and ``labels`` ``(m,)``; also ``iscrowd`` and ``area``.
 
         Raises:
-            ValueError: Something is missing, or has another shape or type.
+            ValueError: An entry is missing, or has another shape or type.
         """
         super().update(preds, target)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return COCO's numbers by name, each a scalar; -1 where there is nothing to measure.
+        """Return COCO's numbers by name, each a scalar; -1 where there is no object to measure.
 
         ``map`` and ``mar_100`` are means over the overlaps from 0.5 to 0.95. With ``class_metrics``, class 3's are
         ``map_class_3`` and ``mar_100_class_3``.
@@ -96,21 +96,21 @@ class MAP(MeanAveragePrecision):
         return scalars
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] | None = None, process_group: Any = None) -> None:
-        """Gather what all processes have seen, image after image.
+        """Gather the images of all processes.
 
-        torchmetrics gathers tensor by tensor and would wait for ever where one process has more images than another.
+        torchmetrics gathers tensor by tensor and would deadlock if processes have different numbers of images.
         """
         if dist_sync_fn not in {None, gather_all_tensors}:
             super()._sync_dist(dist_sync_fn, process_group)
             return
         group = process_group or self.process_group
-        mine = {name: [_to(item, "cpu") for item in getattr(self, name)] for name in self._reductions}
-        everyones: list[Any] = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(everyones, mine, group=group)
-        for name in mine:
-            setattr(self, name, [_to(item, self.device) for theirs in everyones for item in theirs[name]])
+        state = {name: [_to(item, "cpu") for item in getattr(self, name)] for name in self._reductions}
+        gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(gathered, state, group=group)
+        for name in state:
+            setattr(self, name, [_to(item, self.device) for states in gathered for item in states[name]])
 
 
 def _to(item: Any, device: torch.device | str) -> Any:
-    """Move a tensor; masks are tuples of bytes and stay."""
+    """Move a tensor to a device; masks are tuples of bytes and do not move."""
     return item.to(device) if isinstance(item, Tensor) else item

@@ -1,4 +1,4 @@
-"""The share of right guesses among the targets that count."""
+"""The accuracy over the targets that are not masked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["MaskedAccuracy"]
 
 
 class MaskedAccuracy(Metric):
-    """The share of targets whose class has the highest score; masked targets do not count.
+    """The fraction of targets whose class has the highest score; masked targets do not count.
 
     Args:
-        ignore_index: Targets with this class id do not count.
+        ignore_index: The class id of masked targets.
         dist_sync_on_step: Gather over all processes at every ``forward`` of the metric, not only at ``compute``.
 
     Example:
@@ -48,13 +48,13 @@ class MaskedAccuracy(Metric):
         """Add a batch.
 
         Args:
-            preds: Scores ``(..., C)``; or, where only that fits the targets, ``(N, C, ...)``; or a model's output with
-                such ``"logits"``.
+            preds: Scores ``(..., C)``; or, if only this shape fits the targets, ``(N, C, ...)``; or a model's output
+                with these ``"logits"``.
             target: Class ids ``(...)``.
 
         Raises:
             KeyError: ``preds`` is a mapping without logits.
-            ValueError: The shapes do not fit each other.
+            ValueError: The shapes do not match.
         """
         logits, ids = flat_logits_and_targets(preds, target)
         counts = ids != self.ignore_index
@@ -62,5 +62,5 @@ class MaskedAccuracy(Metric):
         self.total = self.total + counts.sum()
 
     def compute(self) -> Tensor:
-        """Return the share of right guesses, a scalar; ``nan`` if no target counted."""
+        """Return the accuracy, a scalar; ``nan`` if no target counts."""
         return self.correct / self.total

@@ -14,14 +14,14 @@ __all__ = ["MIoU"]
 class MIoU(Metric):
     """The intersection over union of prediction and target, averaged over the classes.
 
-    Pixels are counted over the whole data set and divided at the end, so the value does not depend on how it was split
-    into batches and processes. A class that is neither predicted nor a target anywhere is left out of the mean. The
-    value is a share, from 0 to 1; it equals ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, is
-    counted without waiting for the device.
+    Pixels are counted over the entire data set and divided at the end, so the value does not depend on the split
+    into batches and processes. A class that is neither predicted nor a target anywhere is excluded from the mean. The
+    value is between 0 and 1. It equals ``torchmetrics.classification.MulticlassJaccardIndex`` and, unlike it, does
+    not wait for the device.
 
     Args:
-        num_classes: How many classes there are.
-        ignore_index: Where the target has this id, nothing counts; if it is a class's id, that class is left out.
+        num_classes: The number of classes.
+        ignore_index: Positions whose target has this id do not count; the class with this id is excluded.
 
     Raises:
         ValueError: ``num_classes`` is less than 1.
@@ -58,13 +58,13 @@ class MIoU(Metric):
             targets: Class ids ``(N, H, W)``.
 
         Raises:
-            ValueError: The shapes do not fit each other or the number of classes; on a CPU also, an id is no class's.
+            ValueError: The shapes do not match each other or the number of classes, or on a CPU, an id is out of range.
         """
         agreed, predicted, actual = count_overlap(logits, targets, self.num_classes, self.ignore_index)
         self.intersection = self.intersection + agreed
         self.union = self.union + (predicted + actual - agreed)
 
     def compute(self) -> Tensor:
-        """Return the mean over the classes seen, a scalar; ``nan`` if there was none."""
+        """Return the mean over the classes that occur, a scalar; ``nan`` if there are none."""
         counts = torch.arange(self.num_classes, device=self.union.device) != self.ignore_index
         return class_mean(self.intersection, self.union, counts)

@@ -1,4 +1,4 @@
-"""How many predictions and targets each class has, and how many of them agree."""
+"""Counts of predictions, targets and their agreement for each class."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["class_mean", "count_overlap"]
 def count_overlap(
     preds: Tensor, targets: Tensor, num_classes: int, ignore_index: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Count for each class where predictions and targets agree, where it is predicted and where it is the target.
+    """Count for each class how often predictions and targets agree, it is predicted, and it is the target.
 
     Args:
-        preds: Scores ``(N, C, ...)``, of which the greatest counts, or class ids ``(N, ...)``.
+        preds: Scores ``(N, C, ...)``, of which the highest is the prediction, or class ids ``(N, ...)``.
         targets: Class ids ``(N, ...)``.
         num_classes: ``C``.
-        ignore_index: Where the target has this id, nothing is counted.
+        ignore_index: Positions whose target has this id do not count.
 
     Returns:
         Three tensors of counts, int64 of shape ``(C,)``.
 
     Raises:
-        ValueError: The shapes do not fit each other or ``num_classes``; on a CPU also, a class id is out of range.
+        ValueError: The shapes do not match each other or ``num_classes``, or on a CPU, a class id is out of range.
 
     Example:
         >>> count_overlap(torch.tensor([0, 0, 1]), torch.tensor([0, 1, -1]), 2, ignore_index=-1)
         (tensor([1, 0]), tensor([2, 0]), tensor([1, 1]))
     """
     ids, truth = _predicted_ids(preds, targets, num_classes).long(), targets.long()
-    # Counted without looking at the values, which would wait for the device: what does not count adds 0 to a class.
+    # Reading the values would wait for the device; positions that do not count add 0 to class 0.
     counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
     ids, truth = ids.where(counted, 0), truth.where(counted, 0)
     agreed = counted & (ids == truth)
+
+    def count(classes: Tensor, weights: Tensor) -> Tensor:
+        return classes.new_zeros(num_classes).scatter_add_(0, classes.flatten(), weights.flatten().long())
+
     try:
-        return (
-            _count(truth, agreed, num_classes),
-            _count(ids, counted, num_classes),
-            _count(truth, counted, num_classes),
-        )
+        return count(truth, agreed), count(ids, counted), count(truth, counted)
     except RuntimeError as error:
         if "out of bounds" not in str(error):
             raise
@@ -51,7 +51,7 @@ def count_overlap(
 
 
 def class_mean(part: Tensor, whole: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Return the mean over the classes of ``part / whole``, of those with a ``whole``; nan if none has.
+    """Return the mean of ``part / whole`` over the classes with a positive ``whole``; nan if there are none.
 
     Args:
         part: Shape ``(C,)``.
@@ -75,16 +75,12 @@ def _predicted_ids(preds: Tensor, targets: Tensor, num_classes: int) -> Tensor:
             return preds.argmax(dim=1)
         raise ValueError(
             f"The metric counts {num_classes} classes, but predictions of shape {tuple(preds.shape)} hold scores of "
-            f"{preds.shape[1]}. Give the metric the model's number of classes."
+            f"{preds.shape[1]}. Create the metric with the number of classes of the model."
         )
     raise ValueError(
         f"Predictions must be scores (N, {num_classes}, ...) or integer class ids (N, ...), and targets class ids "
         f"(N, ...), got shapes {tuple(preds.shape)} and {tuple(targets.shape)}."
     )
-
-
-def _count(ids: Tensor, counted: Tensor, num_classes: int) -> Tensor:
-    return ids.new_zeros(num_classes).scatter_add_(0, ids.flatten(), counted.flatten().long())
 
 
 def _span(ids: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Models as a trainer sees them: a forward pass, a loss and metrics, each given the whole batch."""
+"""Models for a trainer: a forward pass, a loss and metrics, which take the entire batch."""
 
 from composer.models.base import ComposerModel
 from composer.models.classifier import ComposerClassifier

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds of a wrapped Transformers model."""
+"""Reading a wrapped Transformers model from a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _PREFIX = "model."
 def read_checkpoint(
     checkpoint_path: str | Path, save_location: str | Path | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what was saved of a Transformers model; nothing in the folder is executed.
+    """Read a saved Transformers model; nothing in the folder is executed.
 
-    The files' SHA-256 is compared with the checkpoint's manifest. The weights are those that the run is evaluated with:
-    the averages of EMA or SWA, if the checkpoint holds some.
+    The SHA-256 of each file is compared with the manifest of the checkpoint. The weights are those used for evaluation:
+    the averages of EMA or SWA, if the checkpoint contains them.
 
     Args:
         checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
-        save_location: Where a remote folder's files are put; a temporary folder if None.
+        save_location: The folder for the files of a remote checkpoint; a temporary folder if None.
 
     Returns:
-        The description of model and tokenizer, and the weights by the names of the Transformers model.
+        The description of model and tokenizer, and the weights by their names in the Transformers model.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it is no checkpoint.
-        ValueError: The checkpoint was changed since it was written, is not of a
+        FileNotFoundError: The folder does not exist, or is not a checkpoint.
+        ValueError: The checkpoint was changed after it was written, is not of a
             :class:`~composer.models.HuggingFaceModel`, or holds the training weights of a schedule-free optimizer,
-            from which only that computes the weights to evaluate with.
+            which only that optimizer can convert to the weights used for evaluation.
     """
     from safetensors.torch import load_file  # noqa: PLC0415 (comes with Transformers)
 
@@ -63,7 +63,7 @@ def read_checkpoint(
             missing = sorted(set(averages.values()) - tensors.keys())
             if missing:
                 raise ValueError(f"{checkpoint_path}/{_EXTRA} lacks {len(missing)} of the averages in {_STATE}.")
-            weights = {name: tensors[averages[name]] for name in weights if name in averages}  # tied ones by one name
+            weights = {name: tensors[averages[name]] for name in weights if name in averages}  # tied weights once
         elif is_schedule_free:
             raise ValueError(
                 f"{checkpoint_path} holds the training weights of a schedule-free optimizer, and the model is "
@@ -72,32 +72,32 @@ def read_checkpoint(
             )
     if described is None:
         raise ValueError(
-            f"{checkpoint_path} says nothing of a Transformers model: the model that was trained must be a "
+            f"{checkpoint_path} contains no description of a Transformers model: the trained model must be a "
             "HuggingFaceModel."
         )
     return described, {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
 
 
 def _check(folder: Path, shown: str | Path) -> None:
-    """Compare the files that are read with the manifest, and that with its own checksum.
+    """Compare the files with the manifest, and the manifest with its own checksum.
 
     Raises:
-        ValueError: One is not as it was written.
+        ValueError: A file has been changed.
     """
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         expected, records = {_MANIFEST: manifest.pop("sha256")}, manifest["files"]
-        there = [name for name in (_STATE, _WEIGHTS, _EXTRA) if name in records or (folder / name).exists()]
-        expected |= {name: records[name]["sha256"] for name in there}
+        present = [name for name in (_STATE, _WEIGHTS, _EXTRA) if name in records or (folder / name).exists()]
+        expected |= {name: records[name]["sha256"] for name in present}
         text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{shown}/{_MANIFEST} is not the manifest of a checkpoint with weights.") from None
-    found = {_MANIFEST: hashlib.sha256(text.encode()).hexdigest()}
-    for name in there:
+    digests = {_MANIFEST: hashlib.sha256(text.encode()).hexdigest()}
+    for name in present:
         with (folder / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     for name, digest in expected.items():
-        if found[name] != digest:
+        if digests[name] != digest:
             raise ValueError(
                 f"{shown}/{name} has been changed since it was written, and nothing was loaded. Save or copy the "
                 "checkpoint again."
@@ -105,20 +105,20 @@ def _check(folder: Path, shown: str | Path) -> None:
 
 
 def _named_averages(state: dict[str, Any]) -> dict[str, str]:
-    """Return for each averaged weight the name of its tensor, if an algorithm's averages are outside the model."""
-    held = [one.get("state", {}) for one in state.get("algorithms", [])]
-    averages: dict[str, Any] = next((one["averaged_weights"] for one in held if one.get("averaged_weights")), {})
+    """Return the name of the tensor of each averaged weight, if an algorithm's averages are not in the model."""
+    states = [each.get("state", {}) for each in state.get("algorithms", [])]
+    averages: dict[str, Any] = next((each["averaged_weights"] for each in states if each.get("averaged_weights")), {})
     return {name: str(reference["$tensor"]) for name, reference in averages.items()}
 
 
 def _is_schedule_free(state: dict[str, Any]) -> bool:
-    groups = [group for one in state.get("optimizers", {}).values() for group in one.get("param_groups", [])]
+    groups = [group for each in state.get("optimizers", {}).values() for group in each.get("param_groups", [])]
     return any(group.get("train_mode") for group in groups)
 
 
 @contextmanager
 def _local(path: str | Path, save_location: str | Path | None) -> Iterator[Path]:
-    """Yield a folder of this machine with the checkpoint's files."""
+    """Yield a local folder with the files of the checkpoint."""
     if "://" not in str(path):
         yield Path(path)
         return

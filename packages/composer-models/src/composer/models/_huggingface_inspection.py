@@ -1,4 +1,4 @@
-"""What a Transformers model tells about itself, and whether a tokenizer fits it."""
+"""Properties of a Transformers model, and checks of model and tokenizer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import inspect
 from typing import TYPE_CHECKING
 
 from composer.models._huggingface_peft import base_of, is_peft_model
+from composer.models.names import import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["argument_names", "check_model", "check_tokenizer", "fit_embedding", "predicts_next_token"]
 
-# Decoders that compute their loss with the labels as they are: who trains them hands in the next tokens.
+# Decoders that compute their loss without shifting the labels: the labels are the next tokens.
 _UNSHIFTED = frozenset(
     {
         *(
@@ -29,29 +30,22 @@ _UNSHIFTED = frozenset(
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no model of Transformers, or one that returns tuples."""
-    try:
-        from transformers import PreTrainedModel  # noqa: PLC0415 (an extra)
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ModuleNotFoundError(
-            'HuggingFaceModel needs Transformers: pip install "composer-models[huggingface]".'
-        ) from error
-    if not isinstance(model, PreTrainedModel) and not is_peft_model(model):
+    """Raise an error for an object that is not a model of Transformers, or a model that returns tuples."""
+    transformers = import_extra("transformers", needed="HuggingFaceModel needs Transformers", extra="huggingface")
+    if not isinstance(model, transformers.PreTrainedModel) and not is_peft_model(model):
         raise TypeError(
             "model must be a transformers.PreTrainedModel or a peft.PeftModel around one, "
             f"got {type(model).__name__}. For other modules derive from ComposerModel."
         )
     if not getattr(base_of(model).config, "return_dict", True):
         raise ValueError(
-            "The model's config.return_dict is False, so that it returns tuples, of which nobody can tell what is the "
-            "loss. Set it to True."
+            "The model's config.return_dict is False, so it returns tuples, in which the loss cannot be identified. "
+            "Set it to True."
         )
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Refuse what is no tokenizer of Transformers."""
+    """Raise a TypeError for an object that is not a tokenizer of Transformers."""
     from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 (an extra)
 
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -62,7 +56,7 @@ def check_tokenizer(tokenizer: object) -> None:
 
 
 def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tuple[str, ...]:
-    """Give the embedding a row for each token; return the names of the weights that have grown."""
+    """Add embedding rows for missing tokens; return the names of the resized weights."""
     embedding = model.get_input_embeddings()
     num_rows = embedding.weight.shape[0]
     if num_tokens <= num_rows:
@@ -70,31 +64,31 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
     if not allow:
         raise ValueError(
             f"The tokenizer has {num_tokens} tokens, but the model's embedding only {num_rows} rows, so some tokens "
-            "would have none. Give the tokenizer of this model, or allow_embedding_resizing=True."
+            "have no embedding. Pass the tokenizer of this model, or allow_embedding_resizing=True."
         )
     model.resize_token_embeddings(num_tokens)
-    grown = [model.get_input_embeddings(), model.get_output_embeddings()]
+    resized = [model.get_input_embeddings(), model.get_output_embeddings()]
     return tuple(
         f"{name}.{own}"
         for name, module in model.named_modules()
-        if any(module is one for one in grown)
+        if any(module is each for each in resized)
         for own, _ in module.named_parameters(recurse=False)
     )
 
 
 def predicts_next_token(model: PreTrainedModel) -> bool:
-    """Return whether the model's own loss compares the logits of a place with the label of the next."""
+    """Return whether the model's own loss compares the logits of a position with the label of the next."""
     from transformers.models.auto import modeling_auto  # noqa: PLC0415 (an extra)
 
     names = {cls.__name__ for cls in type(model).__mro__}
     if model.config.is_encoder_decoder or names & _UNSHIFTED:
         return False
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    known = {name for one in causal for name in ([one] if isinstance(one, str) else one)}
+    known = {name for each in causal for name in ([each] if isinstance(each, str) else each)}
     return bool(names & known) or any(name.endswith("ForCausalLM") for name in names)
 
 
 def argument_names(model: PreTrainedModel) -> frozenset[str]:
-    """Return the names of what the model's ``forward`` takes; none if it does not say."""
+    """Return the names of the arguments of the model's ``forward``; none if they are only ``*args, **kwargs``."""
     parameters = inspect.signature(model.forward).parameters.values()
     return frozenset(each.name for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD})

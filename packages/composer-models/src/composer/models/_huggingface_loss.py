@@ -1,4 +1,4 @@
-"""The loss of a Transformers model, where the labels are not those that its forward pass has seen."""
+"""The loss of a Transformers model for other labels than those of its forward pass."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
 __all__ = ["IGNORED", "next_tokens", "task_loss", "without_single_score"]
 
 IGNORED = -100
-"""The label that does not count."""
+"""The label of positions that do not count."""
 
 
 def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits ``(N, L - 1, ...)`` of each place and the labels of the place after it."""
+    """Return the logits ``(N, L - 1, ...)`` of each position and the labels of the next position."""
     return logits[:, :-1], labels[:, 1:]
 
 
 def without_single_score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return logits of one score ``(N, 1)`` as ``(N,)`` where the labels are one number a sample."""
+    """Return logits of one score ``(N, 1)`` as ``(N,)`` if the labels are one number per sample."""
     is_single = logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1
     return logits.squeeze(-1) if is_single else logits
 
 
 def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift: bool, reduction: str) -> Tensor:
-    """Compute the loss of logits for labels, as Transformers does for ids and also for probabilities.
+    """Compute the loss as Transformers does, also for labels that are probabilities.
 
     Args:
         logits: Scores ``(N, ..., C)``.
-        labels: Ids ``(N, ...)``, of which -100 do not count; probabilities ``(N, ..., C)``, of which rows of zeros do
-            not count; or numbers for ``"regression"`` and ``"multi_label_classification"``.
-        problem_type: What the model's configuration says.
-        shift: Whether the label of a place belongs to the logits of the place before.
-        reduction: ``"mean"``, of all labels that count; or ``"none"``, of those of each sample.
+        labels: Ids ``(N, ...)``, where -100 does not count; probabilities ``(N, ..., C)``, where rows of zeros do not
+            count; or numbers for ``"regression"`` and ``"multi_label_classification"``.
+        problem_type: The ``problem_type`` of the model's configuration.
+        shift: Whether the label of a position belongs to the logits of the previous position.
+        reduction: ``"mean"`` over all labels that count; or ``"none"``, the mean for each sample.
 
     Returns:
         A scalar, or ``(N,)``.
 
     Raises:
-        ValueError: The labels do not fit the logits.
+        ValueError: The shapes of labels and logits do not match.
     """
     logits = logits.float()
     if shift:
@@ -81,6 +81,6 @@ def _like(labels: Tensor, logits: Tensor) -> Tensor:
 
 def _misfit(logits: Tensor, labels: Tensor) -> str:
     return (
-        f"The labels of shape {tuple(labels.shape)} do not fit the logits of shape {tuple(logits.shape)}: ids have the "
-        "shape without the last dimension, probabilities have the same."
+        f"The labels of shape {tuple(labels.shape)} do not fit the logits of shape {tuple(logits.shape)}: ids must "
+        "have its shape without the last dimension, probabilities the same shape."
     )

@@ -1,9 +1,11 @@
-"""Adapters of PEFT inside a wrapped model: put in, told apart from the base model, saved alone."""
+"""Adapters of PEFT in a wrapped model: adding them, separating them from the base model, and saving them alone."""
 
 from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING, Any
+
+from composer.models.names import import_extra
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -16,58 +18,54 @@ __all__ = ["add_adapters", "base_of", "is_peft_model", "save_adapters_alone", "w
 
 
 def is_peft_model(model: object) -> bool:
-    """Return whether a model has adapters; does not import PEFT, which whoever made such a model has."""
+    """Return whether a model has adapters, without importing PEFT, which is imported if it has."""
     return any(cls.__name__ == "PeftModel" and cls.__module__.startswith("peft.") for cls in type(model).__mro__)
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """Return the Transformers model, without what PEFT puts around it."""
+    """Return the Transformers model without the wrapper of PEFT."""
     return model.get_base_model() if is_peft_model(model) else model
 
 
 def add_adapters(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """Return the model with new adapters, which alone are trainable.
+    """Return the model with new adapters; only these are trainable.
 
     Raises:
         ModuleNotFoundError: PEFT is not installed.
-        TypeError: ``config`` is no configuration of PEFT's.
-        ValueError: The model has adapters already.
+        TypeError: ``config`` is not a configuration of PEFT.
+        ValueError: The model already has adapters.
     """
-    try:
-        import peft  # noqa: PLC0415 (an extra)
-    except ModuleNotFoundError as error:
-        if error.name != "peft":
-            raise
-        raise ModuleNotFoundError('peft_config needs PEFT: pip install "composer-models[peft]".') from error
-
+    peft = import_extra("peft", needed="peft_config needs PEFT", extra="peft")
     if not isinstance(config, peft.PeftConfig):
-        raise TypeError(f"peft_config must be a configuration such as peft.LoraConfig(...), got {_class_of(config)}.")
+        raise TypeError(
+            f"peft_config must be a configuration such as peft.LoraConfig(...), got {type(config).__name__}."
+        )
     if is_peft_model(model):
-        raise ValueError("model has adapters of PEFT already: leave out peft_config, or give the model without them.")
+        raise ValueError("model has adapters of PEFT already: omit peft_config, or pass the model without them.")
     return with_adapters(model, config, "default")
 
 
 def with_adapters(model: PreTrainedModel, config: PeftConfig, name: str) -> PeftModel:
-    """Put the first adapters around a model."""
+    """Add the first adapters to a model."""
     import peft  # noqa: PLC0415 (an extra)
 
     with warnings.catch_warnings():
-        # PEFT asks Transformers by a former name whether activations are kept, about which nobody can do anything.
+        # PEFT uses a former name of a Transformers attribute.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         adapted: PeftModel = peft.get_peft_model(model, config, adapter_name=name)
     return adapted
 
 
 def save_adapters_alone(module: Any) -> None:
-    """Let ``module.state_dict()`` hold of its PEFT model ``module.model`` the adapters alone, and accept that again."""
+    """Restrict ``module.state_dict()`` to the adapters of its PEFT model ``module.model``, also in loading."""
     module.register_state_dict_post_hook(_keep_adapters)
     module.register_load_state_dict_post_hook(_allow_missing_base)
 
 
 def _keep_adapters(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: object) -> None:
-    kept = _adapter_names(module, {name.removeprefix(prefix): value for name, value in state_dict.items()})
+    adapters = _adapter_names(module, {name.removeprefix(prefix): value for name, value in state_dict.items()})
     for name in [name for name in state_dict if name.startswith(prefix)]:
-        if name.removeprefix(prefix) not in kept:
+        if name.removeprefix(prefix) not in adapters:
             del state_dict[name]
 
 
@@ -75,16 +73,18 @@ def _allow_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
     model: Any = module.model
     everything = {f"model.{name}": value for name, value in model.state_dict(keep_vars=True).items()}
     base = everything.keys() - _adapter_names(module, everything)
-    # Within another module, names have a prefix that is not told here.
+    # Inside another module, names have a prefix that is unknown here.
     missing = [name for name in incompatible_keys.missing_keys if _ends_with_one_of(name, base)]
-    if len(missing) == len(base):  # with only some of them missing, it is the whole model's state, and not complete
-        incompatible_keys.missing_keys[:] = [n for n in incompatible_keys.missing_keys if n not in set(missing)]
+    if len(missing) == len(base):  # if only some are missing, it is an incomplete state of the entire model
+        incompatible_keys.missing_keys[:] = [
+            name for name in incompatible_keys.missing_keys if name not in set(missing)
+        ]
 
 
 def _adapter_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
-    """Return the names, among those of ``module``'s state, of what PEFT would save of the adapters in ``model``.
+    """Return the names in the state of ``module`` of the tensors that PEFT would save for the adapters in ``model``.
 
-    PEFT gives what it saves other names; but the tensors are those that it was given.
+    PEFT renames the tensors that it saves, so they are compared by identity.
     """
     from peft import get_peft_model_state_dict  # noqa: PLC0415 (an extra)
 
@@ -107,7 +107,3 @@ def _adapter_names(module: nn.Module, state_dict: dict[str, Any]) -> set[str]:
 def _ends_with_one_of(name: str, endings: Set[str]) -> bool:
     parts = name.split(".")
     return any(".".join(parts[start:]) in endings for start in range(len(parts)))
-
-
-def _class_of(value: object) -> str:
-    return type(value).__name__

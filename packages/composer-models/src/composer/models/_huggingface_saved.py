@@ -1,12 +1,10 @@
-"""A Transformers model and its tokenizer as plain data, and both again from that data."""
+"""A Transformers model and its tokenizer as plain data, and their reconstruction."""
 
 from __future__ import annotations
 
 import base64
 import json
-import shutil
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ import torch
 from composer.models._huggingface_peft import base_of, is_peft_model, with_adapters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from peft import PeftModel
     from torch import Tensor
@@ -27,16 +25,16 @@ __all__ = ["describe", "rebuild_model", "rebuild_tokenizer"]
 def describe(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase | None, *, adapters_alone: bool
 ) -> dict[str, Any]:
-    """Return what is needed, besides the weights, to build both again.
+    """Return the data that is needed, besides the weights, to reconstruct both.
 
     Args:
         model: The model.
         tokenizer: The tokenizer, or None.
-        adapters_alone: Whether of a model with adapters only these are saved.
+        adapters_alone: Whether only the adapters of the model are saved.
 
     Returns:
-        Text, lists and dictionaries of text: the class's name, and the files that ``save_pretrained`` would write of
-        the configuration, the tokenizer and the adapters. What is no text is written in base64.
+        Strings in lists and dictionaries: the name of the class, and the files that ``save_pretrained`` would write for
+        the configuration, the tokenizer and the adapters. Files that are not text are encoded in base64.
     """
     base = base_of(model)
     described: dict[str, Any] = {"model": {"class": type(base).__name__}, "tokenizer": None, "peft": None}
@@ -50,7 +48,11 @@ def describe(
             tokenizer.save_pretrained(folder)
             described["tokenizer"] = {"class": type(tokenizer).__name__, "files": _read_files(Path(folder))}
     if is_peft_model(model):
-        adapters = {name: _read_adapter(config) for name, config in model.peft_config.items()}
+        adapters = {}
+        for name, config in model.peft_config.items():
+            with tempfile.TemporaryDirectory() as folder:
+                config.save_pretrained(folder)
+                adapters[name] = _read_files(Path(folder))
         described["peft"] = {"adapters": adapters, "saved_alone": adapters_alone}
     return described
 
@@ -58,27 +60,28 @@ def describe(
 def rebuild_tokenizer(
     described: Mapping[str, Any], *, trust_remote_code: bool, save_dir: str | Path | None
 ) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that was described, or None if there was none.
+    """Return the described tokenizer, or None if there is none.
 
     Args:
-        described: What :func:`describe` returned.
+        described: The result of :func:`describe`.
         trust_remote_code: Whether code that was saved with the tokenizer may run.
-        save_dir: Where it is then saved; nowhere if None.
+        save_dir: The folder in which it is then saved; it is not saved if None.
 
     Raises:
-        ValueError: The data holds the name of a file outside the folder, or needs code that may not run.
+        ValueError: The data contains the name of a file outside the folder, or needs code that may not run.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 (an extra)
 
     if not described.get("tokenizer"):
         return None
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
         _write_files(described["tokenizer"]["files"], folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
-        tokenizer.name_or_path = ""  # no folder that is gone, nor one of this machine
-        if save_dir is not None:  # by the tokenizer, as the checkpoint must not choose which files are written there
+        tokenizer.name_or_path = ""  # not the temporary folder
+        if save_dir is not None:  # by the tokenizer, because the checkpoint must not determine which files are written
             tokenizer.save_pretrained(str(save_dir))
     return tokenizer
 
@@ -92,13 +95,13 @@ def rebuild_model(
     trust_remote_code: bool,
     base_model: str | Path | None,
 ) -> PreTrainedModel | PeftModel:
-    """Build the model that was described and give it the weights.
+    """Build the described model and load the weights.
 
     Args:
-        described: What :func:`describe` returned.
-        weights: By the names of the Transformers (or PEFT) model.
-        model_class: Another class to build: one of Transformers' or of one's own, an ``AutoModelFor…``, or a name in
-            ``transformers``; that of the model that was saved if None.
+        described: The result of :func:`describe`.
+        weights: Weights by their names in the Transformers (or PEFT) model.
+        model_class: Another class to build: a class of Transformers or your own, an ``AutoModelFor…``, or a name in
+            ``transformers``; the class of the saved model if None.
         config_settings: Changes to the configuration.
         trust_remote_code: Whether code that was saved with the configuration may run.
         base_model: Folder or name of the base model of adapters that were saved alone. What is saved does not
@@ -109,7 +112,8 @@ def rebuild_model(
             there is no ``base_model``.
     """
     cls = _model_class(described["model"]["class"] if model_class is None else model_class)
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
         _write_files(described["model"]["files"], folder)
         config = _load_config(cls, folder, trust_remote_code=trust_remote_code)
         for name, value in (config_settings or {}).items():
@@ -132,33 +136,20 @@ def _read_files(folder: Path) -> dict[str, Any]:
     return files
 
 
-def _read_adapter(config: Any) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        return _read_files(Path(folder))
-
-
 def _write_files(files: Mapping[str, Any], folder: Path) -> None:
     for name, content in files.items():
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\\" in name or ":" in name:
-            raise ValueError(f"The saved data names a file outside its folder: {name!r}. It was not written by us.")
+            raise ValueError(
+                f"The saved data names a file outside its folder: {name!r}. It was not written by this library."
+            )
         path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else base64.b64decode(content["base64"]))
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp())
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
 def _model_class(named: Any) -> Any:
-    """Return a class of Transformers by name; what is a class already stays."""
+    """Return a class of Transformers by name, or the class that is passed."""
     import transformers  # noqa: PLC0415 (an extra)
 
     if not isinstance(named, str):
@@ -169,7 +160,7 @@ def _model_class(named: Any) -> Any:
     if not isinstance(cls, type) or not (issubclass(cls, transformers.PreTrainedModel) or hasattr(cls, "from_config")):
         raise ValueError(
             f"{named} is not a model of transformers {transformers.__version__}. "
-            "If it is a class of your own, give it as model_instantiation_class."
+            "If it is your own class, pass it as model_instantiation_class."
         )
     return cls
 
@@ -177,7 +168,7 @@ def _model_class(named: Any) -> Any:
 def _load_config(cls: Any, folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     from transformers import AutoConfig  # noqa: PLC0415 (an extra)
 
-    # A class of one's own may have a configuration of one's own, which Transformers does not know.
+    # Your own class may have its own configuration class, which is not registered in Transformers.
     own = getattr(cls, "config_class", None)
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     if own is not None and getattr(own, "model_type", None) == model_type:
@@ -188,7 +179,7 @@ def _load_config(cls: Any, folder: Path, *, trust_remote_code: bool) -> PreTrain
 def _build(cls: Any, config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
     from transformers import GenerationConfig  # noqa: PLC0415 (an extra)
 
-    make = getattr(cls, "from_config", cls)  # of AutoModelFor…
+    make = getattr(cls, "from_config", cls)  # for AutoModelFor…
     model: PreTrainedModel = make(config)
     if (folder / "generation_config.json").exists() and model.can_generate():
         model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
@@ -203,14 +194,14 @@ def _rebuild_adapters(
     folder: Path,
     base_model: str | Path | None,
 ) -> PeftModel:
-    """Put adapters with their weights around the base model, which was saved with them or is read from a folder."""
+    """Add adapters with their weights to the base model, which was saved with them or is read from a folder."""
     from peft import PeftConfig  # noqa: PLC0415 (an extra)
 
     configs: dict[str, PeftConfig] = {}
     for name, files in described["adapters"].items():
-        with _folder() as own:
-            _write_files(files, own)
-            configs[name] = PeftConfig.from_pretrained(str(own))
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            _write_files(files, Path(temporary))
+            configs[name] = PeftConfig.from_pretrained(temporary)
     first, *others = configs
     alone = described["saved_alone"]
     if alone and base_model is None:
@@ -224,7 +215,7 @@ def _rebuild_adapters(
     model = with_adapters(base, configs[first], first)
     for name in others:
         model.add_adapter(name, configs[name])
-    _load_weights(model, weights, base_is_there=alone)
+    _load_weights(model, weights, has_base=alone)
     return model.eval()
 
 
@@ -237,22 +228,20 @@ def _load_base(cls: Any, config: PreTrainedConfig, base_model: str | Path) -> Pr
 
 
 @torch.no_grad()
-def _load_weights(
-    model: PreTrainedModel | PeftModel, weights: Mapping[str, Tensor], *, base_is_there: bool = False
-) -> None:
-    """Copy the weights into the model, whose weights take their dtypes.
+def _load_weights(model: PreTrainedModel | PeftModel, weights: Mapping[str, Tensor], *, has_base: bool = False) -> None:
+    """Copy the weights into the model, and convert it to their dtypes.
 
     Raises:
-        ValueError: A weight has another shape, is missing (and is not tied to one that is there), or has no place.
+        ValueError: A weight has another shape, is missing (and is not tied to an existing one), or is unexpected.
     """
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in weights:
             parameter.data = parameter.data.to(weights[name].dtype)
     own = model.state_dict()
     wrong = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
-    given = {own[name].data_ptr() for name in weights if name in own}
-    missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in given]
-    if wrong or (missing and not base_is_there):
+    loaded = {own[name].data_ptr() for name in weights if name in own}
+    missing = [name for name, value in own.items() if name not in weights and value.data_ptr() not in loaded]
+    if wrong or (missing and not has_base):
         raise ValueError(
             f"The saved weights do not fit {type(model).__name__}: missing {_some(missing)}, unknown or of another "
             f"shape {_some(wrong)}. If an algorithm changed the model's layers, it is no longer a model of "

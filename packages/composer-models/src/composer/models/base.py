@@ -1,33 +1,34 @@
-"""The interface between a model and whoever trains it."""
+"""The interface between a model and a trainer."""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torchmetrics import Metric
 
-__all__ = ["ComposerModel"]
+__all__ = ["ComposerModel", "unexpected_batch"]
 
 _SIGNATURES = {"forward": "forward(self, batch)", "loss": "loss(self, outputs, batch)"}
 
 
 class ComposerModel(nn.Module, ABC):
-    """A module that knows what to do with a batch.
+    """A module with a forward pass, a loss and metrics for batches.
 
-    Every method is given the batch as the dataloader yields it, so a dataset may have any structure. Forward pass and
-    loss are two methods, because algorithms work between them: label smoothing changes the targets once the outputs are
-    there, MixUp asks for the loss a second time.
+    Every method takes the batch as the dataloader yields it, so a dataset may have any structure. Forward pass and loss
+    are two methods, because algorithms run between them: label smoothing changes the targets when the outputs are
+    known, MixUp computes the loss a second time.
 
-    Define :meth:`forward` and :meth:`loss`. For metrics define :meth:`get_metrics` and :meth:`update_metric` too.
+    Subclasses define :meth:`forward` and :meth:`loss`, and for metrics :meth:`get_metrics` and :meth:`update_metric`.
 
-    A trainer needs the methods, not the class: any ``nn.Module`` that has them will do.
+    A trainer needs the methods, not the class: it accepts any ``nn.Module`` that has them.
 
     Raises:
         TypeError: The subclass lacks ``forward`` or ``loss``, or its ``__init__`` does not call ``super().__init__()``.
@@ -51,7 +52,7 @@ class ComposerModel(nn.Module, ABC):
     """
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
-        """Refuse a class that leaves ``forward`` or ``loss`` open."""
+        """Raise a TypeError for a class without ``forward`` or ``loss``."""
         missing = sorted(cls.__abstractmethods__)
         if missing:
             signatures = " and ".join(_SIGNATURES.get(name, name) for name in missing)
@@ -59,7 +60,7 @@ class ComposerModel(nn.Module, ABC):
         return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a forgotten ``super().__init__()`` be reported by name."""
+        """Report a missing ``super().__init__()`` in an error with the class name."""
         super().__init_subclass__(**kwargs)
         own_init = cls.__dict__.get("__init__")
         if own_init is not None:
@@ -70,21 +71,21 @@ class ComposerModel(nn.Module, ABC):
         """Compute the outputs for a batch.
 
         Args:
-            batch: What the dataloader yields, on the model's device.
+            batch: A batch of the dataloader, on the model's device.
 
         Returns:
-            Outputs, in whatever form :meth:`loss` and :meth:`update_metric` expect them.
+            Outputs, in the form that :meth:`loss` and :meth:`update_metric` expect.
         """
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute what is to be minimised.
+        """Compute the loss.
 
         Args:
-            outputs: What :meth:`forward` returned.
-            batch: The batch that it was given.
-            args: For loss functions that take more, see the subclass.
-            kwargs: The same, by name.
+            outputs: The result of :meth:`forward`.
+            batch: The batch of these outputs.
+            args: Further arguments of the subclass.
+            kwargs: Further keyword arguments of the subclass.
 
         Returns:
             A scalar tensor; or several, in a sequence or a mapping, whose sum is minimised.
@@ -93,11 +94,11 @@ class ComposerModel(nn.Module, ABC):
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
         """Compute the outputs that metrics are updated with.
 
-        Override it where evaluation differs from training, for instance to generate text.
+        Override it if evaluation differs from training, for instance to generate text.
 
         Args:
-            batch: What the dataloader yields, on the model's device.
-            outputs: What :meth:`forward` returned for this batch, where that has been computed already.
+            batch: A batch of the dataloader, on the model's device.
+            outputs: The result of :meth:`forward` for this batch, if it has been computed already.
 
         Returns:
             ``outputs`` if given, else ``self(batch)``.
@@ -105,10 +106,10 @@ class ComposerModel(nn.Module, ABC):
         return self(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
-        """Name the metrics to compute; none unless overridden.
+        """Return the metrics to compute; none by default.
 
         Args:
-            is_train: Whether they are for training batches or for evaluation.
+            is_train: Whether the metrics are for training or for evaluation.
 
         Returns:
             Metrics by the name under which they are logged.
@@ -117,15 +118,15 @@ class ComposerModel(nn.Module, ABC):
         return {}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
-        """Let a metric see one batch.
+        """Update a metric with one batch.
 
         Args:
-            batch: What the dataloader yields.
-            outputs: What :meth:`eval_forward` returned for it.
-            metric: One of those from :meth:`get_metrics`, or one that an evaluator brought along.
+            batch: A batch of the dataloader.
+            outputs: The result of :meth:`eval_forward` for it.
+            metric: A metric from :meth:`get_metrics`, or of an evaluator.
 
         Raises:
-            NotImplementedError: The subclass did not say how.
+            NotImplementedError: The subclass does not define it.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has to define update_metric(self, batch, outputs, metric) before "
@@ -133,8 +134,19 @@ class ComposerModel(nn.Module, ABC):
         )
 
 
+def unexpected_batch(model: str, expected: str, batch: object, remedy: str | None = None) -> TypeError:
+    """Return the error for a batch that is not a pair."""
+    got = type(batch).__name__
+    if isinstance(batch, (tuple, list)):
+        got = f"{got} of {len(batch)}"
+    elif isinstance(batch, Mapping):
+        got = f"{got} with keys {sorted(map(str, batch))}"
+    default = "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
+    return TypeError(f"{model} takes batches {expected}, got {got}. {remedy or default}")
+
+
 def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an ``__init__`` so that it fails with a sentence if ``nn.Module.__init__`` has not run."""
+    """Wrap an ``__init__`` so that it raises a clear error if ``nn.Module.__init__`` has not run."""
 
     @functools.wraps(init)
     def checked(self: ComposerModel, *args: Any, **kwargs: Any) -> None:
@@ -151,6 +163,6 @@ def _checked_init(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _comes_before_module_init(error: AttributeError) -> bool:
-    """Return whether nn.Module says so, or misses what its ``__init__`` would have made."""
+    """Return whether an AttributeError is caused by a missing call of ``nn.Module.__init__``."""
     text = str(error)
     return "before Module.__init__" in text or any(f"attribute '{name}'" in text for name in vars(nn.Module()))

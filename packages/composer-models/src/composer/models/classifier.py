@@ -1,19 +1,19 @@
-"""A classifier around any module that turns inputs into one score a class."""
+"""A classifier around any module that maps inputs to one score per class."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.models.base import ComposerModel
-from composer.models.phase_metrics import as_collection, by_name
+from composer.models.base import unexpected_batch
+from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchmetrics import Metric
 
     from composer.models.phase_metrics import Metrics
@@ -21,34 +21,33 @@ if TYPE_CHECKING:
 __all__ = ["ComposerClassifier"]
 
 
-class ComposerClassifier(ComposerModel):
+class ComposerClassifier(PhaseMetricsModel):
     """A module with a classification loss and metrics.
 
     Batches are pairs ``(input, target)``: the module is called with ``input``; ``target`` holds class ids ``(N, ...)``
-    or class probabilities ``(N, C, ...)``, as mixing and smoothing produce them. A metric that counts classes is given
-    the most probable one.
+    or class probabilities ``(N, C, ...)``, as mixing and smoothing produce them. A metric with ``num_classes`` is
+    updated with the most probable class.
 
-    Without metrics of your own, training logs the accuracy and validation the accuracy and the cross entropy, under the
-    names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the share of correct samples. It counts ids that
-    the loss ignores (-100) as wrong; hand in ``MulticlassAccuracy(..., ignore_index=-100)`` to leave them out.
+    The default metrics are the accuracy for training, and the accuracy and the cross entropy for evaluation, with the
+    names ``MulticlassAccuracy`` and ``CrossEntropy``. The accuracy is the fraction of correct samples. Ids that the
+    loss ignores (-100) count as wrong; pass ``MulticlassAccuracy(..., ignore_index=-100)`` to exclude them.
 
-    A module may tell two classes apart by one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
+    A module for two classes may return one score ``(N, 1, ...)`` or ``(N,)``, the logit of class 1. Then the default
     loss is the binary cross entropy, of class ids or of probabilities of class 1 in the shape of the scores, and the
     default metrics are as above. Algorithms that smooth or mix labels need two scores.
 
     Args:
-        module: Maps inputs to scores ``(N, C, ...)``, or to one score a sample.
-        num_classes: ``C``; 2 with one score. Found from the module if ``None``: its attribute ``num_classes``, or the
-            width of its last ``nn.Linear``.
+        module: Maps inputs to scores ``(N, C, ...)``, or to one score per sample.
+        num_classes: ``C``; 2 with one score. Inferred from the module if ``None``: its attribute ``num_classes``, or
+            the output size of its last ``nn.Linear``.
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
-        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, since each phase
-            counts for itself.
+        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
+            accumulates separately.
         loss_fn: Called as ``loss_fn(outputs, target)``; returns a scalar.
 
     Raises:
-        TypeError: ``module`` is no ``nn.Module``, ``loss_fn`` cannot be called, or what is given as metrics holds
-            something else.
-        ValueError: ``num_classes`` is not positive; or it is needed for the default metrics and cannot be found.
+        TypeError: ``module`` is not an ``nn.Module``, ``loss_fn`` is not callable, or the metrics contain another type.
+        ValueError: ``num_classes`` is not positive; or the default metrics need it and it cannot be inferred.
 
     Example:
         >>> import torch
@@ -70,9 +69,9 @@ class ComposerClassifier(ComposerModel):
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be an nn.Module that maps inputs to scores, got {_class_of(module)}.")
+            raise TypeError(f"module must be an nn.Module that maps inputs to scores, got {type(module).__name__}.")
         if not callable(loss_fn):
-            raise TypeError(f"loss_fn must be callable as loss_fn(outputs, target), got {_class_of(loss_fn)}.")
+            raise TypeError(f"loss_fn must be callable as loss_fn(outputs, target), got {type(loss_fn).__name__}.")
         if num_classes is not None and num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
         self.module = module
@@ -84,10 +83,7 @@ class ComposerClassifier(ComposerModel):
             train_metrics = _default_metrics(self.num_classes, is_train=True)
         if val_metrics is None:
             val_metrics = _default_metrics(self.num_classes, is_train=False)
-        self.train_metrics = as_collection(train_metrics, "train_metrics")
-        self.val_metrics = as_collection(val_metrics, "val_metrics")
-        if not _ids(self.train_metrics).isdisjoint(_ids(self.val_metrics)):
-            self.val_metrics = copy.deepcopy(self.val_metrics)
+        self._set_metrics(train_metrics, val_metrics)
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
         """Compute the scores of the batch's inputs.
@@ -99,11 +95,11 @@ class ComposerClassifier(ComposerModel):
             Scores (logits) ``(N, C, ...)``.
 
         Raises:
-            TypeError: ``batch`` is no pair.
+            TypeError: ``batch`` is not a pair.
         """
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise _not_a_pair(batch)
-        # The same as self.module, which costs half a microsecond because nn.Module finds it last.
+            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
+        # self.module would take half a microsecond longer, because nn.Module looks it up last.
         outputs: Tensor = self._modules["module"](batch[0])  # type: ignore[misc]
         return outputs
 
@@ -113,64 +109,49 @@ class ComposerClassifier(ComposerModel):
         Args:
             outputs: Scores ``(N, C, ...)``.
             batch: A pair ``(input, target)``.
-            args: Handed on to ``loss_fn``.
-            kwargs: The same, by name.
+            args: Passed to ``loss_fn``.
+            kwargs: Passed to ``loss_fn``.
 
         Returns:
             A scalar.
 
         Raises:
-            TypeError: ``batch`` is no pair.
-            ValueError: A target names a class for which there is no score.
+            TypeError: ``batch`` is not a pair.
+            ValueError: A target is a class without a score.
         """
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise _not_a_pair(batch)
+            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
         target, loss_fn = batch[1], self.loss_fn
         if loss_fn is soft_cross_entropy and _is_one_score(outputs):
             outputs, target = _two_scores(outputs, target)
         try:
             return loss_fn(outputs, target, *args, **kwargs)
         except (IndexError, ValueError) as error:
-            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's
-            if not str(cause).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
+            if not str(cause).startswith("Target "):  # the text of torch's losses; other errors are unrelated
                 raise
             raise ValueError(
                 f"A target does not fit the outputs of shape {tuple(outputs.shape)}: {cause} "
                 f"Class ids run from 0 to {outputs.shape[1] - 1}."
             ) from error
 
-    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Name the metrics of a phase.
-
-        Args:
-            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
-
-        Returns:
-            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
-
-        Raises:
-            TypeError: The attribute has been set to something else than a metric or a ``MetricCollection``.
-        """
-        name = "train_metrics" if is_train else "val_metrics"
-        return by_name(getattr(self, name), name)
-
     def update_metric(self, batch: tuple[Any, Tensor], outputs: Tensor, metric: Metric) -> None:
-        """Let a metric see one batch.
+        """Update a metric with one batch.
 
         Args:
             batch: A pair ``(input, target)``.
             outputs: Scores ``(N, C, ...)``.
-            metric: Called as ``metric.update(outputs, target)``. If it counts classes (it has ``num_classes``) and
-                ``target`` holds probabilities, it is given the most probable classes. Of one score a sample, such a
-                metric and ``CrossEntropy`` are given the two that it stands for, others ``(N,)``.
+            metric: Called as ``metric.update(outputs, target)``. If it has ``num_classes`` and ``target`` holds
+                probabilities, it is called with the most probable classes. With one score per sample, such a metric
+                and ``CrossEntropy`` are called with the scores of both classes, other metrics with ``(N,)``.
 
         Raises:
-            TypeError: ``batch`` is no pair.
-            ValueError: The metric counts another number of classes than there are scores.
+            TypeError: ``batch`` is not a pair.
+            ValueError: The metric has another number of classes than the scores.
         """
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise _not_a_pair(batch)
-        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is there by now)
+            raise unexpected_batch("ComposerClassifier", "(input, target)", batch)
+        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         target = batch[1]
         num_classes = getattr(metric, "num_classes", None)
@@ -184,26 +165,14 @@ class ComposerClassifier(ComposerModel):
         metric.update(outputs, target)
 
 
-def _not_a_pair(batch: object) -> TypeError:
-    what = _class_of(batch)
-    if isinstance(batch, (tuple, list)):
-        what = f"{what} of {len(batch)}"
-    elif isinstance(batch, Mapping):
-        what = f"{what} with keys {sorted(map(str, batch))}"
-    return TypeError(
-        f"ComposerClassifier takes batches (input, target), got {what}. "
-        "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
-    )
-
-
 def _class_ids(outputs: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return the targets as a metric that counts classes wants them, or say why it cannot count these."""
+    """Return the targets for a metric with ``num_classes``."""
     if not outputs.is_floating_point():
         return target
     if outputs.ndim < 2 or outputs.shape[1] != num_classes:
         raise ValueError(
             f"The metric counts {num_classes} classes, but the outputs of shape {tuple(outputs.shape)} do not hold as "
-            "many scores a sample. Hand num_classes to ComposerClassifier, or build the metric with the right number."
+            "many scores per sample. Pass num_classes to ComposerClassifier, or create the metric with their number."
         )
     return target.argmax(dim=1) if target.ndim == outputs.ndim else target
 
@@ -227,36 +196,28 @@ def _two_scores(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _find_num_classes(module: nn.Module) -> int | None:
-    """Return the number of scores, or ``None`` where the module does not tell or contradicts itself."""
+    """Return the number of scores, or ``None`` if the module does not determine it."""
     widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
     named = getattr(module, "num_classes", None)
-    found = set(widths[-1:]) | ({named} if isinstance(named, int) else set())
-    return found.pop() if len(found) == 1 else None
+    candidates = set(widths[-1:]) | ({named} if isinstance(named, int) else set())
+    return candidates.pop() if len(candidates) == 1 else None
 
 
 def _default_metrics(num_classes: int | None, *, is_train: bool) -> Metric | dict[str, Metric]:
     if num_classes is None:
         raise ValueError(
-            "num_classes cannot be found from the module: it has neither a num_classes nor a last nn.Linear, or they "
-            "differ. Give num_classes=, or both train_metrics= and val_metrics=."
+            "num_classes cannot be inferred from the module: it has neither a num_classes nor an nn.Linear, or they "
+            "differ. Pass num_classes=, or both train_metrics= and val_metrics=."
         )
     if num_classes == 1:
         raise ValueError(
-            "num_classes is 1, for which accuracy and cross entropy say nothing. Give num_classes=2 if one score tells "
-            "two classes apart; or both train_metrics= and val_metrics=, [] for none."
+            "num_classes is 1, for which accuracy and cross entropy are constant. Pass num_classes=2 if one score "
+            "distinguishes two classes; or both train_metrics= and val_metrics=, [] for none."
         )
     from torchmetrics.classification import MulticlassAccuracy  # noqa: PLC0415 (takes a second)
 
     from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics)
 
-    # Looking for bad values would read them back from the device at every batch; the loss refuses them anyway.
+    # Validating values would synchronise with the device at every batch; the loss checks them anyway.
     accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
     return accuracy if is_train else {"MulticlassAccuracy": accuracy, "CrossEntropy": CrossEntropy()}
-
-
-def _ids(metrics: nn.Module) -> set[int]:
-    return {id(metric) for metric in metrics.modules()}
-
-
-def _class_of(value: object) -> str:
-    return type(value).__name__

@@ -1,13 +1,14 @@
-"""A model that finds objects in images, and the batches that it takes."""
+"""Object detection: models, and functions for their batches."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from composer.models.base import ComposerModel
+from composer.models.base import ComposerModel, unexpected_batch
 from composer.models.phase_metrics import as_collection, by_name
 
 if TYPE_CHECKING:
@@ -17,28 +18,101 @@ if TYPE_CHECKING:
 
 __all__ = ["ComposerDetector", "collate_detection", "count_detection_samples", "split_detection_batch"]
 
-Prediction = dict[str, Tensor]
+
+class DetectionModel(ComposerModel):
+    """Base of models that compute losses in the forward pass in training, and predictions in evaluation."""
+
+    def _set_metrics(self, val_metrics: Metrics | None) -> None:
+        if val_metrics is None:
+            from composer.metrics import MAP  # noqa: PLC0415 (imports torchmetrics)
+
+            val_metrics = MAP()
+        self.val_metrics = as_collection(val_metrics, "val_metrics")
+
+    @abstractmethod
+    def _targets(self, batch: Any) -> list[Any]:
+        """Return the targets of a batch, one dictionary per image."""
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the losses that the forward pass has computed.
+
+        Args:
+            outputs: The result of :meth:`forward`.
+            batch: Not used.
+            args: Not used.
+            kwargs: Not used.
+
+        Returns:
+            Scalars by name, whose sum is minimised.
+
+        Raises:
+            TypeError: The outputs are predictions.
+        """
+        del batch, args, kwargs
+        if not isinstance(outputs, Mapping):
+            raise TypeError(
+                "A detector computes its losses in the forward pass in training, and in evaluation only predictions. "
+                f"Call model.train() before the forward pass. The outputs are {type(outputs).__name__}."
+            )
+        return dict(outputs)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Return the metrics of a phase; none in training, where there are no predictions.
+
+        Args:
+            is_train: Whether the metrics are for training or for evaluation.
+
+        Returns:
+            Metrics by the name under which they are logged.
+        """
+        return {} if is_train else by_name(self.val_metrics, "val_metrics")
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Update a metric with one batch.
+
+        Args:
+            batch: A batch, see :meth:`forward`.
+            outputs: Predictions, one dictionary per image.
+            metric: Called as ``metric.update(predictions, targets)``.
+
+        Raises:
+            TypeError: The outputs are losses, or the metric takes no boxes.
+            ValueError: The batch lacks a part.
+        """
+        targets = self._targets(batch)
+        if isinstance(outputs, Mapping):
+            raise TypeError(
+                "Metrics of a detector need predictions, got losses: call model.eval() before "
+                "model.eval_forward(batch)."
+            )
+        try:
+            metric.update(outputs, targets)
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"{type(metric).__name__} cannot be updated with lists of boxes ({error}). "
+                "For a detector use composer.metrics.MAP or another metric of torchmetrics.detection."
+            ) from error
 
 
-class ComposerDetector(ComposerModel):
-    """A module of torchvision's kind for detection, with its metrics.
+class ComposerDetector(DetectionModel):
+    """A module with the interface of torchvision's detectors, with metrics.
 
     Batches are pairs ``(images, targets)``: a list of images ``(3, H, W)`` in ``[0, 1]``, which may differ in size, and
     for each a dictionary with ``boxes`` ``(n, 4)`` as x1, y1, x2, y2 in pixels, and ``labels`` ``(n,)``; with ``masks``
-    or ``keypoints`` where the module learns those. :func:`collate_detection` makes them; a trainer has to be told how
-    to count and split them, with :func:`count_detection_samples` and :func:`split_detection_batch`.
+    or ``keypoints`` if the module learns those. :func:`collate_detection` creates such batches; a trainer needs
+    :func:`count_detection_samples` and :func:`split_detection_batch` to count and split them.
 
-    Such a module computes its losses in its forward pass, and does so only while training: then the outputs are a
-    dictionary of losses, which is also what :meth:`loss` returns. In evaluation the outputs are predictions. So there
-    is no metric while training, and no loss in evaluation.
+    The module computes its losses in the forward pass, and only in training: then the outputs are a dictionary of
+    losses, which :meth:`loss` returns. In evaluation the outputs are predictions. So there are no metrics in training,
+    and no loss in evaluation.
 
     Args:
-        module: Called as ``module(images, targets)`` while training and ``module(images)`` in evaluation.
+        module: Called as ``module(images, targets)`` in training and ``module(images)`` in evaluation.
         val_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics, each updated with
             ``(predictions, targets)``; an empty list for none. :class:`~composer.metrics.MAP` if ``None``.
 
     Raises:
-        TypeError: ``module`` is no ``nn.Module``, or what is given as metrics holds something else.
+        TypeError: ``module`` is not an ``nn.Module``, or the metrics contain another type.
         ModuleNotFoundError: pycocotools, which ``MAP`` needs, is not installed.
 
     Example:
@@ -58,21 +132,22 @@ class ComposerDetector(ComposerModel):
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be an nn.Module that detects objects, got {type(module).__name__}.")
         self.module = module
-        self.val_metrics = as_collection(default_metrics() if val_metrics is None else val_metrics, "val_metrics")
+        self._set_metrics(val_metrics)
 
     def forward(self, batch: tuple[Sequence[Tensor], Sequence[Mapping[str, Tensor]]]) -> Any:
-        """Compute the losses of a batch while training, and predictions in evaluation.
+        """Compute the losses of a batch in training, and predictions in evaluation.
 
         Args:
             batch: A pair ``(images, targets)``.
 
         Returns:
-            While training a dictionary of scalars; in evaluation for each image a dictionary with ``boxes``,
+            In training a dictionary of scalars; in evaluation for each image a dictionary with ``boxes``,
             ``scores`` and ``labels``.
 
         Raises:
-            TypeError: ``batch`` is no pair of lists.
-            ValueError: There is not one target an image, or one lacks boxes or labels; or a label is no class's.
+            TypeError: ``batch`` is not a pair of lists.
+            ValueError: The number of targets differs from that of images, a target lacks boxes or labels, or a label is
+                out of range.
         """
         images, targets = _images_and_targets(batch)
         if not self.training:
@@ -85,83 +160,12 @@ class ComposerDetector(ComposerModel):
                 "most of torchvision's detectors class 0 is the background."
             ) from error
 
-    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the losses that the forward pass has computed.
-
-        Args:
-            outputs: What :meth:`forward` returned.
-            batch: A pair ``(images, targets)``; not looked at.
-            args: Not looked at.
-            kwargs: Not looked at.
-
-        Returns:
-            Scalars by name, whose sum is minimised.
-
-        Raises:
-            TypeError: The outputs are predictions.
-        """
-        del batch, args, kwargs
-        if not isinstance(outputs, Mapping):
-            raise TypeError(
-                "A detector computes its losses in the forward pass while training, and in evaluation only "
-                f"predictions. Call model.train() before, or ask for no loss. The outputs are {type(outputs).__name__}."
-            )
-        return dict(outputs)
-
-    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Name the metrics of a phase; there are none while training, as there are no predictions.
-
-        Args:
-            is_train: Whether they are for training batches or for evaluation.
-
-        Returns:
-            Metrics by the name under which they are logged.
-        """
-        return {} if is_train else by_name(self.val_metrics, "val_metrics")
-
-    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
-        """Let a metric see one batch.
-
-        Args:
-            batch: A pair ``(images, targets)``.
-            outputs: Predictions, one dictionary an image.
-            metric: Called as ``metric.update(predictions, targets)``.
-
-        Raises:
-            TypeError: The outputs are losses, or the metric takes no boxes.
-        """
-        _, targets = _images_and_targets(batch)
-        update_with_boxes(metric, outputs, list(targets))
-
-
-def default_metrics() -> Metric:
-    """Return what a detector is evaluated with if nothing is said."""
-    from composer.metrics import MAP  # noqa: PLC0415 (imports torchmetrics)
-
-    return MAP()
-
-
-def update_with_boxes(metric: Metric, predictions: Any, targets: list[Any]) -> None:
-    """Update a metric of boxes.
-
-    Raises:
-        TypeError: The predictions are none, or the metric takes no boxes.
-    """
-    if isinstance(predictions, Mapping):
-        raise TypeError(
-            "Metrics of a detector need predictions, got losses: call model.eval() before model.eval_forward(batch)."
-        )
-    try:
-        metric.update(predictions, targets)
-    except (TypeError, AttributeError) as error:
-        raise TypeError(
-            f"{type(metric).__name__} cannot be updated with lists of boxes ({error}). "
-            "For a detector take composer.metrics.MAP or another metric of torchmetrics.detection."
-        ) from error
+    def _targets(self, batch: Any) -> list[Any]:
+        return list(_images_and_targets(batch)[1])
 
 
 def collate_detection(samples: Sequence[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-    """Make a batch of samples that differ in size: ``DataLoader(dataset, collate_fn=collate_detection)``.
+    """Collate samples of different sizes: ``DataLoader(dataset, collate_fn=collate_detection)``.
 
     Args:
         samples: Pairs ``(image, target)``.
@@ -180,11 +184,11 @@ def count_detection_samples(batch: Any) -> int:
     """Return the number of images: ``DataSpec(loader, get_num_samples_in_batch=count_detection_samples)``.
 
     Args:
-        batch: A tuple, list or dictionary of parts that hold one item an image, such as ``(images, targets)`` or
+        batch: A tuple, list or dictionary of parts with one item per image, such as ``(images, targets)`` or
             ``{"inputs": …, "data_samples": …}``.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: ``batch`` is of another type.
         ValueError: The parts differ in length.
 
     Example:
@@ -194,7 +198,7 @@ def count_detection_samples(batch: Any) -> int:
     """
     lengths = {len(part) for part in _parts(batch)}
     if len(lengths) != 1:
-        raise ValueError(f"Every part of a batch must have one item an image, got lengths {sorted(lengths)}.")
+        raise ValueError(f"Every part of a batch must have one item per image, got lengths {sorted(lengths)}.")
     return lengths.pop()
 
 
@@ -203,10 +207,10 @@ def split_detection_batch(batch: Any, microbatch_size: int) -> list[Any]:
 
     Args:
         batch: As for :func:`count_detection_samples`.
-        microbatch_size: Images in a part; the last may have fewer.
+        microbatch_size: The number of images in a part; the last part may have fewer.
 
     Returns:
-        The parts, each of the batch's form.
+        The parts, each with the structure of the batch.
 
     Example:
         >>> split_detection_batch((["a", "b", "c"], [0, 1, 2]), 2)
@@ -228,26 +232,23 @@ def _parts(batch: Any) -> list[Any]:
     raise TypeError(f"A batch for detection must be a tuple, list or dictionary of parts, got {type(batch).__name__}.")
 
 
-def _cut(batch: Any, of: slice) -> Any:
+def _cut(batch: Any, rows: slice) -> Any:
     if isinstance(batch, Mapping):
-        return {name: part[of] for name, part in batch.items()}
-    parts = [part[of] for part in batch]
+        return {name: part[rows] for name, part in batch.items()}
+    parts = [part[rows] for part in batch]
     return tuple(parts) if isinstance(batch, tuple) else parts
 
 
 def _images_and_targets(batch: Any) -> tuple[Any, Any]:
-    """Return the batch's parts, or say what is wrong with it."""
+    """Check a batch and return its parts."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise TypeError(
-            f"ComposerDetector takes batches (images, targets), got {what}. DataLoader(collate_fn=collate_detection) "
-            "makes them."
-        )
+        remedy = "DataLoader(collate_fn=collate_detection) creates them."
+        raise unexpected_batch("ComposerDetector", "(images, targets)", batch, remedy)
     images, targets = batch
     if not isinstance(images, (tuple, list)) and not (isinstance(images, Tensor) and images.ndim == 4):
         raise TypeError(
             f"Images must be a list of tensors (3, H, W), got {type(images).__name__}. "
-            "DataLoader(collate_fn=collate_detection) makes such a list."
+            "DataLoader(collate_fn=collate_detection) creates such a list."
         )
     if not isinstance(targets, (tuple, list)) or len(targets) != len(images):
         got = f"{len(targets)}" if isinstance(targets, (tuple, list)) else type(targets).__name__

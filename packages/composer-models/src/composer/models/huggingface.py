@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,7 @@ from composer.models._huggingface_inspection import (
 from composer.models._huggingface_loss import next_tokens, task_loss, without_single_score
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import describe, rebuild_model, rebuild_tokenizer
-from composer.models.base import ComposerModel
-from composer.models.phase_metrics import as_collection, by_name
+from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,39 +32,40 @@ if TYPE_CHECKING:
 __all__ = ["HuggingFaceModel", "write_huggingface_pretrained_from_composer_checkpoint"]
 
 
-class HuggingFaceModel(ComposerModel):
+class HuggingFaceModel(PhaseMetricsModel):
     """A model of Transformers: sequence classification, masked, causal and sequence-to-sequence language models, ….
 
-    Batches are mappings, as tokenizers and Transformers' collators give them: what the model's ``forward`` has an
-    argument for is handed to it, the rest (``"text"``, ``"idx"``, …) is left out. The loss is the model's own, for the
-    labels under ``"labels"``; labels that are ignored are -100.
+    Batches are mappings, as tokenizers and Transformers' collators return them: entries that are arguments of the
+    model's ``forward`` are passed to it, others (``"text"``, ``"idx"``, …) are ignored. The loss is the model's own,
+    for the labels under ``"labels"``, where -100 is ignored.
 
-    The loss is computed from the logits instead where the model cannot: if it has returned none, if an algorithm has
-    changed the labels since the forward pass (smoothed or mixed ones are probabilities ``(N, ..., C)``), or for
-    ``reduction="none"``. It is the same for classification, regression and language models.
+    The loss is computed from the logits if the model returned no loss, if an algorithm has changed the labels since the
+    forward pass (smoothed or mixed labels are probabilities ``(N, ..., C)``), or for ``reduction="none"``. It is the
+    same for classification, regression and language models.
 
-    Metrics are given logits and labels. Where the model predicts the next token, the labels are moved by one place, as
-    the model itself does for its loss. A metric that counts classes is given a row of scores for each label.
+    Metrics are updated with logits and labels. If the model predicts the next token, the labels are shifted by one
+    position, as in the model's own loss. A metric with ``num_classes`` is updated with one row of scores per label.
 
     Args:
         model: A ``transformers.PreTrainedModel``, or a ``peft.PeftModel`` around one.
-        tokenizer: The tokenizer, to be saved with the model. :meth:`generate` takes the padding token from it.
-        use_logits: Whether :meth:`eval_forward` returns the logits alone, computed without the labels and so without a
-            loss; otherwise it returns the model's whole output.
+        tokenizer: The tokenizer, which is saved with the model. :meth:`generate` uses its padding token.
+        use_logits: Whether :meth:`eval_forward` returns only the logits, computed without labels and loss; otherwise it
+            returns the complete output of the model.
         metrics: A metric, a ``MetricCollection``, a list or a dict of metrics, for training and evaluation. Each phase
-            counts for itself: evaluation has copies.
-        eval_metrics: Those of evaluation, if they are others.
-        shift_labels: Whether the label of a place belongs to the logits of the place before; found from the model's
-            class if ``None``.
-        allow_embedding_resizing: Whether embeddings with too few rows for the tokenizer get more.
-        peft_config: Puts adapters into the model, such as ``peft.LoraConfig(...)``, which alone are trained.
-        should_save_peft_only: Whether ``state_dict()`` holds, of a model with adapters, the adapters alone.
+            accumulates separately: evaluation uses copies.
+        eval_metrics: Other metrics for evaluation.
+        shift_labels: Whether the label of a position belongs to the logits of the previous position; inferred from the
+            class of the model if ``None``.
+        allow_embedding_resizing: Whether to add rows to embeddings with too few rows for the tokenizer.
+        peft_config: The configuration of adapters to add to the model, such as ``peft.LoraConfig(...)``; only these are
+            trained.
+        should_save_peft_only: Whether ``state_dict()`` of a model with adapters contains only the adapters.
 
     Raises:
         ModuleNotFoundError: Transformers, or with ``peft_config`` PEFT, is not installed.
-        TypeError: ``model``, ``tokenizer``, ``peft_config`` or the metrics are something else.
+        TypeError: ``model``, ``tokenizer``, ``peft_config`` or the metrics are of another type.
         ValueError: The tokenizer has more tokens than the embedding has rows; ``model`` returns tuples
-            (``config.return_dict=False``); or it has adapters already, and ``peft_config`` is given.
+            (``config.return_dict=False``); or it already has adapters, and ``peft_config`` is passed.
 
     Example:
         >>> import torch
@@ -112,11 +111,8 @@ class HuggingFaceModel(ComposerModel):
         self.should_save_peft_only = should_save_peft_only
         if self.using_peft and should_save_peft_only:
             save_adapters_alone(self)
-        self.train_metrics = as_collection([] if metrics is None else metrics, "metrics")
-        evaluated = copy.deepcopy(self.train_metrics) if eval_metrics is None else eval_metrics
-        self.val_metrics = as_collection(evaluated, "eval_metrics")
-        if not {id(one) for one in self.train_metrics.modules()}.isdisjoint(map(id, self.val_metrics.modules())):
-            self.val_metrics = copy.deepcopy(self.val_metrics)
+        metrics = [] if metrics is None else metrics
+        self._set_metrics(metrics, metrics if eval_metrics is None else eval_metrics, ("metrics", "eval_metrics"))
         self._argument_names = argument_names(base_of(self.model))
         self._labels_seen: Tensor | None = None
 
@@ -127,20 +123,20 @@ class HuggingFaceModel(ComposerModel):
             batch: Tensors by the names of the model's arguments, such as ``"input_ids"`` ``(N, L)``.
 
         Returns:
-            The model's output: a mapping, of which ``"loss"`` and ``"logits"`` count here.
+            The model's output: a mapping, of which ``"loss"`` and ``"logits"`` are used.
 
         Raises:
-            TypeError: ``batch`` is no mapping.
-            ValueError: It holds nothing that the model takes.
+            TypeError: ``batch`` is not a mapping.
+            ValueError: It contains no argument of the model.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if self._are_probabilities(labels):
             return self._call(batch, leave_out=("labels",))
-        self._labels_seen = labels  # to be told in loss() from those that an algorithm puts in their place
+        self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
         return self._call(batch, leave_out=())
 
     def _are_probabilities(self, labels: object) -> bool:
-        """Return whether labels are probabilities where the model would take them for something else."""
+        """Return whether labels are probabilities that the model would misinterpret."""
         if not isinstance(labels, Tensor) or not labels.is_floating_point():
             return False
         is_classifier = getattr(self.config, "problem_type", None) == "single_label_classification"
@@ -160,22 +156,22 @@ class HuggingFaceModel(ComposerModel):
                 f"takes: {sorted(names)}."
             )
         if "use_cache" in names:
-            inputs.setdefault("use_cache", False)  # keys and values of each layer, for which training has no use
+            inputs.setdefault("use_cache", False)  # keys and values of each layer, which training does not use
         return self.model(**inputs)
 
     def loss(self, outputs: Any, batch: Mapping[str, Any], reduction: str = "mean") -> Tensor:
-        """Return the loss that the model has computed, or compute it for labels that it has not seen.
+        """Return the loss that the model has computed, or compute it for other labels.
 
         Args:
-            outputs: What :meth:`forward` returned.
-            batch: The batch, of which ``"labels"`` count: ids ``(N, ...)``, or probabilities ``(N, ..., C)``.
+            outputs: The result of :meth:`forward`.
+            batch: The batch with ``"labels"``: ids ``(N, ...)``, or probabilities ``(N, ..., C)``.
             reduction: ``"mean"``; or ``"none"`` for each sample's mean over its labels, ``(N,)``.
 
         Returns:
             A scalar, or ``(N,)``.
 
         Raises:
-            ValueError: The batch has no labels and the model has computed no loss, or the labels do not fit.
+            ValueError: The batch has no labels and the model has computed no loss, or the shapes do not match.
         """
         own: Tensor | None = outputs.get("loss")
         labels = batch.get("labels")
@@ -190,11 +186,11 @@ class HuggingFaceModel(ComposerModel):
         )
 
     def eval_forward(self, batch: Mapping[str, Any], outputs: Any | None = None) -> Any:
-        """Compute the outputs that metrics are updated with; the batch stays as it is.
+        """Compute the outputs that metrics are updated with; the batch does not change.
 
         Args:
             batch: The batch, see :meth:`forward`.
-            outputs: What :meth:`forward` returned for this batch, where that has been computed already.
+            outputs: The result of :meth:`forward` for this batch, if it has been computed already.
 
         Returns:
             The logits with ``use_logits=True``, otherwise the model's output.
@@ -206,41 +202,26 @@ class HuggingFaceModel(ComposerModel):
         return outputs["logits"]
 
     def _with_decoder_inputs(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the batch with what an encoder-decoder model makes of labels, which it will not be given."""
+        """Return the batch with the decoder inputs that an encoder-decoder model derives from the labels."""
         has_inputs = "decoder_input_ids" in batch or "decoder_inputs_embeds" in batch
         make = getattr(base_of(self.model), "prepare_decoder_input_ids_from_labels", None)
         if has_inputs or "labels" not in batch or make is None or not self.config.is_encoder_decoder:
             return batch
         return {**batch, "decoder_input_ids": make(labels=batch["labels"])}
 
-    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Name the metrics of a phase.
-
-        Args:
-            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
-
-        Returns:
-            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
-
-        Raises:
-            TypeError: The attribute has been set to something else than a metric or a ``MetricCollection``.
-        """
-        name = "train_metrics" if is_train else "val_metrics"
-        return by_name(getattr(self, name), name)
-
     def update_metric(self, batch: Mapping[str, Any], outputs: Any, metric: Metric) -> None:
-        """Let a metric see one batch.
+        """Update a metric with one batch.
 
         Args:
             batch: The batch, with ``"labels"``.
-            outputs: What :meth:`eval_forward` returned: logits, or an output with logits.
+            outputs: The result of :meth:`eval_forward`: logits, or an output with logits.
             metric: Called as ``metric.update(logits, labels)``, with ``(N, L, V)`` and ``(N, L)`` of a language model;
-                a metric that counts classes (it has ``num_classes``) with ``(N * L, V)`` and ``(N * L,)``.
+                a metric with ``num_classes`` with ``(N * L, V)`` and ``(N * L,)``.
 
         Raises:
-            ValueError: The batch has no labels, or the metric counts another number of classes than there are scores.
+            ValueError: The batch has no labels, or the metric has another number of classes than the logits.
         """
-        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is there by now)
+        from composer.metrics import CrossEntropy  # noqa: PLC0415 (imports torchmetrics, which is imported by now)
 
         labels = _labels_of(batch, "a metric")
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
@@ -252,25 +233,25 @@ class HuggingFaceModel(ComposerModel):
         metric.update(logits, labels)
 
     def generate(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Continue, or answer, sequences of tokens, in evaluation mode.
+        """Generate tokens from prompts, in evaluation mode.
 
         Args:
-            input_ids: The prompts, shape ``(N, L)``. Shorter ones are padded on the left for a model that continues
-                them, with an ``attention_mask`` that says so.
-            kwargs: Handed on to Transformers' ``generate``: ``attention_mask``, ``max_new_tokens``, ``do_sample``, ….
-                The padding token is the tokenizer's, unless ``pad_token_id`` says otherwise.
+            input_ids: The prompts, shape ``(N, L)``. Causal models need padding on the left, with an
+                ``attention_mask``.
+            kwargs: Passed to Transformers' ``generate``: ``attention_mask``, ``max_new_tokens``, ``do_sample``, ….
+                The padding token is that of the tokenizer, unless ``pad_token_id`` is passed.
 
         Returns:
             Token ids ``(N, L')``.
 
         Raises:
-            TypeError: The model cannot generate, as it predicts no tokens.
+            TypeError: The model predicts no tokens, so it cannot generate.
         """
         base = base_of(self.model)
         if not base.can_generate():
             raise TypeError(
                 f"{type(base).__name__} predicts no tokens, so it cannot generate. "
-                "Take a causal or a sequence-to-sequence language model."
+                "Use a causal or a sequence-to-sequence language model."
             )
         if self.tokenizer is not None and self.tokenizer.pad_token_id is not None:
             kwargs.setdefault("pad_token_id", self.tokenizer.pad_token_id)
@@ -280,16 +261,16 @@ class HuggingFaceModel(ComposerModel):
             tokens: Tensor = self.model.generate(input_ids=input_ids, **kwargs)
         finally:
             self.model.train(modes[0][1])
-            for module, was_training in modes:  # a part of the model may be kept in its evaluation mode
+            for module, was_training in modes:  # parts of the model may have been in evaluation mode
                 module.training = was_training
         return tokens
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold besides the weights, so that model and tokenizer can be built from it.
+        """Return the data that a checkpoint needs, besides the weights, to reconstruct model and tokenizer.
 
         Returns:
-            ``{"huggingface": ...}``: the model's class, and the texts of the files that ``save_pretrained`` writes of
-            configuration, tokenizer and adapters. JSON can hold it.
+            ``{"huggingface": ...}``: the class of the model, and the contents of the files that ``save_pretrained``
+            writes for configuration, tokenizer and adapters, as JSON-compatible data.
         """
         alone = self.using_peft and self.should_save_peft_only
         return {"huggingface": describe(self.model, self.tokenizer, adapters_alone=alone)}
@@ -298,18 +279,18 @@ class HuggingFaceModel(ComposerModel):
     def load_huggingface_tokenizer_from_saved_state(
         hf_state: Mapping[str, Any], trust_remote_code: bool = False, tokenizer_save_dir: str | Path | None = None
     ) -> PreTrainedTokenizerBase | None:
-        """Build the tokenizer that was saved with a model.
+        """Reconstruct the tokenizer that was saved with a model.
 
         Args:
             hf_state: ``get_metadata()["huggingface"]``.
             trust_remote_code: Whether code that was saved with the tokenizer may run.
-            tokenizer_save_dir: Where the tokenizer is saved, too; nowhere if ``None``.
+            tokenizer_save_dir: A folder in which to save the tokenizer; it is not saved if ``None``.
 
         Returns:
-            The tokenizer, or ``None`` if there was none.
+            The tokenizer, or ``None`` if none was saved.
 
         Raises:
-            ValueError: The state is not one that this library writes, or it needs code that may not run.
+            ValueError: The state was not written by this library, or needs code that may not run.
         """
         return rebuild_tokenizer(hf_state, trust_remote_code=trust_remote_code, save_dir=tokenizer_save_dir)
 
@@ -322,22 +303,22 @@ class HuggingFaceModel(ComposerModel):
         trust_remote_code: bool = False,
         base_model: str | Path | None = None,
     ) -> PreTrainedModel | PeftModel:
-        """Build the model that was saved.
+        """Reconstruct a saved model.
 
         Args:
             hf_state: ``get_metadata()["huggingface"]``.
-            loaded_state_dict: The weights by the names of the Transformers model, those of a wrapper without
-                ``"model."``.
+            loaded_state_dict: The weights by their names in the Transformers model, without the prefix ``"model."`` of
+                a wrapper.
             model_instantiation_class: Another class to build, see :meth:`hf_from_composer_checkpoint`.
             model_config_kwargs: Changes to the configuration.
             trust_remote_code: Whether code that was saved with the configuration may run.
-            base_model: Folder or name of the base model, if adapters were saved alone.
+            base_model: Folder or name of the base model, if only the adapters were saved.
 
         Returns:
             The model, in evaluation mode.
 
         Raises:
-            ValueError: The class is not one of Transformers', the weights do not fit, or adapters were saved alone and
+            ValueError: The class is not one of Transformers', the weights do not fit, or only adapters were saved and
                 there is no ``base_model``.
         """
         return rebuild_model(
@@ -358,14 +339,15 @@ class HuggingFaceModel(ComposerModel):
         trust_remote_code: bool = False,
         base_model: str | Path | None = None,
     ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase | None]:
-        """Build model and tokenizer from a checkpoint of a training. Nothing in it is executed.
+        """Reconstruct model and tokenizer from a checkpoint. Nothing in it is executed.
 
         Args:
-            checkpoint_path: The checkpoint's folder, also a remote one (``"s3://bucket/ep3-ba1200"``).
-            model_instantiation_class: The class to build, if not the one that was trained: one of Transformers' or of
-                your own, an ``AutoModelFor…``, or a name in ``transformers``.
+            checkpoint_path: The folder of the checkpoint, local or remote (``"s3://bucket/ep3-ba1200"``).
+            model_instantiation_class: Another class than that of the trained model: a class of Transformers or your
+                own, an ``AutoModelFor…``, or a name in ``transformers``.
             model_config_kwargs: Changes to the configuration.
-            local_checkpoint_save_location: Where a remote folder's files are put; a temporary folder if ``None``.
+            local_checkpoint_save_location: The folder for the files of a remote checkpoint; a temporary folder if
+                ``None``.
             trust_remote_code: Whether code that was saved with configuration or tokenizer may run.
             base_model: Folder or name of the base model, if the checkpoint holds adapters alone. It is read with
                 ``from_pretrained``; the name in the checkpoint is never used, as a file does not choose what is read.
@@ -374,18 +356,13 @@ class HuggingFaceModel(ComposerModel):
             The Transformers (or PEFT) model in evaluation mode, and the tokenizer; ``None`` if none was saved.
 
         Raises:
-            FileNotFoundError: There is no such checkpoint.
-            ValueError: It holds no Transformers model, its class is unknown, the weights do not fit, or it holds
+            FileNotFoundError: The checkpoint does not exist.
+            ValueError: It contains no Transformers model, its class is unknown, the weights do not fit, or it holds
                 adapters alone and there is no ``base_model``.
         """
         described, weights = read_checkpoint(checkpoint_path, local_checkpoint_save_location)
-        model = rebuild_model(
-            described,
-            weights,
-            model_class=model_instantiation_class,
-            config_settings=model_config_kwargs,
-            trust_remote_code=trust_remote_code,
-            base_model=base_model,
+        model = HuggingFaceModel.load_huggingface_model_from_saved_state(
+            described, weights, model_instantiation_class, model_config_kwargs, trust_remote_code, base_model
         )
         return model, rebuild_tokenizer(described, trust_remote_code=trust_remote_code, save_dir=None)
 
@@ -396,7 +373,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     local_checkpoint_save_location: str | Path | None = None,
     base_model: str | Path | None = None,
 ) -> None:
-    """Write a checkpoint of a training as a folder that Transformers' ``from_pretrained`` reads.
+    """Convert a checkpoint to a folder that Transformers' ``from_pretrained`` reads.
 
     Of a model with adapters, whose checkpoint holds the adapters, it is a folder that ``PeftModel.from_pretrained``
     reads.
@@ -430,16 +407,16 @@ def _labels_of(batch: Mapping[str, Any], purpose: str) -> Tensor:
     if labels is None:
         raise ValueError(
             f"The batch has no 'labels', without which {purpose} cannot be computed: it has "
-            f"{sorted(map(str, batch))}. Let the dataset or its collator add them."
+            f"{sorted(map(str, batch))}. Add them in the dataset or its collator."
         )
     return labels
 
 
 def _rows(logits: Tensor, labels: Tensor, num_classes: int | None) -> tuple[Tensor, Tensor]:
-    """Return scores ``(M, C)`` and labels ``(M,)`` for a metric that takes classes to be the second dimension."""
+    """Return scores ``(M, C)`` and labels ``(M,)`` for a metric whose second dimension is the classes."""
     if logits.ndim < 2 or (num_classes is not None and logits.shape[-1] != num_classes):
         raise ValueError(
             f"The metric counts {num_classes} classes, but the logits of shape {tuple(logits.shape)} do not hold as "
-            "many scores a label. Build the metric with the right number."
+            "many scores per label. Create the metric with the right number."
         )
     return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

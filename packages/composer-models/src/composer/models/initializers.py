@@ -1,4 +1,4 @@
-"""Ways to set a model's first weights, by name."""
+"""Initializers of a model's weights, by name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Initializer(StrEnum):
-    """How the layers of a kind get their first weights.
+    """An initializer of the weights of some kinds of layers.
 
-    ``model.apply(Initializer("kaiming_normal").get_initializer())`` sets them in the whole model; layers of other kinds
-    stay as they are, and so do the biases unless the name says otherwise.
+    ``model.apply(Initializer("kaiming_normal").get_initializer())`` initialises all layers of these kinds in the model;
+    other layers do not change, and neither do biases, unless the documentation of the name states so.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 10), nn.ReLU())
@@ -53,12 +53,12 @@ class Initializer(StrEnum):
     XAVIER_NORMAL = "xavier_normal"
     """The same, by ``nn.init.xavier_normal_``."""
     LINEAR_LOG_CONSTANT_BIAS = "linear_log_constant_bias"
-    """Biases of linear layers ``log(1 / out_features)``: every class begins with the same probability of its own."""
+    """Biases of linear layers ``log(1 / out_features)``: every class starts with the same probability."""
 
     def get_initializer(self) -> Callable[[nn.Module], None]:
-        """Return a function that sets a module's own weights in place, to be given to ``nn.Module.apply``.
+        """Return a function that initialises a module's own weights in place, for ``nn.Module.apply``.
 
-        It draws from torch's global generator, on the device where the weights are.
+        It draws from torch's global generator of the device of the weights.
         """
         return _SET[self]
 

@@ -1,18 +1,19 @@
-"""Answers to a name that does not exist."""
+"""Errors for unknown names and missing optional dependencies."""
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["suggest"]
+__all__ = ["import_extra", "suggest"]
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the known names that are most like this one; empty if none is.
+    """Return a sentence with the most similar known names; empty if there are none.
 
     Example:
         >>> suggest("resnet81", ["resnet18", "resnet101", "vit_b_16"])
@@ -20,5 +21,28 @@ def suggest(name: str, known: Iterable[str]) -> str:
         >>> suggest("bert", ["resnet18"])
         ''
     """
-    found = [repr(near) for near in difflib.get_close_matches(name.lower(), list(known), n=3)]
-    return f" Did you mean {' or '.join(found)}?" if found else ""
+    similar = [repr(near) for near in difflib.get_close_matches(name.lower(), list(known), n=3)]
+    return f" Did you mean {' or '.join(similar)}?" if similar else ""
+
+
+def import_extra(module: str, *, needed: str, extra: str) -> Any:
+    """Import an optional dependency.
+
+    Args:
+        module: The name of the module.
+        needed: The start of the error's sentence, such as ``"composer_timm needs timm"``.
+        extra: The extra of composer-models that installs it.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+
+    Example:
+        >>> import_extra("math", needed="Nobody needs math", extra="maths").pi > 3
+        True
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ModuleNotFoundError(f'{needed}: pip install "composer-models[{extra}]".') from error

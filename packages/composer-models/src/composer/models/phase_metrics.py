@@ -1,63 +1,100 @@
-"""The metrics of training and of evaluation, in whatever form they are given."""
+"""The metrics of training and of evaluation."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
+
+from composer.models.base import ComposerModel
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
     Metrics: TypeAlias = "Metric | MetricCollection | Sequence[Metric] | Mapping[str, Metric]"
 
-__all__ = ["as_collection", "by_name"]
+__all__ = ["PhaseMetricsModel", "as_collection", "by_name"]
+
+
+class PhaseMetricsModel(ComposerModel):
+    """Base of models with ``train_metrics`` and ``val_metrics``."""
+
+    train_metrics: MetricCollection | nn.ModuleDict
+    val_metrics: MetricCollection | nn.ModuleDict
+
+    def _set_metrics(
+        self, train: Metrics, val: Metrics, names: tuple[str, str] = ("train_metrics", "val_metrics")
+    ) -> None:
+        """Set the metrics of both phases; those of evaluation are copied if they are also metrics of training."""
+        self.train_metrics, self.val_metrics = as_collection(train, names[0]), as_collection(val, names[1])
+        if not set(self.train_metrics.modules()).isdisjoint(self.val_metrics.modules()):
+            self.val_metrics = copy.deepcopy(self.val_metrics)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Return the metrics of a phase.
+
+        Args:
+            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
+
+        Returns:
+            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
+
+        Raises:
+            TypeError: The attribute has been set to another type than a metric or a ``MetricCollection``.
+        """
+        name = "train_metrics" if is_train else "val_metrics"
+        return by_name(getattr(self, name), name)
 
 
 def as_collection(metrics: Metrics | nn.ModuleDict, name: str) -> MetricCollection | nn.ModuleDict:
     """Return the metrics as one module, which moves to a device together with the model.
 
-    Without any, torchmetrics is not imported for it: that takes a second, and 137 MiB where torchvision is there.
+    Without metrics, torchmetrics is not imported, which takes a second, and 137 MiB if torchvision is installed.
 
     Args:
         metrics: A metric, a ``MetricCollection``, or a list or dictionary of metrics; may be empty.
-        name: What the argument is called.
+        name: The name of the argument.
 
     Raises:
-        TypeError: There is something else in it.
+        TypeError: ``metrics`` contains another type.
 
     Example:
         >>> from torchmetrics import MeanMetric
         >>> list(as_collection([MeanMetric()], "val_metrics"))
         ['MeanMetric']
     """
-    if isinstance(metrics, (list, tuple, dict, nn.ModuleDict)) and not metrics:  # the last is what this returns
+    if (
+        isinstance(metrics, (list, tuple, dict, nn.ModuleDict)) and not metrics
+    ):  # the last is the result of this function
         return nn.ModuleDict()
     from torchmetrics import Metric, MetricCollection  # noqa: PLC0415 (takes a second)
 
     if isinstance(metrics, MetricCollection):
         return metrics
     several = [metrics] if isinstance(metrics, Metric) else metrics
-    found = list(several.values()) if isinstance(several, Mapping) else several
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, (Metric, MetricCollection)) for one in found):
-        got = [type(one).__name__ for one in found] if isinstance(found, (list, tuple)) else type(metrics).__name__
+    values = list(several.values()) if isinstance(several, Mapping) else several
+    if not isinstance(values, (list, tuple)) or not all(
+        isinstance(each, (Metric, MetricCollection)) for each in values
+    ):
+        got = [type(each).__name__ for each in values] if isinstance(values, (list, tuple)) else type(metrics).__name__
         raise TypeError(
             f"{name} must be a torchmetrics Metric, a MetricCollection, or a list or dict of metrics, got {got}."
         )
-    # Groups share state when updated together; a trainer updates each metric by itself.
-    return MetricCollection(dict(several) if isinstance(several, Mapping) else list(found), compute_groups=False)
+    # Compute groups share state if updated together; a trainer updates each metric separately.
+    return MetricCollection(dict(several) if isinstance(several, Mapping) else list(values), compute_groups=False)
 
 
 def by_name(metrics: object, name: str) -> dict[str, Metric]:
     """Return the metrics by the names under which they are logged.
 
     Args:
-        metrics: What :func:`as_collection` returned, or what the attribute has been set to since.
+        metrics: The result of :func:`as_collection`, or the later value of the attribute.
         name: The attribute's name.
 
     Raises:
-        TypeError: It is neither a metric nor a ``MetricCollection``.
+        TypeError: ``metrics`` is neither a metric nor a ``MetricCollection``.
     """
     if isinstance(metrics, nn.ModuleDict) and not metrics:
         return {}

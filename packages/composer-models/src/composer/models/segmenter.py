@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from composer.functional import soft_cross_entropy
-from composer.models.base import ComposerModel
-from composer.models.phase_metrics import as_collection, by_name
+from composer.models.base import unexpected_batch
+from composer.models.phase_metrics import PhaseMetricsModel
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -21,32 +20,31 @@ if TYPE_CHECKING:
 __all__ = ["ComposerSegmenter"]
 
 
-class ComposerSegmenter(ComposerModel):
+class ComposerSegmenter(PhaseMetricsModel):
     """A module with the loss and the metrics of semantic segmentation.
 
     Batches are pairs ``(images, masks)``: the module is called with ``images`` ``(N, 3, H, W)``; ``masks`` hold class
     ids ``(N, H, W)`` or class probabilities ``(N, C, H, W)``. The loss is the cross entropy, averaged over the pixels.
 
     A module may return scores, or a dictionary with scores ``"out"``, and ``"aux"`` of a second head, as torchvision's
-    do. The second head helps the first layers learn: while training, the model's outputs are then the dictionary, and
-    the second head's loss is added. Otherwise the outputs are the scores.
+    modules do. In training, the outputs of a model with a second head are the dictionary, and the loss of the second
+    head is added, which helps the first layers learn. Otherwise the outputs are the scores.
 
-    Without metrics of your own, training logs :class:`~composer.metrics.MIoU`, and validation the same and the cross
-    entropy.
+    The default metrics are :class:`~composer.metrics.MIoU` for training, and MIoU and the cross entropy for evaluation.
 
     Args:
         module: Maps images to scores ``(N, C, H, W)``, or to a dictionary of them.
-        num_classes: ``C``, the background included. Found from the module's last ``nn.Conv2d`` if ``None``.
-        ignore_index: Pixels with this id have no loss and do not count. torchvision's masks of Pascal VOC use 255.
+        num_classes: ``C``, including the background. Inferred from the module's last ``nn.Conv2d`` if ``None``.
+        ignore_index: The id of pixels that do not count in loss and metrics; 255 in torchvision's Pascal VOC.
         aux_weight: The weight of the second head's loss.
         train_metrics: A metric, a ``MetricCollection``, a list or a dict of metrics; an empty list for none.
-        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, since each phase
-            counts for itself.
-        loss_fn: Called as ``loss_fn(scores, masks)`` in place of the cross entropy; it sees ignored pixels too.
+        val_metrics: The same for evaluation. Metrics that are also in ``train_metrics`` are copied, because each phase
+            accumulates separately.
+        loss_fn: Called as ``loss_fn(scores, masks)`` instead of the cross entropy; the masks include ignored pixels.
 
     Raises:
-        TypeError: ``module`` is no ``nn.Module``, or what is given as metrics holds something else.
-        ValueError: ``num_classes`` is less than 2, or cannot be found.
+        TypeError: ``module`` is not an ``nn.Module``, or the metrics contain another type.
+        ValueError: ``num_classes`` is less than 2, or cannot be inferred.
 
     Example:
         >>> import torch
@@ -79,10 +77,8 @@ class ComposerSegmenter(ComposerModel):
         self.aux_weight = aux_weight
         self.loss_fn = partial(soft_cross_entropy, ignore_index=ignore_index) if loss_fn is None else loss_fn
         default = _default_metrics(self.num_classes, ignore_index)
-        self.train_metrics = as_collection(default["MIoU"] if train_metrics is None else train_metrics, "train_metrics")
-        self.val_metrics = as_collection(default if val_metrics is None else val_metrics, "val_metrics")
-        if not set(self.train_metrics.modules()).isdisjoint(self.val_metrics.modules()):
-            self.val_metrics = copy.deepcopy(self.val_metrics)
+        train_metrics = default["MIoU"] if train_metrics is None else train_metrics
+        self._set_metrics(train_metrics, default if val_metrics is None else val_metrics)
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
         """Compute the scores of the batch's images.
@@ -91,10 +87,10 @@ class ComposerSegmenter(ComposerModel):
             batch: A pair ``(images, masks)``.
 
         Returns:
-            Scores (logits) ``(N, C, H, W)``; while training a model with two heads ``{"out": scores, "aux": scores}``.
+            Scores (logits) ``(N, C, H, W)``; in training, of a model with two heads ``{"out": scores, "aux": scores}``.
 
         Raises:
-            TypeError: ``batch`` is no pair.
+            TypeError: ``batch`` is not a pair.
         """
         images, _ = _pair(batch)
         outputs = self.module(images)
@@ -106,17 +102,17 @@ class ComposerSegmenter(ComposerModel):
         """Compute the loss of the outputs, given the batch's masks.
 
         Args:
-            outputs: What :meth:`forward` returned.
+            outputs: The result of :meth:`forward`.
             batch: A pair ``(images, masks)``.
-            args: Handed on to the loss function.
-            kwargs: The same, by name.
+            args: Passed to the loss function.
+            kwargs: Passed to the loss function.
 
         Returns:
             A scalar.
 
         Raises:
-            TypeError: ``batch`` is no pair.
-            ValueError: The masks have another shape than the scores, or a class id for which there is no score.
+            TypeError: ``batch`` is not a pair.
+            ValueError: The shape of the masks does not match the scores, or a class id has no score.
         """
         _, masks = _pair(batch)
         if not isinstance(outputs, Mapping):
@@ -128,8 +124,8 @@ class ComposerSegmenter(ComposerModel):
         try:
             loss: Tensor = self.loss_fn(scores, masks, *args, **kwargs)
         except (IndexError, ValueError) as error:
-            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's
-            if not str(cause).startswith("Target "):  # as torch's losses say it; others are the loss function's own
+            cause = error.__cause__ or error  # soft_cross_entropy raises a ValueError from torch's error
+            if not str(cause).startswith("Target "):  # the text of torch's losses; other errors are unrelated
                 raise
             raise ValueError(
                 f"A mask does not fit the scores of shape {tuple(scores.shape)}: {cause} Class ids run from 0 to "
@@ -142,7 +138,7 @@ class ComposerSegmenter(ComposerModel):
 
         Args:
             batch: A pair ``(images, masks)``.
-            outputs: What :meth:`forward` returned for this batch, where that has been computed already.
+            outputs: The result of :meth:`forward` for this batch, if it has been computed already.
 
         Returns:
             Scores ``(N, C, H, W)`` of the first head.
@@ -151,30 +147,18 @@ class ComposerSegmenter(ComposerModel):
         scores: Tensor = outputs["out"] if isinstance(outputs, Mapping) else outputs
         return scores
 
-    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Name the metrics of a phase.
-
-        Args:
-            is_train: Whether to return ``train_metrics`` or ``val_metrics``.
-
-        Returns:
-            Metrics by the name under which they are logged: the name in the dict or collection, else the class name.
-        """
-        name = "train_metrics" if is_train else "val_metrics"
-        return by_name(getattr(self, name), name)
-
     def update_metric(self, batch: tuple[Tensor, Tensor], outputs: Tensor, metric: Metric) -> None:
-        """Let a metric see one batch.
+        """Update a metric with one batch.
 
         Args:
             batch: A pair ``(images, masks)``.
             outputs: Scores ``(N, C, H, W)``.
-            metric: Called as ``metric.update(outputs, masks)``. If it counts classes (it has ``num_classes``) and
-                ``masks`` hold probabilities, it is given the most probable classes.
+            metric: Called as ``metric.update(outputs, masks)``. If it has ``num_classes`` and ``masks`` are
+                probabilities, it is called with the most probable classes.
 
         Raises:
-            TypeError: ``batch`` is no pair.
-            ValueError: The metric counts another number of classes than there are scores.
+            TypeError: ``batch`` is not a pair.
+            ValueError: The metric has another number of classes than the scores.
         """
         _, masks = _pair(batch)
         num_classes = getattr(metric, "num_classes", None)
@@ -182,7 +166,7 @@ class ComposerSegmenter(ComposerModel):
             if num_classes != outputs.shape[1]:
                 raise ValueError(
                     f"{type(metric).__name__} counts {num_classes} classes, but the model has {outputs.shape[1]}. "
-                    "Build the metric with the model's number."
+                    "Create the metric with the model's number of classes."
                 )
             masks = masks.argmax(dim=1) if masks.shape == outputs.shape else masks
         metric.update(outputs, masks)
@@ -190,18 +174,14 @@ class ComposerSegmenter(ComposerModel):
 
 def _pair(batch: object) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise TypeError(
-            f"ComposerSegmenter takes batches (images, masks), got {what}. "
-            "For other batches derive from ComposerModel, whose forward and loss unpack the batch themselves."
-        )
+        raise unexpected_batch("ComposerSegmenter", "(images, masks)", batch)
     return batch[0], batch[1]
 
 
 def _find_num_classes(module: nn.Module) -> int:
     widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     if not widths:
-        raise ValueError("num_classes cannot be found from the module, which has no nn.Conv2d. Give num_classes=.")
+        raise ValueError("num_classes cannot be inferred from the module, which has no nn.Conv2d. Pass num_classes=.")
     return widths[-1]
 
 

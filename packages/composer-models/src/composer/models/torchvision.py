@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["composer_torchvision"]
 
-# What these two compute while training has another form with their auxiliary heads, which torchvision builds if nothing
-# is said; it also warns that it does not know how to draw their weights.
+# With auxiliary heads, torchvision's default, the training outputs of these two have another structure, and torchvision
+# warns about their initialisation.
 _WITH_AUXILIARY_HEADS = {"googlenet", "inception_v3"}
 _OLD_NAMES = {"pretrained": "weights", "pretrained_backbone": "weights_backbone"}
 
@@ -33,22 +33,22 @@ def composer_torchvision(
     :class:`~composer.models.ComposerSegmenter` and detectors a :class:`~composer.models.ComposerDetector`.
     ``torchvision.models.list_models()`` has the names.
 
-    Pretrained weights of a classifier or segmentation model can be given together with another ``num_classes``: then
-    only the layers that give the scores begin anew. For a detector take ``weights_backbone="DEFAULT"``, which is also
+    Pretrained weights of a classifier or segmentation model can be combined with another ``num_classes``: then only the
+    layers of the scores are new. For a detector use ``weights_backbone="DEFAULT"``, which is also
     torchvision's own default, and downloads; ``weights_backbone=None`` does not.
 
     Args:
         model_name: For instance ``"resnet50"``, ``"deeplabv3_resnet50"`` or ``"fasterrcnn_resnet50_fpn"``.
-        num_classes: How many classes there are, in segmentation and detection with the background; that of the weights,
-            or else torchvision's own, if ``None``.
+        num_classes: The number of classes, in segmentation and detection including the background; if ``None``, that of
+            the weights, or else torchvision's default.
         weights: Pretrained weights: ``"DEFAULT"``, another name, or a member of the model's enum; random if ``None``.
-        kwargs: Handed on to the model's builder; except those of the class around it (``train_metrics``,
-            ``val_metrics``, ``loss_fn``, ``ignore_index``, ``aux_weight``), which go there.
+        kwargs: Passed to the model's builder; except those of the wrapper class (``train_metrics``,
+            ``val_metrics``, ``loss_fn``, ``ignore_index``, ``aux_weight``), which are passed to it.
 
     Raises:
-        TypeError: ``pretrained`` is torchvision's old name; or there is no such argument.
-        ValueError: There is no such model, or it is for no task that has a class here; ``num_classes`` is less than 1;
-            there are no such weights; or they have another number of classes and the model is a detector.
+        TypeError: ``pretrained`` is torchvision's old name; or an argument is unknown.
+        ValueError: The model is unknown, or its task is not supported; ``num_classes`` is less than 1; the weights are
+            unknown; or they have another number of classes and the model is a detector.
 
     Example:
         >>> model = composer_torchvision("resnet18", num_classes=10)
@@ -78,7 +78,7 @@ def composer_torchvision(
 
 
 def _find_builder(model_name: str) -> Callable[..., nn.Module]:
-    # Takes a second, which whoever builds such a model has.
+    # Importing it takes a second.
     from torchvision import models  # type: ignore[import-untyped]  # noqa: PLC0415
 
     if model_name.lower() not in models.list_models():
@@ -91,7 +91,7 @@ def _find_builder(model_name: str) -> Callable[..., nn.Module]:
 def _classifier(
     builder: Callable[..., nn.Module], num_classes: int | None, weights: Any, kwargs: dict[str, Any]
 ) -> ComposerClassifier:
-    around = _take_settings(ComposerClassifier, kwargs)
+    settings = _take_settings(ComposerClassifier, kwargs)
     if builder.__name__ in _WITH_AUXILIARY_HEADS:
         if kwargs.setdefault("aux_logits", False):
             raise ValueError(f"aux_logits=True has no loss here; {builder.__name__} is built without auxiliary heads.")
@@ -99,43 +99,43 @@ def _classifier(
             kwargs.setdefault("init_weights", True)
     module = _build(builder, num_classes, weights, kwargs)
     if num_classes is None:
-        # By default a model has as many as its weights; not all models tell.
+        # By default a model has the number of classes of its weights; not all models have an attribute for it.
         described: Any = _find_weights(builder, weights) or _find_weights(builder, "DEFAULT")
         num_classes = len(described.meta["categories"])
-    return ComposerClassifier(module, num_classes, **around)
+    return ComposerClassifier(module, num_classes, **settings)
 
 
 def _segmenter(
     builder: Callable[..., nn.Module], num_classes: int | None, weights: Any, kwargs: dict[str, Any]
 ) -> ComposerSegmenter:
-    around = _take_settings(ComposerSegmenter, kwargs)
+    settings = _take_settings(ComposerSegmenter, kwargs)
     unknown = sorted(kwargs.keys() - inspect.signature(builder).parameters.keys() - {"aux_loss"})
     if unknown:
-        # torchvision takes any and uses none.
+        # torchvision accepts and ignores unknown arguments.
         raise TypeError(f"{builder.__name__} has no argument {', '.join(map(repr, unknown))}.")
-    return ComposerSegmenter(_build(builder, num_classes, weights, kwargs), num_classes, **around)
+    return ComposerSegmenter(_build(builder, num_classes, weights, kwargs), num_classes, **settings)
 
 
 def _detector(
     builder: Callable[..., nn.Module], num_classes: int | None, weights: Any, kwargs: dict[str, Any]
 ) -> ComposerDetector:
-    around = _take_settings(ComposerDetector, kwargs)
+    settings = _take_settings(ComposerDetector, kwargs)
     chosen = _find_weights(builder, weights)
     if chosen is not None and num_classes not in {None, len(chosen.meta["categories"])}:
         raise ValueError(
             f"num_classes={num_classes} does not fit {chosen}, which detects {len(chosen.meta['categories'])} classes. "
-            "For classes of your own begin with a pretrained backbone: weights=None, weights_backbone='DEFAULT'."
+            "For your own classes start with a pretrained backbone: weights=None, weights_backbone='DEFAULT'."
         )
-    return ComposerDetector(builder(weights=chosen, **_given(num_classes), **kwargs), **around)
+    return ComposerDetector(builder(weights=chosen, **_given(num_classes), **kwargs), **settings)
 
 
 def _take_settings(cls: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take out of ``kwargs`` what the class around the model is built with."""
+    """Remove the arguments of the wrapper class from ``kwargs`` and return them."""
     return {name: kwargs.pop(name) for name in inspect.signature(cls).parameters if name in kwargs}
 
 
 def _given(num_classes: int | None) -> dict[str, int]:
-    # Some builders take None for their own number of classes, others only nothing.
+    # Some builders do not accept None for the default number of classes.
     return {} if num_classes is None else {"num_classes": num_classes}
 
 
@@ -146,7 +146,7 @@ def _find_weights(builder: Callable[..., nn.Module], weights: WeightsEnum | str 
     try:
         chosen: WeightsEnum | None = known.verify(weights)
     except (KeyError, TypeError):
-        names = ", ".join(["'DEFAULT'", *(repr(one.name) for one in known)])
+        names = ", ".join(["'DEFAULT'", *(repr(each.name) for each in known)])
         raise ValueError(f"weights of {builder.__name__} must be None or one of {names}, got {weights!r}.") from None
     return chosen
 
@@ -157,14 +157,14 @@ def _build(
     weights: WeightsEnum | str | None,
     kwargs: dict[str, Any],
 ) -> nn.Module:
-    """Build the model; with weights of another number of classes, load all of them but those of the last layers."""
+    """Build the model; with weights of another number of classes, load all except those of the last layers."""
     chosen = _find_weights(builder, weights)
     fits = chosen is None or num_classes in {None, len(chosen.meta["categories"])}
-    # With auxiliary heads in its weights, torchvision builds a model only if it shall have them.
+    # If the weights include auxiliary heads, torchvision builds the model only with them.
     if chosen is None or (fits and builder.__name__ not in _WITH_AUXILIARY_HEADS):
         return builder(weights=chosen, **_given(num_classes), **kwargs)
     takes = inspect.signature(builder).parameters.keys()
-    # What torchvision sets by itself when it loads weights.
+    # The arguments that torchvision sets when it loads weights.
     implied: dict[str, Any] = {"weights_backbone": None, "aux_loss": True} if "weights_backbone" in takes else {}
     if "aux_loss" not in takes:
         implied.pop("aux_loss", None)
@@ -178,7 +178,7 @@ def _build(
 def _load_all_but_scores(module: nn.Module, weights: WeightsEnum) -> None:
     loaded, own = weights.get_state_dict(progress=True, check_hash=True), module.state_dict()
     fitting = {name: value for name, value in loaded.items() if name in own and own[name].shape == value.shape}
-    # A layer of scores differs in its first dimension, and in nothing else.
+    # A layer of scores differs only in its first dimension.
     num_scores = len(weights.meta["categories"])
     unfit = [
         name
@@ -189,6 +189,6 @@ def _load_all_but_scores(module: nn.Module, weights: WeightsEnum) -> None:
     if unfit:
         raise ValueError(
             f"{weights} does not fit the model, which was built with other settings: {', '.join(unfit[:3])} and "
-            f"{max(len(unfit) - 3, 0)} more. Leave out what changes its layers, or weights."
+            f"{max(len(unfit) - 3, 0)} more. Omit the settings that change its layers, or weights."
         )
     module.load_state_dict(fitting, strict=False)
