@@ -248,7 +248,7 @@ class TestRefusals:
         """A checkpoint of a model that is not of Transformers says so."""
         folder = save(HuggingFaceModel(make_model("gpt2")), integrations={})
 
-        with pytest.raises(ValueError, match=r"says nothing of a Transformers model"):
+        with pytest.raises(ValueError, match=r"contains no description of a Transformers model"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_missing_weights(self, make_model, save):
