@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from composer.core import NotSerializableError, State, StateMismatchError
-from composer.core.model_state import not_copied
 
 
 def make_net(bias=True):
@@ -157,50 +156,6 @@ class TestModel:
 
         with pytest.raises(NotSerializableError, match=r"model\._extra_state: function builtins\.print"):
             State(model=Extra(1, 1)).get_model_state_dict()
-
-
-class Keeps(nn.Linear):
-    def _load_from_state_dict(self, state_dict, prefix, *others):
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
-
-class LoadsByItself(nn.Linear):
-    def load_state_dict(self, *given, **options):
-        return super().load_state_dict(*given, **options)
-
-
-class TestNotCopied:
-    def test_modules_of_torch(self):
-        """Modules that load as torch's do copy what they are given."""
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.TransformerEncoderLayer(4, 2), nn.LSTM(4, 4))
-
-        assert not_copied(model) == not_copied(torch.compile(model)) == not_copied(nn.DataParallel(model)) == ()
-        assert not_copied(None) == ()
-
-    def test_modules_with_ways_of_their_own(self):
-        """What is given to a module that loads in a way of its own, or has a hook before, may be kept by it."""
-        hooked = nn.Linear(2, 2)
-        hooked.register_load_state_dict_pre_hook(lambda *_: None)
-        model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), Keeps(2, 2)), "head": hooked})
-
-        assert not_copied(model) == not_copied(nn.DataParallel(model)) == ("body.1.", "head.")
-        assert not_copied(torch.compile(nn.Sequential(hooked))) == ("0.",)
-        assert not_copied(hooked) == not_copied(LoadsByItself(2, 2)) == ("",)
-
-    def test_by_each_of_its_names(self):
-        """A module that is there twice is given weights by both names."""
-        keeps = Keeps(2, 2)
-
-        assert not_copied(nn.ModuleDict({"one": keeps, "two": keeps})) == ("one.", "two.")
-
-    def test_objects_with_ways_of_their_own(self):
-        """What a single object does is seen as its class's ways are; of what is no module nothing is known."""
-        odd, whole = nn.Linear(2, 2), nn.Linear(2, 2)
-        odd._load_from_state_dict = lambda *_: None
-        whole.load_state_dict = lambda *_, **__: None
-
-        assert not_copied(nn.Sequential(nn.Linear(2, 2), odd)) == ("1.",)
-        assert not_copied(whole) == not_copied(object()) == ("",)
 
 
 class TestOptimizers:
@@ -362,10 +317,19 @@ class TestOptimizers:
         ("saved", "text"),
         [
             ({}, "optimizers: must be a dictionary"),
-            ({"optimizers": {"SGD": 3}}, "optimizers.SGD: must be a dictionary of 'state' and 'param_groups'"),
-            ({"optimizers": {"SGD": {"state": {}, "param_groups": [{}]}}}, "each with the names of its 'params'"),
-            ({"optimizers": {"SGD": {"state": {}, "param_groups": 3}}}, "'param_groups' must be a list"),
-            ({"optimizers": {"SGD": {"state": {"w": 3}, "param_groups": []}}}, "'state' must be a dictionary with"),
+            ({"optimizers": {"SGD": 3}}, "optimizers.SGD: must be _OptimizerRecord, got 3"),
+            (
+                {"optimizers": {"SGD": {"state": {}, "param_groups": [{}]}}},
+                r"optimizers\.SGD: .*each group must have 'params', a list of names, got None",
+            ),
+            (
+                {"optimizers": {"SGD": {"state": {}, "param_groups": 3}}},
+                r"optimizers\.SGD\.param_groups: must be list.*: 'int' object",
+            ),
+            (
+                {"optimizers": {"SGD": {"state": {"w": 3}, "param_groups": []}}},
+                r"optimizers\.SGD\.state\['w'\]: must be dict\[Any, Any\]: got 3",
+            ),
             ({"optimizers": {}}, "optimizers.SGD is not saved"),
         ],
     )

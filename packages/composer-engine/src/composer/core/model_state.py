@@ -1,18 +1,18 @@
-"""A model's weights and its optimizers' state by the names of the bare model, whatever it is wrapped in."""
+"""A model's weights and its optimizers' state by the parameter names of the unwrapped model."""
 
 from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
-from composer.core.serialization import is_number, plain
+from composer.core.serialization import from_data, is_number, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,16 +26,14 @@ __all__ = [
     "check_weights",
     "load_optimizers",
     "load_weights",
-    "not_copied",
     "optimizer_states",
     "unwrapped",
     "weights",
 ]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-_COPYING = (nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)  # noqa: SLF001
 _HINTS = 10
-"""For how many names the nearest is looked for: of thousands, each with thousands of others, it would take minutes."""
+"""The number of names for which a similar one is searched: for thousands among thousands it would take minutes."""
 
 
 def _bare(model: nn.Module) -> nn.Module:
@@ -49,7 +47,7 @@ def _bare_name(name: str) -> str:
 
 
 def weights(model: nn.Module) -> dict[str, Any]:
-    """Return a model's weights by the names that the bare model has for them; they are not copied.
+    """Return a model's weights by their names in the unwrapped model; they are not copied.
 
     Example:
         >>> list(weights(nn.Linear(2, 2)))
@@ -65,8 +63,8 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
     """Compare saved weights with a model's :func:`weights`.
 
     Returns:
-        What cannot be loaded at all, because it has another shape or kind; what only the model has; what only the saved
-        weights have. Each is a list of sentences.
+        Three lists of sentences: weights that cannot be loaded, because of their shape or type; weights that only the
+        model has; weights that only the saved state has.
     """
     wrong = [
         f"model.{name}: must be {_looks(own[name])}, got {_looks(value)}."
@@ -83,7 +81,7 @@ def check_weights(own: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[lis
 
 
 def changed_dtypes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each weight that is saved in another dtype than the model's, and is rounded to it."""
+    """Return a sentence for each weight whose saved dtype differs from the model's, to which it is converted."""
     return [
         f"model.{name}: {value.dtype} was saved, {own[name].dtype} is set."
         for name, value in saved.items()
@@ -96,41 +94,15 @@ def _looks(value: Any) -> str:
 
 
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy saved weights into a model, those that both have."""
+    """Copy those saved weights into a model that it has."""
     bare = _bare(model)
     bare.load_state_dict(
         {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
     )
 
 
-def not_copied(model: Any) -> tuple[str, ...]:
-    """Return how the names of those weights begin that a model may keep as it is given them, and does not surely copy.
-
-    Example:
-        >>> not_copied(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        ()
-    """
-    if model is None:
-        return ()
-    bare = _bare(model)
-    if _function(getattr(bare, "load_state_dict", None)) is not nn.Module.load_state_dict:
-        return ("",)
-    modules = bare.named_modules(remove_duplicate=False)  # one that has two names is given weights by each
-    return tuple(_bare_name(f"{name}." if name else "") for name, one in modules if not _copies(one))
-
-
-def _copies(module: nn.Module) -> bool:
-    # What modules have of their own is under this name; also a single object may.
-    load = _function(module._load_from_state_dict)  # noqa: SLF001
-    return load in _COPYING and not module._load_state_dict_pre_hooks  # noqa: SLF001
-
-
-def _function(method: Any) -> Any:
-    return getattr(method, "__func__", None)
-
-
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside those that algorithms such as SAM wrap around it, each with a ``base_optimizer``.
+    """Return the innermost optimizer, without wrappers that have a ``base_optimizer``, such as SAM's.
 
     Example:
         >>> from composer.functional import SAMOptimizer
@@ -141,12 +113,8 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
-def _by_key(optimizers: Sequence[Optimizer]) -> dict[str, Optimizer]:
-    return by_key(map(unwrapped, optimizers))
-
-
 def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
-    """Return the name of each parameter, group by group; what the model does not have is named by its place."""
+    """Return the parameters' names by group; a parameter that the model does not have is named by its index."""
     known = {id(one): _bare_name(name) for name, one in _bare(model).named_parameters()} if model is not None else {}
     return [
         [known.get(id(one), f"group {group} parameter {place}") for place, one in enumerate(held["params"])]
@@ -155,10 +123,10 @@ def _parameter_names(model: Any, optimizer: Optimizer) -> list[list[str]]:
 
 
 def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Return the state of each optimizer, by its class and place, with the parameters' names for their numbers.
+    """Return the state of each optimizer by its key, with the names of parameters in place of their indices.
 
     Raises:
-        NotSerializableError: An optimizer holds something that is neither data nor a tensor.
+        NotSerializableError: An optimizer contains something that is neither data nor a tensor.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -166,7 +134,7 @@ def optimizer_states(model: Any, optimizers: Sequence[Optimizer]) -> dict[str, A
         >>> state["SGD"]["param_groups"][0]["params"], state["SGD"]["param_groups"][0]["lr"]
         (['weight', 'bias'], 0.1)
     """
-    return {key: _named_state(model, key, optimizer) for key, optimizer in _by_key(optimizers).items()}
+    return {key: _named_state(model, key, optimizer) for key, optimizer in by_key(map(unwrapped, optimizers)).items()}
 
 
 def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
@@ -189,7 +157,7 @@ def _named_state(model: Any, key: str, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def check_settings(path: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Return which saved settings cannot stand in for those of an optimizer, scheduler or scaler: a text for a number.
+    """Return which saved settings have another type than those of an optimizer, scheduler or scaler.
 
     Example:
         >>> check_settings("SGD", {"lr": 0.1, "foreach": None}, {"lr": "x", "foreach": True})
@@ -214,11 +182,26 @@ def _clashes(own: Any, saved: Any) -> bool:
     return isinstance(own, str) and not isinstance(saved, str)
 
 
+def _check_params(_: object, __: object, groups: list[dict[str, Any]]) -> None:
+    for group in groups:
+        params = group.get("params")
+        if not isinstance(params, list) or any(not isinstance(name, str) for name in params):
+            raise ValueError(f"each group must have 'params', a list of names, got {shortened(params)}")
+
+
+@attrs.frozen
+class _OptimizerRecord:
+    """The saved state of an optimizer."""
+
+    state: dict[str, dict[Any, Any]]
+    param_groups: list[dict[str, Any]] = attrs.field(validator=_check_params)
+
+
 def check_optimizers(
     model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]
 ) -> tuple[list[str], list[str], list[str]]:
     """Compare saved optimizer states with optimizers; returns the same three lists as :func:`check_weights`."""
-    own = _by_key(optimizers)
+    own = by_key(map(unwrapped, optimizers))
     wrong: list[str] = []
     missing: list[str] = []
     unexpected: list[str] = []
@@ -226,40 +209,25 @@ def check_optimizers(
         if key not in saved:
             missing.append(f"optimizers.{key} is not saved{nearest(key, set(saved) - set(own))}")
             continue
-        problem = _malformed(saved[key])
-        if problem:
-            wrong.append(f"optimizers.{key}: {problem}")
+        try:
+            record = from_data(saved[key], _OptimizerRecord, f"optimizers.{key}")
+        except ValueError as error:
+            wrong.append(str(error))
             continue
-        groups = saved[key]["param_groups"]
+        groups = record.param_groups
         if len(groups) == len(optimizer.param_groups):
             for place, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-                held = {name: value for name, value in own_group.items() if name != "params"}
-                wrong += check_settings(f"optimizers.{key}.param_groups[{place}]", held, group)
-        differences = _compare_groups(_parameter_names(model, optimizer), saved[key]["param_groups"])
-        for sentences, found in zip((missing, unexpected), differences, strict=True):
-            sentences += [f"optimizers.{key}.{difference}" for difference in found]
+                own_settings = {name: value for name, value in own_group.items() if name != "params"}
+                wrong += check_settings(f"optimizers.{key}.param_groups[{place}]", own_settings, group)
+        differences = _compare_groups(_parameter_names(model, optimizer), groups)
+        for sentences, details in zip((missing, unexpected), differences, strict=True):
+            sentences += [f"optimizers.{key}.{detail}" for detail in details]
     unexpected += [
         f"optimizers.{key} is saved, and the run has no such optimizer{nearest(key, set(own) - set(saved))}"
         for key in saved
         if key not in own
     ]
     return wrong, missing, unexpected
-
-
-def _malformed(saved: Any) -> str:
-    if not isinstance(saved, dict) or saved.keys() != {"state", "param_groups"}:
-        return "must be a dictionary of 'state' and 'param_groups'."
-    groups, state = saved["param_groups"], saved["state"]
-    if not isinstance(groups, list) or any(
-        not isinstance(group, dict)
-        or not isinstance(group.get("params"), list)
-        or any(not isinstance(name, str) for name in group["params"])
-        for group in groups
-    ):
-        return "'param_groups' must be a list of dictionaries, each with the names of its 'params'."
-    if not isinstance(state, dict) or any(not isinstance(held, dict) for held in state.values()):
-        return "'state' must be a dictionary with a dictionary for each parameter."
-    return ""
 
 
 def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -282,11 +250,11 @@ def _compare_groups(own: list[list[str]], saved: list[dict[str, Any]]) -> tuple[
 
 
 def load_optimizers(model: Any, optimizers: Sequence[Optimizer], saved: Mapping[str, Any]) -> None:
-    """Load saved states into optimizers, of the parameters that both have; tensors are taken over, not copied.
+    """Load saved states into optimizers, for the parameters that both have; tensors are not copied.
 
-    The settings of the groups (learning rates and so on) are loaded where there are as many groups as were saved.
+    The settings of the groups, such as learning rates, are loaded if the number of groups is that of the saved ones.
     """
-    for key, optimizer in _by_key(optimizers).items():
+    for key, optimizer in by_key(map(unwrapped, optimizers)).items():
         if key in saved:
             _load_named_state(_parameter_names(model, optimizer), optimizer, saved[key])
 
@@ -319,7 +287,7 @@ def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mappi
 
 
 def _keep_dtypes(names: list[list[str]], optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    # torch turns what it loads into the parameter's dtype: an average in 32 bits of 16-bit weights would be cut off.
+    # torch converts what it loads to the parameter's dtype, which would round a 32-bit average of 16-bit weights.
     for group, group_names in zip(optimizer.param_groups, names, strict=True):
         for parameter, name in zip(group["params"], group_names, strict=True):
             for field, value in saved.get(name, {}).items():

@@ -13,6 +13,7 @@ import attrs
 
 from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback, hook_of, intervals_of, overrides
+from composer.core.components import numbered
 from composer.core.conflicts import AlgorithmConflictError, check_conflicts
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ServedFields, fields_at
@@ -278,13 +279,9 @@ def component_keys(components: Iterable[object]) -> dict[int, str]:
         >>> list(component_keys([1.5, 2, 2.5]).values())
         ['float', 'int', 'float.1']
     """
-    counts: dict[str, int] = {}
-    keys = {}
-    for component in components:
-        name = component.name if isinstance(component, Subscription) else type(component).__name__
-        place = counts[name] = counts.get(name, -1) + 1
-        keys[id(component)] = f"{name}.{place}" if place else name
-    return keys
+    components = list(components)
+    names = [one.name if isinstance(one, Subscription) else type(one).__name__ for one in components]
+    return dict(zip(map(id, components), numbered(names), strict=True))
 
 
 def overrides_match(algorithm: Algorithm) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["State", "SupportsTraining"]
 
-T = TypeVar("T")
+Got_co = TypeVar("Got_co", covariant=True)
+Given_contra = TypeVar("Given_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -83,6 +85,28 @@ def _to_optimizers(optimizers: Optimizer | Sequence[Optimizer] | None) -> tuple[
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
     return checked
+
+
+class _Converted(Protocol[Got_co, Given_contra]):
+    """A property that converts the values that it is set to."""
+
+    def __get__(self, state: State, owner: type, /) -> Got_co: ...
+    def __set__(self, state: State, value: Given_contra, /) -> None: ...
+
+
+def _converted(field: str, convert: Callable[[Given_contra], Got_co], doc: str) -> _Converted[Got_co, Given_contra]:
+    accessor: Any = property(
+        operator.attrgetter(field), lambda state, value: setattr(state, field, convert(value)), doc=doc
+    )
+    return cast("_Converted[Got_co, Given_contra]", accessor)
+
+
+def _to_metric_values(values: Mapping[str, Any]) -> MetricValues:
+    return MetricValues(values)
+
+
+def _to_schedulers(schedulers: Any) -> tuple[LRScheduler, ...]:
+    return tuple(_as_sequence(schedulers))
 
 
 _to_algorithms = _instances_of(Algorithm, "algorithms")
@@ -168,7 +192,7 @@ class State:
     dataloader_len: int | None = _live(default=None)
     _precision: Precision = _live(default=Precision.FP32, converter=Precision)
     _optimizers: tuple[Optimizer, ...] = _live(default=None, converter=_to_optimizers)
-    _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=lambda given: tuple(_as_sequence(given)))
+    _schedulers: tuple[LRScheduler, ...] = _live(default=None, converter=_to_schedulers)
     scaler: torch.amp.GradScaler | None = _live(default=None)
     _algorithms: ObservableList[Algorithm] = _live(default=None, converter=_to_algorithms)
     _callbacks: ObservableList[Callback] = _live(default=None, converter=_to_callbacks)
@@ -229,41 +253,10 @@ class State:
     def callbacks(self, callbacks: Callback | Iterable[Callback] | None) -> None:
         self._callbacks[:] = _to_callbacks(callbacks)
 
-    @property
-    def optimizers(self) -> tuple[Optimizer, ...]:
-        """The optimizers."""
-        return self._optimizers
-
-    @optimizers.setter
-    def optimizers(self, optimizers: Optimizer | Sequence[Optimizer]) -> None:
-        self._optimizers = _to_optimizers(optimizers)
-
-    @property
-    def schedulers(self) -> tuple[LRScheduler, ...]:
-        """The learning rate schedulers."""
-        return self._schedulers
-
-    @schedulers.setter
-    def schedulers(self, schedulers: LRScheduler | Sequence[LRScheduler]) -> None:
-        self._schedulers = tuple(_as_sequence(schedulers))
-
-    @property
-    def max_duration(self) -> Time | None:
-        """How long to train."""
-        return self._max_duration
-
-    @max_duration.setter
-    def max_duration(self, max_duration: Time | str | int | None) -> None:
-        self._max_duration = _to_max_duration(max_duration)
-
-    @property
-    def iteration_length(self) -> Time:
-        """How long an iteration is, in epochs."""
-        return self._iteration_length
-
-    @iteration_length.setter
-    def iteration_length(self, iteration_length: Time | str | int) -> None:
-        self._iteration_length = _to_iteration_length(iteration_length)
+    optimizers = _converted("_optimizers", _to_optimizers, "The optimizers.")
+    schedulers = _converted("_schedulers", _to_schedulers, "The learning rate schedulers.")
+    max_duration = _converted("_max_duration", _to_max_duration, "The duration of the training.")
+    iteration_length = _converted("_iteration_length", _to_iteration_length, "The length of an iteration, in epochs.")
 
     @property
     def train_dataloader(self) -> Iterable[Batch] | None:
@@ -279,32 +272,11 @@ class State:
         """The loader to train on, with how to count and split its batches."""
         return self._train_dataloader
 
-    @property
-    def evaluators(self) -> list[Evaluator]:
-        """What to evaluate on."""
-        return self._evaluators
-
-    @evaluators.setter
-    def evaluators(self, evaluators: Any) -> None:
-        self._evaluators = _to_evaluators(evaluators)
-
-    @property
-    def eval_metric_values(self) -> MetricValues:
-        """The latest values of the evaluators' metrics, by label and name."""
-        return cast("MetricValues", self._eval_metric_values)
-
-    @eval_metric_values.setter
-    def eval_metric_values(self, values: Mapping[str, Any]) -> None:
-        self._eval_metric_values = MetricValues(values)
-
-    @property
-    def precision(self) -> Precision:
-        """What the model computes in."""
-        return self._precision
-
-    @precision.setter
-    def precision(self, precision: Precision | str) -> None:
-        self._precision = Precision(precision)
+    evaluators = _converted("_evaluators", _to_evaluators, "The evaluators.")
+    eval_metric_values = _converted(
+        "_eval_metric_values", _to_metric_values, "The latest values of the evaluators' metrics, by label and name."
+    )
+    precision = _converted("_precision", Precision, "The precision in which the model computes.")
 
     @property
     def seed(self) -> int:

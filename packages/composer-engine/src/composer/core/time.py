@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, SupportsIndex, TypeVar, overload
 
 import attrs
 from typing_extensions import deprecated
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["Counts", "Time", "TimeUnit", "Timestamp", "ensure_time"]
+
+T = TypeVar("T")
 
 
 class TimeUnit(StrEnum):
@@ -367,18 +369,13 @@ class Counts(NamedTuple):
     batch_wct: int
 
 
+_UNITS_OF_COUNTS = [TimeUnit(name.split("_")[0]) for name in Counts._fields if not name.endswith("_wct")]
 _COUNTER_OF_UNIT: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
-    TimeUnit.ITERATION: operator.attrgetter("iteration"),
-    TimeUnit.EPOCH: operator.attrgetter("epoch"),
-    TimeUnit.BATCH: operator.attrgetter("batch"),
-    TimeUnit.SAMPLE: operator.attrgetter("sample"),
-    TimeUnit.TOKEN: operator.attrgetter("token"),
+    **{TimeUnit(name): operator.attrgetter(name) for name in ("iteration", "epoch", "batch", "sample", "token")},
     TimeUnit.SECOND: lambda counts: counts.total_wct / _SECOND,
 }
 _COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
-    TimeUnit.BATCH: operator.attrgetter("batch_in_epoch"),
-    TimeUnit.SAMPLE: operator.attrgetter("sample_in_epoch"),
-    TimeUnit.TOKEN: operator.attrgetter("token_in_epoch"),
+    TimeUnit(name): operator.attrgetter(f"{name}_in_epoch") for name in ("batch", "sample", "token")
 }
 
 
@@ -397,39 +394,22 @@ def _to_microseconds(value: dt.timedelta | int | None) -> int:
     raise TypeError(f"A time spent must be a datetime.timedelta or a whole number of microseconds, got {value!r}.")
 
 
-class _Count:
-    """A counter of a timestamp, read as a :class:`Time`."""
+class _Counter(Generic[T]):
+    """A counter of a timestamp, converted when it is read."""
 
-    def __init__(self, unit: TimeUnit, text: str) -> None:
-        self.unit = unit
+    def __init__(self, convert: Callable[[int], T], text: str) -> None:
+        self._convert = convert
         self.__doc__ = text
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.get = operator.attrgetter(f"counts.{name}")
+        self._get: Callable[[Timestamp], int] = operator.attrgetter(f"counts.{name}")
 
     @overload
-    def __get__(self, timestamp: None, owner: type) -> _Count: ...
+    def __get__(self, timestamp: None, owner: type) -> _Counter[T]: ...
     @overload
-    def __get__(self, timestamp: Timestamp, owner: type) -> Time: ...
-    def __get__(self, timestamp: Timestamp | None, owner: type) -> Time | _Count:
-        return self if timestamp is None else Time(self.get(timestamp), self.unit)
-
-
-class _WallClock:
-    """A time spent, by the wall clock, that a timestamp tells."""
-
-    def __init__(self, text: str) -> None:
-        self.__doc__ = text
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.get: Callable[[Timestamp], int] = operator.attrgetter(f"counts.{name}")
-
-    @overload
-    def __get__(self, timestamp: None, owner: type) -> _WallClock: ...
-    @overload
-    def __get__(self, timestamp: Timestamp, owner: type) -> dt.timedelta: ...
-    def __get__(self, timestamp: Timestamp | None, owner: type) -> dt.timedelta | _WallClock:
-        return self if timestamp is None else dt.timedelta(microseconds=self.get(timestamp))
+    def __get__(self, timestamp: Timestamp, owner: type) -> T: ...
+    def __get__(self, timestamp: Timestamp | None, owner: type) -> T | _Counter[T]:
+        return self if timestamp is None else self._convert(self._get(timestamp))
 
 
 @attrs.frozen(order=False, init=False, repr=False)
@@ -475,38 +455,26 @@ class Timestamp:
         epoch_wct: dt.timedelta | int | None = None,
         batch_wct: dt.timedelta | int | None = None,
     ) -> None:
-        counts = Counts(
-            iteration=_to_count(iteration, TimeUnit.ITERATION),
-            epoch=_to_count(epoch, TimeUnit.EPOCH),
-            batch=_to_count(batch, TimeUnit.BATCH),
-            sample=_to_count(sample, TimeUnit.SAMPLE),
-            token=_to_count(token, TimeUnit.TOKEN),
-            epoch_in_iteration=_to_count(epoch_in_iteration, TimeUnit.EPOCH),
-            token_in_iteration=_to_count(token_in_iteration, TimeUnit.TOKEN),
-            batch_in_epoch=_to_count(batch_in_epoch, TimeUnit.BATCH),
-            sample_in_epoch=_to_count(sample_in_epoch, TimeUnit.SAMPLE),
-            token_in_epoch=_to_count(token_in_epoch, TimeUnit.TOKEN),
-            total_wct=_to_microseconds(total_wct),
-            iteration_wct=_to_microseconds(iteration_wct),
-            epoch_wct=_to_microseconds(epoch_wct),
-            batch_wct=_to_microseconds(batch_wct),
-        )
+        done = [iteration, epoch, batch, sample, token, epoch_in_iteration, token_in_iteration]
+        done += [batch_in_epoch, sample_in_epoch, token_in_epoch]
+        spent = (total_wct, iteration_wct, epoch_wct, batch_wct)
+        counts = Counts(*map(_to_count, done, _UNITS_OF_COUNTS), *map(_to_microseconds, spent))
         object.__setattr__(self, "counts", counts)
 
-    iteration = _Count(TimeUnit.ITERATION, "Finished iterations.")
-    epoch = _Count(TimeUnit.EPOCH, "Finished epochs.")
-    batch = _Count(TimeUnit.BATCH, "Finished batches.")
-    sample = _Count(TimeUnit.SAMPLE, "Samples trained on.")
-    token = _Count(TimeUnit.TOKEN, "Tokens trained on.")
-    epoch_in_iteration = _Count(TimeUnit.EPOCH, "Epochs finished in this iteration.")
-    token_in_iteration = _Count(TimeUnit.TOKEN, "Tokens trained on in this iteration.")
-    batch_in_epoch = _Count(TimeUnit.BATCH, "Batches finished in this epoch.")
-    sample_in_epoch = _Count(TimeUnit.SAMPLE, "Samples trained on in this epoch.")
-    token_in_epoch = _Count(TimeUnit.TOKEN, "Tokens trained on in this epoch.")
-    total_wct = _WallClock("Time spent altogether.")
-    iteration_wct = _WallClock("Time spent in this iteration.")
-    epoch_wct = _WallClock("Time spent in this epoch.")
-    batch_wct = _WallClock("Time that the last batch took.")
+    iteration = _Counter(functools.partial(Time, unit=TimeUnit.ITERATION), "Finished iterations.")
+    epoch = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Finished epochs.")
+    batch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Finished batches.")
+    sample = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on.")
+    token = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on.")
+    epoch_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Epochs finished in this iteration.")
+    token_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this iteration.")
+    batch_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Batches finished in this epoch.")
+    sample_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on in this epoch.")
+    token_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this epoch.")
+    total_wct = _Counter(_MICROSECOND.__mul__, "Time spent altogether.")
+    iteration_wct = _Counter(_MICROSECOND.__mul__, "Time spent in this iteration.")
+    epoch_wct = _Counter(_MICROSECOND.__mul__, "Time spent in this epoch.")
+    batch_wct = _Counter(_MICROSECOND.__mul__, "Time that the last batch took.")
 
     @property
     @deprecated("Timestamp.held is called counts now.")

@@ -11,7 +11,7 @@ from attrs.validators import ge, optional
 from torch import Tensor
 
 from composer.core import Timestamp
-from composer.core.components import numbered
+from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.core.serialization import from_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
@@ -244,8 +244,7 @@ def _components(state: State) -> dict[str, Any]:
         while isinstance(optimizer, torch.optim.Optimizer):
             optimizers.append(optimizer)
             optimizer = getattr(optimizer, "base_optimizer", None)
-    keys = numbered(type(optimizer).__name__ for optimizer in optimizers)
-    components = {"model": state.model} | {f"optimizers.{key}": one for key, one in zip(keys, optimizers, strict=True)}
+    components = {"model": state.model} | {f"optimizers.{key}": one for key, one in by_key(optimizers).items()}
     for kind, held in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
         components |= {f"{kind}.{state.component_key(one)}": one for one in held}
     for evaluator in state.evaluators:
