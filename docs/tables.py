@@ -1,9 +1,9 @@
-"""Write the tables in the guides that follow from what algorithms declare.
+"""Write the tables in the guides that are derived from the declarations of algorithms.
 
     python docs/tables.py
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->`` and is never written by hand. A test compares the
-guides with what this program would write.
+A table is between ``<!-- table: NAME -->`` and ``<!-- end -->`` and is never edited manually. A test compares the
+guides with the output of this program.
 """
 
 from __future__ import annotations
@@ -33,46 +33,49 @@ STATE = {
     "precision": "`precision`",
     "timestamp": "`timestamp`",
 }
-"""What a loop has to put into the state because an algorithm reads it; model, batch, outputs and loss it has anyway."""
+"""Fields that a loop must set for the algorithms that read them, besides model, batch, outputs and loss."""
 
 MEETINGS = {
     (Event.INIT, Stage.ARCHITECTURE): (
-        "For some. List Factorize behind GatedLinearUnits, which looks for whole layers, not factors. Factorize and "
-        "BlurPool wrap one another: weights saved with one order have other names than with the other. List NoOpModel "
-        "last: those behind it find nothing. For the rest it does not."
+        "For some. List Factorize after GatedLinearUnits, which replaces complete layers, not factors. Factorize and "
+        "BlurPool wrap each other's layers: the names of saved weights depend on the order. List NoOpModel "
+        "last: algorithms after it find nothing to change. For the others it does not matter."
     ),
-    (Event.INIT, Stage.NORMALIZATION): "No: one is about norms, the other about convolutions.",
+    (Event.INIT, Stage.NORMALIZATION): "No: one changes norms, the other convolutions.",
     (Event.INIT, Stage.PRECISION): "No: group norms and layer norms are different layers.",
     (Event.AFTER_LOAD, Stage.PRECISION): "No: group norms and layer norms are different layers.",
     (Event.FIT_START, Stage.AUGMENT): "Yes: images are augmented in the order of the list.",
-    (Event.FIT_START, Stage.WEIGHTS): "No: what is frozen and what is averaged do not depend on each other.",
+    (Event.FIT_START, Stage.WEIGHTS): "No: freezing and averaging do not depend on each other.",
     (Event.AFTER_DATALOADER, Stage.RESHAPE): (
-        "Yes, the last of the list runs first. ColOut and ProgressiveResizing: list ColOut first, and the small image "
-        "is what it drops rows of. Alibi and SeqLengthWarmup: list SeqLengthWarmup first, and its lengths are those "
-        "that the model sees."
+        "Yes, the last of the list runs first. ColOut and ProgressiveResizing: if ColOut is first, it removes rows of "
+        "the small image. Alibi and SeqLengthWarmup: if SeqLengthWarmup is first, the model receives sequences of its "
+        "lengths."
     ),
     (Event.AFTER_DATALOADER, Stage.AUGMENT): (
-        "Yes, the last of the list runs first. List CutOut first: what it blanks out then stays blank."
+        "Yes, the last of the list runs first. List CutOut first, so that the squares stay blank."
     ),
-    (Event.BEFORE_FORWARD, Stage.MIX): "Little: either blends what the other has blended, and labels follow.",
-    (Event.BEFORE_LOSS, Stage.MIX): "No: labels are blended as the samples were, in the same order.",
-    (Event.AFTER_LOSS, Stage.LOSS): "Two that blend losses are warned about: set `interpolate_loss=False` for one.",
-    (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing changes no weight.",
-    (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks there that it has frozen something.",
+    (Event.BEFORE_FORWARD, Stage.MIX): "Little: each blends the result of the other, and the labels accordingly.",
+    (Event.BEFORE_LOSS, Stage.MIX): "No: labels are blended in the same order as the samples.",
+    (
+        Event.AFTER_LOSS,
+        Stage.LOSS,
+    ): "Two that interpolate the loss give a warning: set `interpolate_loss=False` for one.",
+    (Event.EPOCH_END, Stage.WEIGHTS): "No: freezing does not change weights.",
+    (Event.FIT_END, Stage.WEIGHTS): "No: LayerFreezing only checks whether it has frozen layers.",
 }
-"""Whether the order of the list matters to those who meet at an event in one stage."""
+"""Whether the order of the list matters for algorithms that share a stage at an event."""
 
 TWICE = {
     "AugMix": "A batch is augmented twice; a dataset's second is left out with a `NoEffectWarning`.",
-    "ColOut": "More rows and columns go; a dataset's second is left out with a `NoEffectWarning`.",
+    "ColOut": "More rows and columns are removed; a dataset's second is left out with a `NoEffectWarning`.",
     "CutMix": "Boxes from two partners are pasted.",
     "CutOut": "More squares are blanked out.",
-    "GradientClipping": "By norm and by value, for instance; the last of the list clips first.",
+    "GradientClipping": "For example by norm and by value; the last of the list clips first.",
     "LabelSmoothing": "Labels are smoothed by both.",
     "MixUp": "Samples are blended with two partners.",
     "RandAugment": "A batch is augmented twice; a dataset's second is left out with a `NoEffectWarning`.",
 }
-"""What two of a class do, of those that may."""
+"""The effect of two algorithms of one class, if this is allowed."""
 
 
 def main() -> None:
@@ -84,19 +87,19 @@ def main() -> None:
 
 
 def with_tables(text: str) -> str:
-    """Return a guide with its tables as they have to be."""
+    """Return the text of a guide with updated tables."""
     return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}{found[3]}", text)
 
 
 def algorithms() -> list[type[Algorithm]]:
-    """Return the algorithms of this project, by name."""
+    """Return the algorithms of this project, sorted by name."""
     named = (getattr(composer.algorithms, name) for name in composer.algorithms.__all__)
     kinds = [kind for kind in named if inspect.isclass(kind) and issubclass(kind, Algorithm)]
     return sorted(kinds, key=lambda kind: kind.__name__.lower())
 
 
 def needs() -> str:
-    """Return a table of what each algorithm needs from the loop."""
+    """Return a table of the events and fields that each algorithm needs from the loop."""
     return _table(
         ("algorithm", "events", "in the state"),
         (
@@ -111,7 +114,7 @@ def needs() -> str:
 
 
 def events() -> str:
-    """Return a table of where each event belongs, and who needs it."""
+    """Return a table of where each event belongs, and of the algorithms that need it."""
     return _table(
         ("event", "where", "needed by"),
         (
@@ -122,19 +125,19 @@ def events() -> str:
 
 
 def refused() -> str:
-    """Return a table of what only one algorithm can have, who wants it, and what to do about a second."""
+    """Return a table of exclusive resources, their owners, and advice."""
     remedies = {
         str(owned): owned.remedy for kind in algorithms() for owned in kind.owns if isinstance(owned, ExclusiveResource)
     }
     owners = owners_of()
     return _table(
-        ("only one can have", "who wants it", "what to do"),
+        ("exclusive resource", "owned by", "advice"),
         ((words, ", ".join(owners[words]), remedies[words]) for words in sorted(owners, key=lambda one: owners[one])),
     )
 
 
 def owners_of() -> Mapping[str, list[str]]:
-    """Return who owns what, by what it is."""
+    """Return the owners of each exclusive resource by its name."""
     owners: dict[str, list[str]] = defaultdict(list)
     for kind in algorithms():
         for words in sorted(kind.owns):
@@ -143,9 +146,9 @@ def owners_of() -> Mapping[str, list[str]]:
 
 
 def meetings() -> str:
-    """Return a table of who meets in one stage, where the order of the list decides, and whether that matters."""
+    """Return a table of algorithms that share a stage, and whether the order of the list matters for them."""
     return _table(
-        ("at", "stage", "who", "does the order of the list matter?"),
+        ("event", "stage", "algorithms", "does the order of the list matter?"),
         (
             (f"`{event.value}`", stage.name.lower(), ", ".join(names), MEETINGS[event, stage])
             for (event, stage), names in who_meets().items()
@@ -154,7 +157,7 @@ def meetings() -> str:
 
 
 def who_meets() -> Mapping[tuple[Event, Stage], list[str]]:
-    """Return where two or more algorithms that may run together are of one stage, and which."""
+    """Return the algorithms that share a stage at an event and may run together."""
     found: dict[tuple[Event, Stage], list[type[Algorithm]]] = defaultdict(list)
     for event in Event:
         for stage in Stage:
@@ -169,8 +172,11 @@ def who_meets() -> Mapping[tuple[Event, Stage], list[str]]:
 
 
 def twice() -> str:
-    """Return a table of those that may be there twice."""
-    return _table(("twice", "then"), ((kind.__name__, TWICE[kind.__name__]) for kind in algorithms() if not kind.owns))
+    """Return a table of algorithms that may be used twice."""
+    return _table(
+        ("algorithm", "effect of two"),
+        ((kind.__name__, TWICE[kind.__name__]) for kind in algorithms() if not kind.owns),
+    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -185,7 +191,7 @@ def _lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 
 def drawing() -> str:
-    """Return the drawing of a recipe."""
+    """Return the diagram of a recipe."""
     recipe = [composer.algorithms.BlurPool(), composer.algorithms.MixUp(), composer.algorithms.LabelSmoothing()]
     return f"```mermaid\n{explain(recipe).to_mermaid()}\n```\n"
 

@@ -1,10 +1,10 @@
-"""Handwritten digits, twice: trained as usual, and with a recipe of five algorithms.
+"""Train on handwritten digits, with and without a recipe of five algorithms.
 
-The data are scikit-learn's bundled 1,797 images of 8x8 pixels, of which a fifth is kept for the test. Each seed trains
-the same small network once as a baseline and once with the recipe. What is left in the output folder:
+The data are the 1,797 images of 8x8 pixels that scikit-learn includes; a fifth of them is the test set. For each seed,
+the same small network is trained once as a baseline and once with the recipe. The output folder then contains:
 
-    settings.json               what was run, with which versions
-    <run>-seed<n>.jsonl         the metrics of each run, one JSON object a line
+    settings.json               the settings and the versions
+    <run>-seed<n>.jsonl         the metrics of each run, one JSON object per line
     results.json                the numbers of the table
     curves.png                  accuracy and loss over the epochs
 """
@@ -47,7 +47,7 @@ BATCH_SIZE = 64
 LEARNING_RATE = 6e-3
 WEIGHT_DECAY = 0.05
 
-# Chosen by cross-validation on the training images alone; the test images had no part in it.
+# Selected by cross-validation on the training images; the test images were not used.
 RECIPE: dict[str, Callable[[], Algorithm]] = {
     "BlurPool": BlurPool,
     "LabelSmoothing": lambda: LabelSmoothing(smoothing=0.1),
@@ -58,7 +58,7 @@ RECIPE: dict[str, Callable[[], Algorithm]] = {
 
 
 def main() -> None:
-    """Train, and report what came of it."""
+    """Train all networks and report the results."""
     options = parse_options()
     recipes = {"baseline": [], "recipe": options.algorithms} if options.algorithms else {"baseline": []}
     write_settings(options)
@@ -75,7 +75,7 @@ def main() -> None:
 
 @attrs.frozen
 class Result:
-    """What came of one run.
+    """The results of one run.
 
     Args:
         accuracy: On the test images at the end, in percent.
@@ -93,7 +93,7 @@ class Result:
 
 
 def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path, *, explain: bool = False) -> Result:
-    """Train one network from a seed and return how it went."""
+    """Train one network with a seed and return its results."""
     seed_all(seed)
     model = ComposerClassifier(make_network(), num_classes=10)
     train_loader, test_loader = make_loaders(*load_images())
@@ -126,7 +126,7 @@ def train(name: str, algorithms: list[str], seed: int, epochs: int, output: Path
 
 
 class Curves(Callback):
-    """Keeps what :func:`draw_curves` draws."""
+    """Stores the values that :func:`draw_curves` plots."""
 
     def __init__(self) -> None:
         self.accuracies: list[float] = []
@@ -134,7 +134,7 @@ class Curves(Callback):
         self._batch_losses: list[Tensor] = []
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Keep the batch's loss, without waiting for it."""
+        """Store the batch's loss without synchronizing with the device."""
         self._batch_losses.append(state.total_loss)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
@@ -211,8 +211,8 @@ def report(results: dict[str, list[Result]], output: Path) -> None:
 
 
 def draw_curves(results: dict[str, list[Result]], path: Path) -> None:
-    """Draw test accuracy and training loss over the epochs: a line for the mean, a band from lowest to highest."""
-    mpl.use("Agg")  # needs no screen
+    """Plot test accuracy and training loss over the epochs: a line for the mean, a band from lowest to highest."""
+    mpl.use("Agg")  # requires no display
     colours = {"baseline": "#8a8f98", "recipe": "#d1495b"}
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for name, runs in results.items():
@@ -241,7 +241,7 @@ def draw_curves(results: dict[str, list[Result]], path: Path) -> None:
 
 
 def write_settings(options: argparse.Namespace) -> None:
-    """Write what is run, and with what, to ``settings.json``."""
+    """Write the settings and the versions to ``settings.json``."""
     settings = {
         "seeds": options.seeds,
         "epochs": options.epochs,
@@ -260,18 +260,18 @@ def write_settings(options: argparse.Namespace) -> None:
 
 
 class OneSentence(argparse.ArgumentParser):
-    """Says what is wrong with the options, and nothing else."""
+    """A parser whose error message is one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and end."""
+        """Print the message and exit."""
         self.exit(2, f"{Path(sys.argv[0]).name}: {message}; see --help.\n")
 
 
 def parse_options() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Return the options of the command line."""
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seeds", type=at_least_one, default=5, metavar="N", help="how many seeds (default: %(default)s)"
+        "--seeds", type=at_least_one, default=5, metavar="N", help="number of seeds (default: %(default)s)"
     )
     parser.add_argument(
         "--epochs", type=at_least_one, default=20, metavar="N", help="epochs of each run (default: %(default)s)"
@@ -281,14 +281,14 @@ def parse_options() -> argparse.Namespace:
         type=known_algorithms,
         default=list(RECIPE),
         metavar="NAMES",
-        help=f"the recipe, with commas between; 'none' runs the baseline alone (default: {','.join(RECIPE)})",
+        help=f"the recipe, separated by commas; 'none' runs only the baseline (default: {','.join(RECIPE)})",
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("runs/digits"),
         metavar="FOLDER",
-        help="where to write (default: %(default)s)",
+        help="folder for the results (default: %(default)s)",
     )
     options = parser.parse_args()
     try:
@@ -300,9 +300,9 @@ def parse_options() -> argparse.Namespace:
 
 
 def at_least_one(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Return an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
 
 
@@ -311,11 +311,9 @@ def known_algorithms(text: str) -> list[str]:
     names = [] if text == "none" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in RECIPE:
-            raise argparse.ArgumentTypeError(
-                f"there is no algorithm {name!r}, choose from {', '.join(RECIPE)}, or none"
-            )
+            raise argparse.ArgumentTypeError(f"unknown algorithm {name!r}, choose from {', '.join(RECIPE)}, or none")
         if names.count(name) > 1:
-            raise argparse.ArgumentTypeError(f"{name!r} is named twice")
+            raise argparse.ArgumentTypeError(f"{name!r} is listed twice")
     return names
 
 

@@ -1,4 +1,4 @@
-"""A training by the Trainer, in each process that torchrun starts; what came out goes to ``<folder>/<rank>.json``."""
+"""Train with the Trainer in each process that torchrun starts; the results are written to ``<folder>/<rank>.json``."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def make_loader(samples, batch_size, seed):
 
 
 def make_trainer(**options):
-    torch.manual_seed(distributed.get_global_rank())  # each process has weights of its own, at first
+    torch.manual_seed(distributed.get_global_rank())  # each process has different initial weights
     dropout = nn.Dropout(options.pop("dropout", 0.0))
     network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), dropout, nn.Linear(8, 3)).double()
     model = ComposerClassifier(network, train_metrics=MulticlassAccuracy(3, average="micro"), num_classes=3)
@@ -77,7 +77,7 @@ def make_trainer(**options):
     )
 
 
-def whole(tensor):
+def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -85,7 +85,7 @@ def train(options):
     trainer = make_trainer(**options)
     trainer.fit()
     state = trainer.state
-    weights = [whole(parameter).flatten().tolist() for parameter in state.model.parameters()]
+    weights = [full(parameter).flatten().tolist() for parameter in state.model.parameters()]
     logged = trainer.logger.destinations[0].data
     trainer.close()
     return {
@@ -98,7 +98,7 @@ def train(options):
 
 
 def stop():
-    """Return after how many batches a training stops when one process is told to."""
+    """Return the number of batches after which a training stops when one process receives a signal."""
     trainer = make_trainer(callbacks=Stopper(), max_duration="1000ep")
     with contextlib.suppress(SystemExit):
         trainer.fit()
@@ -106,34 +106,34 @@ def stop():
 
 
 def end_by_time():
-    """Return after how many batches and seconds a training by the clock ends."""
+    """Return the batches and seconds of a training whose duration is in seconds."""
     trainer = make_trainer(max_duration="2sec", eval_interval=0)
     trainer.fit()
     return [int(trainer.state.timestamp.batch), trainer.state.timestamp.total_wct.total_seconds()]
 
 
-def go_on(folder):
-    """Return the weights and metric of a whole training, and of one that goes on from its fourth batch by itself."""
-    found = []
+def resume(folder):
+    """Return the weights and metrics of an uninterrupted training, and of one resumed after its fourth batch."""
+    results = []
     for options in ({"save_folder": folder, "save_interval": "2ba"}, {"load_path": f"{folder}/ep1-ba4"}):
         trainer = make_trainer(algorithms=lambda: [EMA("2ba"), MixUp(0.4)], dropout=0.3, **options)
         trainer.fit()
         weights = [parameter.flatten().tolist() for parameter in trainer.state.model.parameters()]
-        by_hand = trainer.save_checkpoint(f"{folder}/by_hand{len(found)}/ep{{epoch}}")
+        saved = trainer.save_checkpoint(f"{folder}/last{len(results)}/ep{{epoch}}")
         metrics = trainer.logger.destinations[0].data["metrics/train/MulticlassAccuracy"]
-        found.append(
-            {"weights": weights, "metrics": [float(value) for _, value in metrics][-2:], "saved": by_hand[-3:]}
+        results.append(
+            {"weights": weights, "metrics": [float(value) for _, value in metrics][-2:], "saved": saved[-3:]}
         )
         trainer.close()
         distributed.barrier()
-    return found
+    return results
 
 
 def main(folder):
     results = {name: train(options) for name, options in RUNS.items()}
     if distributed.get_world_size() > 1:
         saved = distributed.from_rank_zero(tempfile.mkdtemp())
-        results |= {"stopped": stop(), "by time": end_by_time(), "gone on": go_on(saved)}
+        results |= {"stopped": stop(), "by time": end_by_time(), "resumed": resume(saved)}
     Path(folder, f"{distributed.get_global_rank()}.json").write_text(json.dumps(results))
 
 

@@ -1,7 +1,7 @@
-"""Kills a training again and again, at random moments, and lets it go on; started by ``test_faults.py``.
+"""Kill a training repeatedly at random moments and resume it; started by ``test_faults.py``.
 
-Everything is imported once; each training is a fork, so that a hundred kills take a minute and not an hour. Prints one
-line of JSON: how many runs, kills and checkpoints there were, and which runs ended with other bits.
+Modules are imported once and each training is a fork, so that a hundred kills take a minute instead of an hour. The
+output is one line of JSON with the numbers of runs and kills, and the runs whose results differ.
 """
 
 import argparse
@@ -30,7 +30,7 @@ warnings.simplefilter("ignore")
 
 
 class Points(Dataset):
-    """Points that are a little different each time."""
+    """Points with random noise."""
 
     def __len__(self):
         """Thirty."""
@@ -43,7 +43,7 @@ class Points(Dataset):
 
 
 def train(folder, result):
-    """Train as a user's program does, from the newest checkpoint on; write a digest of all state at the end."""
+    """Train like a user's program, resuming from the newest checkpoint; write a digest of the final state."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 3))
     model = ComposerClassifier(network, num_classes=3)
@@ -73,7 +73,7 @@ def train(folder, result):
 
 
 def digest(state):
-    """Return what stands for all bits of a run."""
+    """Return a digest of the complete state of a run."""
     found = hashlib.sha256()
 
     def add(value):
@@ -97,7 +97,7 @@ def digest(state):
 
 
 def forked(folder, result):
-    """Start a training in a process of its own; return its number."""
+    """Start a training in a new process and return its id."""
     child = os.fork()
     if child:
         return child
@@ -113,7 +113,7 @@ def forked(folder, result):
 
 
 def wait(child, seconds):
-    """Wait for a process, at most so long; return its exit status, None if it is still there."""
+    """Wait for a process; return its exit status, or None if it is still running after some seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -127,7 +127,7 @@ def main():
     """Run, kill, compare, report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=8, help="in each run, at most")
+    parser.add_argument("--kills", type=int, default=8, help="maximum in each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--remote", action="store_true", help="save through fsspec")
     options = parser.parse_args()
@@ -165,7 +165,7 @@ def main():
 
 
 def damaged(folder):
-    """Return how many folders look like checkpoints, by their manifests, and are none."""
+    """Return the number of folders with a manifest that are not valid checkpoints."""
     count = 0
     for found in find_checkpoints(folder):
         if found.is_whole:
@@ -179,7 +179,7 @@ def damaged(folder):
 
 
 def register_slow_files():
-    """Make files reachable under an address, written in small pieces, so that a kill meets uploads in their middle."""
+    """Register a file system that writes in small pieces, so that kills interrupt uploads."""
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
 

@@ -1,4 +1,4 @@
-"""Every algorithm trains in the complete trainer: in parts, in mixed precision, with an evaluation in between."""
+"""Every algorithm trains in the Trainer: with microbatches, in mixed precision, with evaluations."""
 
 import warnings
 
@@ -53,7 +53,7 @@ class Images(Dataset):
 
 
 def make_model():
-    """A residual network that every surgery on images finds something in."""
+    """A residual network that every surgery on images changes."""
     from torchvision.models.resnet import Bottleneck
 
     torch.manual_seed(0)
@@ -92,21 +92,21 @@ def fit(*algorithms, **options):
 @pytest.mark.parametrize("name", NAMES)
 class TestEach:
     def test_trains_and_trains_the_same_again(self, name):
-        """Two runs with one seed end with the same weights, bit for bit, which are numbers."""
+        """Two runs with one seed produce bit-identical, finite weights."""
         first, second = (fit(getattr(al, name)(**SETTINGS.get(name, {})), precision="amp_bf16") for _ in range(2))
 
         assert torch.isfinite(first).all()
         assert torch.equal(first, second)
 
     def test_trains_in_microbatches(self, name):
-        """Batches in parts of three samples, of which the last is smaller, train as well."""
+        """Training also works with microbatches of three samples, of which the last is smaller."""
         weights = fit(getattr(al, name)(**SETTINGS.get(name, {})), device_train_microbatch_size=3, precision="amp_bf16")
 
         assert torch.isfinite(weights).all()
 
 
 class Recorder(nn.Module):
-    """Keeps the inputs that it is called with."""
+    """Records its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ class Recorder(nn.Module):
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix", "CutOut"])
 def test_a_loop_of_ones_own_draws_what_the_trainer_draws(name):
-    """A loop that knows nothing of microbatches sees the same batches as a trainer that does not split them."""
+    """A loop without microbatches has the same batches as a trainer that does not split them."""
     batches = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3) for _ in range(3)]
     trained, looped = Recorder(), Recorder()
     with Trainer(
@@ -159,7 +159,7 @@ SPLIT_MATTERS = {
 
 
 class TestSplitMakesNoDifference:
-    """The law of microbatches: the sum of the parts' weighed gradients is the gradient of the batch."""
+    """The sum of the weighted gradients of microbatches is the gradient of the batch."""
 
     def end(self, name, size):
         """Return the weights after six steps in float64, in parts of ``size``, without batch norm and dropout."""
@@ -180,7 +180,7 @@ class TestSplitMakesNoDifference:
             seed=1,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of algorithms that find nothing in this network
+            warnings.simplefilter("ignore")  # of algorithms that have no effect on this network
             trainer.fit()
         trainer.close()
         return torch.cat([parameter.detach().flatten() for parameter in trainer.state.model.parameters()])
@@ -188,20 +188,20 @@ class TestSplitMakesNoDifference:
     @pytest.mark.parametrize("name", [None, *(name for name in NAMES if name not in SPLIT_MATTERS)])
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")
     def test_for_each_algorithm(self, name):
-        """Whole batches and parts of three, three and two samples give the same weights to rounding."""
+        """Complete batches and microbatches of three, three and two samples give the same weights up to rounding."""
         torch.testing.assert_close(self.end(name, 3), self.end(name, None), rtol=1e-9, atol=1e-11)
 
     @pytest.mark.parametrize("name", SPLIT_MATTERS)
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")
     def test_the_others_have_their_reason(self, name):
-        """Of an algorithm that is left out, the split is seen to matter, or it finds nothing in this network."""
+        """For each algorithm excluded above, the split changes the weights, or it has no effect on this network."""
         changed = not torch.allclose(self.end(name, 3), self.end(name, None), rtol=1e-9, atol=1e-11)
 
         assert changed or name in {"GhostBatchNorm", "GyroDropout", "StochasticDepth"}, SPLIT_MATTERS[name]
 
 
 def test_many_together():
-    """A dozen algorithms in one run, with nothing to warn about but that two of them blend labels in turn."""
+    """Thirteen algorithms in one run give no warning."""
     algorithms = [
         al.BlurPool(),
         al.SqueezeExcite(latent_channels=4, min_channels=16),

@@ -1,4 +1,4 @@
-"""The quick start, run as a person would."""
+"""The quick start, run from the command line."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 def run(*options):
-    """Run the example in a process of its own."""
+    """Run the example in a new process."""
     return subprocess.run([sys.executable, EXAMPLE, *options], capture_output=True, text=True, check=False)
 
 
@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
 
 class TestRun:
     def test_prints_plan_bars_and_table(self, finished):
-        """A person sees what will run, how far it is, and what came of it."""
+        """The output shows the plan, the progress and the results."""
         result, _ = finished
 
         for algorithm in ("BlurPool", "LabelSmoothing", "MixUp", "EMA", "ChannelsLast"):
@@ -36,7 +36,7 @@ class TestRun:
         assert "steps a second" in result.stdout.replace("\n", " ")
 
     def test_leaves_metrics_of_every_run_as_json_lines(self, finished):
-        """Each run's file has a line that can be read for every batch, and the accuracy of every epoch."""
+        """The file of each run has a JSON line for every batch, and the accuracy of every epoch."""
         _, folder = finished
 
         files = sorted(path.name for path in folder.glob("*.jsonl"))
@@ -49,7 +49,7 @@ class TestRun:
             assert text.count("metrics/eval/MulticlassAccuracy") == 3
 
     def test_leaves_settings_and_results(self, finished):
-        """What was run, and the numbers of the table, can be read again."""
+        """The settings and the numbers of the table are written as JSON."""
         _, folder = finished
 
         settings = json.loads((folder / "settings.json").read_text())
@@ -59,7 +59,7 @@ class TestRun:
         assert all(80 < accuracy <= 100 for row in results.values() for accuracy in row["accuracies"])
 
     def test_draws_a_picture(self, finished):
-        """curves.png is a picture with something on it."""
+        """curves.png is an image that is not blank."""
         from matplotlib import image
 
         _, folder = finished
@@ -73,16 +73,16 @@ class TestRun:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
-        (["--epochs", "many"], "argument --epochs: must be a whole number of at least 1, got 'many'"),
-        (["--algorithms", "BlurPool,Mixup"], "there is no algorithm 'Mixup', choose from BlurPool"),
-        (["--algorithms", "EMA,EMA"], "'EMA' is named twice"),
+        (["--seeds", "0"], "argument --seeds: must be an integer of at least 1, got '0'"),
+        (["--epochs", "many"], "argument --epochs: must be an integer of at least 1, got 'many'"),
+        (["--algorithms", "BlurPool,Mixup"], "unknown algorithm 'Mixup', choose from BlurPool"),
+        (["--algorithms", "EMA,EMA"], "'EMA' is listed twice"),
         (["--output", str(EXAMPLE)], "cannot write into"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
 )
 def test_bad_options_end_in_one_sentence(options, sentence):
-    """What is wrong is said in one line, without a traceback."""
+    """The error message is one line, without a traceback."""
     result = run(*options)
 
     assert result.returncode == 2
@@ -91,7 +91,7 @@ def test_bad_options_end_in_one_sentence(options, sentence):
 
 
 def test_help_explains_every_option():
-    """--help names the options with their defaults."""
+    """--help lists the options with their defaults."""
     result = run("--help")
 
     assert result.returncode == 0

@@ -1,8 +1,8 @@
-"""Every block of Python in the documents runs, and every link within the repository leads somewhere.
+"""Every Python block in the documents runs, and every link within the repository is valid.
 
-The blocks of a document run one after the other in one namespace, in a process and a folder of their own. The process
-is a fork of one that has imported what most documents import. A block that cannot run is preceded by a comment with
-the reason: ``<!-- not run: it needs eight GPUs -->``.
+The blocks of a document run in order in one namespace, in a separate process and folder. The process is a fork of one
+that has imported the modules that most documents import. A block that cannot run is preceded by a comment with the
+reason: ``<!-- not run: it needs eight GPUs -->``.
 """
 
 import multiprocessing
@@ -25,17 +25,17 @@ os.environ["MPLBACKEND"] = "agg"
 for stream in (1, 2):
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
 warnings.simplefilter("error")
-for kind in (DeprecationWarning, SyntaxWarning):  # torchao's sources, which Transformers imports, have such a text
+for kind in (DeprecationWarning, SyntaxWarning):  # in torchao's sources, which Transformers imports
     warnings.filterwarnings("ignore", "invalid escape sequence", kind)
 try:
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
 finally:
-    atexit._run_exitfuncs()  # multiprocessing leaves without
+    atexit._run_exitfuncs()  # multiprocessing exits without running them
 """
 
 
 def program(text):
-    """Return a document's code, each line of it where the document has it."""
+    """Return a document's code with the line numbers of the document."""
     lines = [""] * text.count("\n")
     for block in BLOCK.finditer(text):
         if not block["reason"]:
@@ -59,7 +59,7 @@ def run(text, name, folder):
 
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if program(path.read_text()).strip()], ids=str)
 def test_code_runs(document, tmp_path):
-    """A reader who copies the blocks from top to bottom sees no error and no warning."""
+    """Running the blocks from top to bottom gives no error and no warning."""
     done = run(document.read_text(), str(document), tmp_path)
 
     assert done.returncode == 0, done.stderr
@@ -67,14 +67,14 @@ def test_code_runs(document, tmp_path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_links_lead_somewhere(document):
-    """What a document refers to in this repository is there."""
+    """The targets of links within the repository exist."""
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text())
 
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
 class TestRunner:
-    """The checks above fail where they should."""
+    """The checks above can fail."""
 
     def test_an_error_names_its_line(self, tmp_path):
         """A failing block is reported with the document's name and the line in it."""
@@ -84,7 +84,7 @@ class TestRunner:
         assert 'File "guide.md", line 10' in done.stderr
 
     def test_only_a_reason_exempts(self, tmp_path):
-        """A block with a reason before it is left out; one with an empty reason is not."""
+        """A block with a reason before it is skipped; one with an empty reason is not."""
         block = "```python\nraise SystemExit(3)\n```\n"
 
         codes = [

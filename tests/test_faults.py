@@ -1,6 +1,6 @@
-"""A training that is killed at random moments, again and again, always comes to the bits of one that was not.
+"""A training that is killed repeatedly at random moments produces bit-identical results to an uninterrupted one.
 
-``FAULTS=all`` in the environment kills some hundreds of times, else a few dozen.
+With ``FAULTS=all`` in the environment it is killed hundreds of times, otherwise a few dozen times.
 """
 
 import json
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("faults_program.py")
 MANY = os.environ.get("FAULTS") == "all"
 
 
-def killed(*options):
+def report_of(*options):
     """Return the report of the program that trains and kills."""
     command = [sys.executable, str(PROGRAM), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3000)
@@ -25,18 +25,18 @@ def killed(*options):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL and no fork")
 class TestKills:
-    def test_goes_on_to_the_same_bits(self, record_property):
-        """Killed in steps, snapshots, writes and renames, a run goes on, and no folder only looks like a checkpoint."""
-        report = killed("--runs", 40 if MANY else 4, "--kills", 8)
+    def test_resumes_exactly(self, record_property):
+        """A run killed in steps, copies, writes and renames resumes exactly; no incomplete folder is a checkpoint."""
+        report = report_of("--runs", 40 if MANY else 4, "--kills", 8)
 
         record_property("report", json.dumps(report))
         assert report["failed"] == []
         assert report["damaged"] == 0
         assert report["kills"] >= (200 if MANY else 12)
 
-    def test_goes_on_from_what_was_uploaded(self, record_property):
-        """Killed in uploads, a run goes on from the newest checkpoint of which everything has arrived."""
-        report = killed("--runs", 10 if MANY else 2, "--kills", 6, "--remote", "--seed", 1)
+    def test_resumes_from_complete_uploads(self, record_property):
+        """A run killed in uploads resumes from the newest checkpoint that was uploaded completely."""
+        report = report_of("--runs", 10 if MANY else 2, "--kills", 6, "--remote", "--seed", 1)
 
         record_property("report", json.dumps(report))
         assert report["failed"] == []

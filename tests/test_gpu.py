@@ -49,18 +49,18 @@ def trainer(algorithms=(), *, precision="fp32", max_duration="1ep", **options):
 
 
 class ForbidSynchronization(Callback):
-    """Raises an error where the host waits for the device, from the third batch on."""
+    """Raises an error if the host synchronizes with the device, from the third batch on."""
 
     def batch_start(self, state, logger):
-        """The first batches load kernels and choose algorithms."""
+        """Skip the first batches, which load kernels and select algorithms."""
         torch.cuda.set_sync_debug_mode("error" if state.timestamp.batch >= 2 else "default")
 
     def batch_end(self, state, logger):
-        """Only the step is checked."""
+        """Check only the step."""
         torch.cuda.set_sync_debug_mode("default")
 
     def close(self, state, logger):
-        """Also after an error."""
+        """Reset the mode, also after an error."""
         torch.cuda.set_sync_debug_mode("default")
 
 
@@ -82,7 +82,7 @@ RECIPES = {
 class TestKernels:
     @pytest.mark.parametrize("name", ON_BATCHES)
     def test_equal_those_on_the_cpu(self, name):
-        """With the same draws handed in, to rounding."""
+        """The results are equal up to rounding if the same draws are passed in."""
         images, labels = torch.rand(16, 3, 16, 16), torch.randperm(16)
 
         expected = ON_BATCHES[name](images, labels)
@@ -107,7 +107,7 @@ class TestKernels:
         [cf.apply_blurpool, cf.apply_channels_last, cf.apply_ghost_batchnorm, cf.apply_weight_standardization],
     )
     def test_surgery(self, surgery):
-        """A changed model computes on the GPU what it computes on the CPU, gradients included."""
+        """A changed model has the same outputs and gradients on the GPU and on the CPU."""
         model = network()
         model[4].p = 0.0
         surgery(model)
@@ -125,7 +125,7 @@ class TestStep:
     @pytest.mark.parametrize("recipe", RECIPES)
     @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
     def test_never_waits_for_the_device(self, recipe, precision):
-        """From one batch's start to its end nothing reads a value from the GPU."""
+        """No operation between the start and the end of a batch reads a value from the GPU."""
         with trainer(RECIPES[recipe](), precision=precision, callbacks=ForbidSynchronization()) as run:
             run.fit()
 
@@ -170,7 +170,7 @@ class TestStep:
                 loss.backward()
                 optimizer.step()
 
-        loop()  # libraries take their work space once
+        loop()  # libraries allocate their workspace once
 
         assert peak(lambda: trainer().fit()) <= 1.1 * peak(loop) + 2**20
 

@@ -1,4 +1,4 @@
-"""What the guides say of the algorithms follows from the algorithms."""
+"""The tables of the guides match the algorithms."""
 
 import importlib.util
 import itertools
@@ -47,12 +47,12 @@ def pairs(cell):
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
 def test_tables_are_what_would_be_written(guide, tables):
-    """After a change of an algorithm ``python docs/tables.py`` has to be run."""
+    """The tables are up to date; otherwise run ``python docs/tables.py``."""
     assert tables.with_tables(guide.read_text()) == guide.read_text()
 
 
 def test_a_wrong_table_is_found(tables):
-    """A line by hand does not stay."""
+    """A manually edited line is replaced."""
     text = "<!-- table: twice -->\n| BlurPool | fine |\n<!-- end -->\n"
 
     assert "BlurPool" not in tables.with_tables(text)
@@ -67,7 +67,7 @@ def is_refused(*algorithms):
 
 
 def test_refused_pairs(tables):
-    """Of all pairs, those that the table has are refused, and no others; and so are two of each that it names."""
+    """Exactly the pairs in the table are refused, and two algorithms of each class in it."""
     refused = [who for _, who, _ in rows("order_and_conflicts.md", "refused")]
     kinds = tables.algorithms()
 
@@ -83,7 +83,7 @@ def test_refused_pairs(tables):
 
 
 def test_twice(tables):
-    """Who may be there twice is in the other table."""
+    """Every algorithm is in one of the two tables: refused twice, or allowed twice."""
     refused = {name for _, who, _ in rows("order_and_conflicts.md", "refused") for name in who.split(", ")}
     twice = {name for name, _ in rows("order_and_conflicts.md", "twice")}
 
@@ -93,7 +93,7 @@ def test_twice(tables):
 
 @pytest.mark.filterwarnings("ignore:.*all interpolate the loss")
 def test_where_the_list_decides(tables):
-    """Exchanging two in the list changes the order of those that the table has, and of no others."""
+    """Swapping two algorithms in the list changes the order only for pairs in the table."""
     table = rows("order_and_conflicts.md", "meetings")
     meeting = {
         event: set().union(*(pairs(who) for at, _, who, _ in table if at == f"`{event.value}`")) for event in Event
@@ -115,7 +115,7 @@ def test_where_the_list_decides(tables):
 
 
 def test_every_event_and_algorithm_is_in_the_guide(tables):
-    """None is missing from the tables of the guide to events."""
+    """The tables of the guide to events contain all events and algorithms."""
     assert [name for name, _, _ in rows("events.md", "needs")] == [kind.__name__ for kind in tables.algorithms()]
     assert [event for event, _, _ in rows("events.md", "events")] == [f"`{event.value}`" for event in Event]
     assert {kind.__name__ for kind in tables.algorithms()} <= set(composer.algorithms.__all__)

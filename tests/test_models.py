@@ -1,4 +1,4 @@
-"""Transformers' models from end to end: trained on real text, saved, taken up again and exported."""
+"""Transformers' models end to end: trained on real text, saved, resumed and exported."""
 
 import inspect
 import json
@@ -50,7 +50,7 @@ def tokenizer():
 
 @pytest.fixture
 def build(tokenizer):
-    """Return a function that wraps a fresh model of a kind; each time the same weights."""
+    """Return a function that wraps a new model of a kind, with the same weights in each call."""
     import transformers
 
     size, eos, pad = len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -97,7 +97,7 @@ def load(tokenizer):
 
 
 def trainer_for(model, loader, duration="2ep", **settings):
-    """Return a trainer of a model; settings win over the usual ones."""
+    """Return a trainer of a model; ``settings`` override the defaults."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     usual = {"optimizers": torch.optim.AdamW(trained, lr=0.003), "seed": 1, "progress_bar": False, "device": "cpu"}
     return Trainer(model=model, train_dataloader=loader, max_duration=duration, **usual | settings)
@@ -135,7 +135,7 @@ class TestTraining:
         assert 500 <= int(trainer.state.timestamp.token) < 500 + 8 * 32
 
     def test_microbatches(self, build, load):
-        """Tokenizers' batches are split; classification, with a label a sample, comes to the same weights."""
+        """Tokenizers' batches are split; classification, with one label per sample, produces the same weights."""
         weights = []
         for size in (None, 3):
             model = build("classifier")
@@ -180,7 +180,7 @@ class TestAlgorithms:
         ids=lambda given: given if isinstance(given, str) else "-".join(type(one).__name__ for one in given),
     )
     def test_train_the_wrapped_model(self, kind, algorithms, build, load):
-        """Algorithms for transformers find what they change in the wrapped model, and it learns."""
+        """Algorithms for transformers change the wrapped model, and it learns."""
         logger = InMemoryLogger()
         trainer = trainer_for(build(kind), load(kind), "4ep", algorithms=algorithms, loggers=logger)
 
@@ -193,7 +193,7 @@ class TestAlgorithms:
 class TestCheckpoints:
     @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
     def test_from_fine_tuning_to_export(self, kind, build, load, tokenizer, tmp_path):
-        """A checkpoint of a training gives model and tokenizer, and a folder that Transformers reads: equal logits."""
+        """Model and tokenizer are loaded from a checkpoint and exported to a folder for Transformers: equal logits."""
         import transformers
 
         model = build(kind)
@@ -214,7 +214,7 @@ class TestCheckpoints:
     @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
     def test_averages_are_exported(self, kind, weights_only, build, load, tmp_path):
-        """From a checkpoint of a training with EMA come the averages, which it is evaluated with."""
+        """The averages of EMA, which the model is evaluated with, are loaded from a checkpoint."""
         model, ema = build(kind), EMA("10ba")
         settings = {"save_folder": str(tmp_path), "save_weights_only": weights_only, "algorithms": ema}
         with trainer_for(model, load(kind), **settings) as trainer:
@@ -230,21 +230,21 @@ class TestCheckpoints:
     @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
     @pytest.mark.parametrize("with_adapters", [False, True])
     def test_resuming(self, with_adapters, build, load, tmp_path):
-        """Taken up in the middle, a training ends with the same bits; with adapters, these alone are saved."""
+        """A resumed training produces bit-identical weights; with adapters, only these are saved."""
         peft = pytest.importorskip("peft", reason="PEFT is an extra")
 
         def make():
             config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
             return build("llama", peft_config=config if with_adapters else None)
 
-        whole, half, resumed = make(), make(), make()
-        trainer_for(whole, load("llama")).fit()
+        uninterrupted, half, resumed = make(), make(), make()
+        trainer_for(uninterrupted, load("llama")).fit()
         with trainer_for(half, load("llama"), save_folder=str(tmp_path)) as trainer:
             trainer.fit(duration="1ep")
         (checkpoint,) = tmp_path.glob("ep1-*")
         trainer_for(resumed, load("llama"), load_path=str(checkpoint)).fit()
 
-        ours, theirs = dict(resumed.named_parameters()), dict(whole.named_parameters())
+        ours, theirs = dict(resumed.named_parameters()), dict(uninterrupted.named_parameters())
         assert {name for name in ours if not torch.equal(ours[name], theirs[name])} == set()
         from safetensors import safe_open
 
@@ -253,7 +253,7 @@ class TestCheckpoints:
         assert saved == {name for name in ours if "lora_" in name or not with_adapters}
 
     def test_loss_of_the_checkpoint(self, build, load, tmp_path):
-        """The exported model has the perplexity that the evaluation logged."""
+        """The exported model has the cross entropy that the evaluation logged."""
         settings = {"save_folder": str(tmp_path), "eval_dataloader": load("gpt2", 16)}
         with trainer_for(build("gpt2"), load("gpt2"), **settings) as trainer:
             trainer.fit()

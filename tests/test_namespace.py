@@ -1,7 +1,7 @@
-"""Four distributions share the package ``composer``, in whatever way they are installed.
+"""Four distributions share the package ``composer``, for every way to install them.
 
-Each test makes an environment of its own and asks a fresh process. Where the third-party packages are not the point,
-the environments borrow those of the environment that runs the tests.
+Each test creates an environment and checks imports in a new process. The environments use the third-party packages of
+the environment that runs the tests, except where these are tested.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["functional", "engine", "models", "trainer"]
-# What a distribution of ours needs of the others, itself included, and the sub-packages it adds.
+# The distributions that each one needs, including itself, and the sub-packages it adds.
 NEEDS = {
     "functional": ["functional"],
     "engine": ["functional", "engine"],
@@ -31,7 +31,7 @@ ADDS = {
     "trainer": ["composer.trainer"],
 }
 EVERYTHING = [name for package in PACKAGES for name in ADDS[package]]
-# What README and guides import from the top level.
+# Names that README and guides import from the top level.
 TOP_LEVEL = "from composer import Algorithm, Engine, Event, State, Time, Trainer, functional"
 LOCATE = """
 import importlib.util, json, sys
@@ -41,31 +41,31 @@ print(json.dumps({name: spec.origin for name, spec in specs.items() if spec}))
 
 
 def run(command, **settings):
-    """Run a command and return what it prints."""
+    """Run a command and return its output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def uv(*arguments):
-    """Run uv in the repository and return what it prints."""
+    """Run uv in the repository and return its output."""
     return run([shutil.which("uv"), *arguments], cwd=ROOT)
 
 
 def python(environment, *arguments, path=()):
-    """Run an environment's Python in an empty place and return what it prints."""
+    """Run an environment's Python in an empty folder and return its output."""
     settings = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     return run([environment / "bin" / "python", *arguments], cwd=environment, env=settings)
 
 
 def located(environment, path=()):
-    """Return the file of each sub-package of ours that an environment finds."""
+    """Return the file of each sub-package of this project in an environment."""
     return json.loads(python(environment, "-c", LOCATE, *EVERYTHING, path=path))
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Return the four wheels, freshly built, by package."""
+    """Build the four wheels and return their paths by package."""
     folder = tmp_path_factory.mktemp("wheels")
     for package in PACKAGES:
         uv(
@@ -82,7 +82,7 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def third_party(tmp_path_factory):
-    """Return a folder with all that is installed here, except what is ours."""
+    """Return a folder with all installed packages except those of this project."""
     folder = tmp_path_factory.mktemp("third_party")
     for entry in (entry for packages in site.getsitepackages() for entry in Path(packages).iterdir()):
         if not entry.name.startswith("composer") and entry.suffix != ".pth":
@@ -92,7 +92,7 @@ def third_party(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path, third_party):
-    """Return a fresh environment that has the third-party packages, and nothing of ours."""
+    """Return a new environment with the third-party packages and no package of this project."""
     place = tmp_path / "environment"
     uv("venv", "--python", sys.executable, place)
     (packages,) = place.glob("lib/python*/site-packages")
@@ -114,7 +114,7 @@ class TestWheels:
         assert [package for package, names in contents.items() if "composer/__init__.py" in names] == ["trainer"]
 
     def test_no_file_is_in_two_wheels(self, wheels):
-        """What one distribution uninstalls is missed by no other."""
+        """Uninstalling one distribution removes no file of another."""
         names = [name for wheel in wheels.values() for name in zipfile.ZipFile(wheel).namelist()]
 
         assert len(names) == len(set(names))
@@ -129,7 +129,7 @@ class TestWheels:
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_alone(self, wheels, environment, package):
-        """With what it declares of ours and nothing else of ours, all its modules import."""
+        """With only the packages of this project that it declares, all its modules can be imported."""
         install(environment, *(wheels[needed] for needed in NEEDS[package]))
 
         assert list(located(environment)) == [name for needed in NEEDS[package] for name in ADDS[needed]]
@@ -138,7 +138,7 @@ class TestWheels:
 
     @pytest.mark.parametrize("order", [PACKAGES, PACKAGES[::-1]], ids=["trainer-last", "trainer-first"])
     def test_a_folder_each(self, wheels, environment, tmp_path, order):
-        """On the path one after the other, they find each other, whichever comes first."""
+        """In separate folders on the path, all are found in any order."""
         folders = [tmp_path / package for package in order]
         for package, folder in zip(order, folders, strict=True):
             uv("pip", "install", "--no-deps", "--python", sys.executable, "--target", folder, wheels[package])
@@ -163,7 +163,7 @@ class TestEditable:
         python(environment, "-c", TOP_LEVEL)
 
     def test_one_beside_wheels(self, wheels, environment):
-        """Working on one package with the others as wheels, each is found where it is."""
+        """One editable package and three wheels are found in their own places."""
         install(
             environment,
             wheels["functional"],
@@ -178,8 +178,8 @@ class TestEditable:
         assert list(files) == EVERYTHING
 
 
-def test_functional_brings_torch_alone(wheels, tmp_path):
-    """From nothing, the wheel of composer-functional brings torch and what that needs, and works."""
+def test_functional_installs_only_torch(wheels, tmp_path):
+    """In an empty environment, composer-functional installs only torch and its dependencies, and works."""
     place, wanted = tmp_path / "environment", tmp_path / "wanted.in"
     wanted.write_text("torch\n")
     uv("venv", "--python", sys.executable, place)
@@ -190,6 +190,6 @@ def test_functional_brings_torch_alone(wheels, tmp_path):
     closure = {line.partition("==")[0] for line in uv("pip", "compile", "--quiet", *options, wanted).splitlines()}
     listed = json.loads(uv("pip", "list", "--format", "json", "--python", place / "bin" / "python"))
     assert {entry["name"] for entry in listed} == closure | {"composer-functional"}
-    # torch itself warns where there is no NumPy, which it does not ask for.
+    # torch warns without NumPy, although it does not require it.
     options = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
     python(place, *options, "-c", "from composer import functional as cf; cf.soft_cross_entropy")

@@ -1,4 +1,4 @@
-"""The recipe through all four packages: the same bits, the drawn order, nothing stale."""
+"""The recipe with all four packages: reproducible results, the documented order of events, no stale parameters."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def make_data():
 
 
 def make_network():
-    """Return a small network with dropout, so that torch's own randomness takes part."""
+    """Return a small network with dropout, which draws from torch's global generator."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
@@ -83,7 +83,7 @@ def bits(trainer):
 
 
 def assert_same_bits(first, second):
-    """Compare two trained models name by name, bit by bit."""
+    """Check that all weights of two trained models are bit-identical."""
     first, second = bits(first), bits(second)
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
@@ -96,13 +96,13 @@ class TestSameBits:
         assert_same_bits(train(), train())
 
     def test_other_seed(self):
-        """Another seed gives other weights: the comparison can fail."""
+        """Another seed gives other weights, so the comparison can fail."""
         first, second = bits(train(seed=3)), bits(train(seed=4))
 
         assert any(not torch.equal(first[name], second[name]) for name in first)
 
     def test_watching_changes_no_bit(self, tmp_path, capsys):
-        """Callbacks, every logger, a progress bar and traces leave the weights as they are."""
+        """Callbacks, all loggers, a progress bar and traces do not change the weights."""
         watched = train(
             callbacks=[LRMonitor(), SpeedMonitor(window_size=2)],
             loggers=[InMemoryLogger(), FileLogger(str(tmp_path / "log.jsonl")), ConsoleLogger("1ba", stream="stdout")],
@@ -114,13 +114,13 @@ class TestSameBits:
         assert capsys.readouterr().out
 
     def test_order_of_the_list_makes_no_difference(self):
-        """The engine puts algorithms of different stages in order, however they are given."""
+        """The engine orders algorithms of different stages, independent of the list."""
         assert_same_bits(train(), train(algorithms=make_recipe()[::-1]))
 
 
 class TestRecipe:
     def test_every_parameter_is_trained(self):
-        """After surgery the optimizer has the model's parameters, and each of them moves."""
+        """After surgery the optimizer has the model's parameters, and each of them changes in training."""
         seed_all(3)
         before = ComposerClassifier(make_network(), num_classes=10).state_dict()
 
@@ -135,13 +135,13 @@ class TestRecipe:
         assert unmoved == []
 
     def test_learns(self):
-        """The recipe does much better than chance, which is a tenth, on 256 images."""
+        """On 256 images, the accuracy of the recipe is much higher than chance, which is 0.1."""
         trainer = train(max_duration="15ep", eval_interval="15ep")
 
         assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.4
 
     def test_evaluation_uses_the_average_and_gives_the_weights_back(self):
-        """While an evaluation runs the model holds the average; after it, its own weights, bit for bit."""
+        """During an evaluation the model has the averages; afterwards its training weights are restored exactly."""
         inside, outside = [], []
 
         class Look(Callback):
@@ -162,7 +162,7 @@ class TestRecipe:
         assert not torch.equal(inside[-1], outside[-1])
 
     def test_weights_come_back_when_an_evaluation_raises(self):
-        """An error in the middle of an evaluation leaves the training weights in the model."""
+        """After an error in an evaluation the training weights are restored."""
 
         class Fails(Callback):
             def eval_before_all(self, state, logger):
@@ -195,7 +195,7 @@ class TestRecipe:
 
 
 class Recorder(Callback):
-    """Keeps the name of every event."""
+    """Records the name of every event."""
 
     def __init__(self):
         self.events = []
@@ -205,13 +205,13 @@ class Recorder(Callback):
 
 
 def drawn_events(drawing):
-    """Return the events of one drawing in Event's docstring, in their order."""
+    """Return the events of a diagram in the docstring of Event, in order."""
     return [name.lower() for name in re.findall(r"<([A-Z_]+)>", drawing)]
 
 
 class TestDrawing:
     def test_training_runs_as_it_is_drawn(self):
-        """One epoch of one batch, evaluations aside, goes through the drawn loop once, in its order."""
+        """One epoch of one batch without evaluations runs the events of the diagram once, in order."""
         recorder = Recorder()
         train(callbacks=recorder, max_duration="1ep", train_subset_num_batches=1, eval_dataloader=None)
         training, _, _ = re.split(r"An evaluation|A prediction", Event.__doc__)
@@ -219,7 +219,7 @@ class TestDrawing:
         assert recorder.events == drawn_events(training)
 
     def test_evaluation_runs_as_it_is_drawn(self):
-        """An evaluation by itself goes through the drawn events once."""
+        """A standalone evaluation runs the events of the diagram once."""
         recorder, model = Recorder(), ComposerClassifier(make_network(), num_classes=10)
         trainer = Trainer(
             model=model,
@@ -237,7 +237,7 @@ class TestDrawing:
         assert recorder.events == drawn_events(evaluation)
 
     def test_evaluations_come_between_the_end_and_the_checkpoint(self):
-        """In training, evaluations come where the drawing says: after BATCH_END and EPOCH_END."""
+        """In training, evaluations run after BATCH_END and EPOCH_END, as in the diagram."""
         recorder = Recorder()
         train(callbacks=recorder, max_duration="1ep", train_subset_num_batches=1, eval_interval="1ba")
 
@@ -264,7 +264,7 @@ print(digest.hexdigest())
 
 
 def test_same_bits_in_two_processes():
-    """In deterministic mode, two processes with one seed come to the same weights and averages."""
+    """In deterministic mode, two processes with one seed produce the same weights and averages."""
     program = PROGRAM.format(folder=str(Path(__file__).parent))
 
     digests = {

@@ -1,4 +1,4 @@
-"""What has to agree in several files does."""
+"""Several files of the repository are consistent."""
 
 import re
 import runpy
@@ -12,19 +12,19 @@ PINS = (ROOT / "constraints.txt").read_text()
 
 @pytest.mark.parametrize("package", ["functional", "engine", "models", "trainer"])
 def test_each_package_has_the_licence(package):
-    """The licence is one text, which each distribution carries."""
+    """Each distribution contains the same licence text."""
     assert (ROOT / "packages" / f"composer-{package}" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
 def test_constraints_are_exact_and_portable():
-    """Each line pins one version; none tells where a package or a file was found."""
+    """Each line pins one version, without an index or a path."""
     lines = [line for line in PINS.splitlines() if not line.startswith("#")]
 
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[\w.+]+( ; .+)?", line)] == []
 
 
 def test_the_commit_hook_uses_the_same_ruff():
-    """A commit is formatted as the lint session expects it."""
+    """The commit hook formats with the version of the lint session."""
     (pin,) = re.findall(r"^ruff==.+$", PINS, re.MULTILINE)
 
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()

@@ -1,6 +1,6 @@
 """A run that is stopped at any point and resumed produces bit-identical results.
 
-``RESUME_MATRIX=all`` in the environment takes every pair of algorithms, else there is a sample of them.
+With ``RESUME_MATRIX=all`` in the environment every pair of algorithms is tested, otherwise a sample of them.
 """
 
 import hashlib
@@ -44,10 +44,10 @@ STEPS = 9  # of three epochs
 
 
 class Images(Dataset):
-    """Images that are a little different each time, by draws from all three global generators."""
+    """Images with noise drawn from all three global generators."""
 
     def __len__(self):
-        """Eleven, so that an epoch's last batch is smaller."""
+        """Return 11, so that the last batch of an epoch is smaller."""
         return 11
 
     def __getitem__(self, index):
@@ -120,13 +120,13 @@ def text_model():
 
 
 def made(names, *, text=False):
-    """Return algorithms with settings under which each does something."""
+    """Return algorithms with settings under which each has an effect."""
     settings = SETTINGS | ({"LabelSmoothing": {"target_key": "labels"}} if text else {})
     return [getattr(al, name)(**settings.get(name, {})) for name in names]
 
 
 def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **options):
-    """Train, or go on from a checkpoint; return the trainer, closed, and what it logged."""
+    """Train, or resume from a checkpoint; return the closed trainer and its logger."""
     model = text_model() if text else image_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     workers = options.pop("num_workers", 0)
@@ -147,8 +147,8 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
     }
     log = InMemoryLogger()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of algorithms that find nothing here, or blend losses together
-        warnings.filterwarnings("error", "A run that is resumed")  # ours save all of their state
+        warnings.simplefilter("ignore")  # of algorithms that have no effect, or interpolate the loss together
+        warnings.filterwarnings("error", "A run that is resumed")  # all state of these components is saved
         trainer = Trainer(
             model=model,
             algorithms=made(names, text=text),
@@ -168,7 +168,7 @@ def run(folder, names=(), *, load_path=None, text=False, stop_after=None, **opti
 
 
 def bits(value):
-    """Return nested values as something to compare, tensors by a digest of their bytes."""
+    """Return nested values with tensors replaced by a digest of their bytes."""
     if isinstance(value, torch.Tensor):
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
@@ -178,9 +178,9 @@ def bits(value):
 
 
 def compared(trainer, log, of):
-    """Return what has to be the same: all state, and the last ``of`` batches of what was logged."""
+    """Return the values to compare: all state, and the logged values of the last ``of`` batches."""
     state = trainer.state
-    # An evaluation comes after the batch is counted, and before the checkpoint.
+    # An evaluation runs after the batch is counted and before the checkpoint.
     logged = {
         name: values
         for name, entries in log.data.items()
@@ -204,14 +204,14 @@ def compared(trainer, log, of):
 
 
 def assert_same(first, second):
-    """Compare part by part, so that a failure says which."""
+    """Compare each part, so that a failure names the part."""
     assert first.keys() == second.keys()
     for part in first:
         assert first[part] == second[part], f"{part} differs"
 
 
 def check(tmp_path, names=(), stop=None, **options):
-    """Train without a stop, then from the checkpoint after ``stop`` batches; all bits have to be the same."""
+    """Train uninterrupted, then resume from the checkpoint after ``stop`` batches; results must be bit-identical."""
     stop = random.Random("/".join(names)).randrange(1, STEPS) if stop is None else stop
     whole, log = run(tmp_path / "whole", names, **options)
     (path,) = [path for path in (tmp_path / "whole").iterdir() if path.name.endswith(f"-ba{stop}")][:1]
@@ -225,7 +225,7 @@ def check(tmp_path, names=(), stop=None, **options):
 class TestEachAlgorithm:
     @pytest.mark.parametrize("name", NAMES)
     def test_alone(self, tmp_path, name):
-        """Each algorithm, stopped at some batch, goes on to the same bits."""
+        """A run with each algorithm resumes exactly after some batch."""
         check(tmp_path, [name], text=name in FOR_TEXT)
 
 
@@ -237,7 +237,7 @@ SAMPLE = PAIRS if os.environ.get("RESUME_MATRIX") == "all" else random.Random(11
 
 @pytest.mark.parametrize("pair", SAMPLE, ids="+".join)
 def test_pairs(tmp_path, pair):
-    """Two algorithms that may run together go on to the same bits; others are refused before anything is done."""
+    """Two algorithms that may run together resume exactly; others are refused at construction."""
     if conflicts(made(pair)):
         with pytest.raises(AlgorithmConflictError):
             check(tmp_path, pair)
@@ -246,7 +246,7 @@ def test_pairs(tmp_path, pair):
 
 
 def conflicts(algorithms):
-    """Return whether the engine says that they cannot run together, or NoOpModel that there are no outputs to see."""
+    """Return whether the engine refuses them, or an algorithm reads the outputs, which NoOpModel does not produce."""
     if any(isinstance(one, al.NoOpModel) for one in algorithms) and any("outputs" in one.reads for one in algorithms):
         return True
     try:
@@ -259,8 +259,8 @@ def conflicts(algorithms):
 
 
 class TestEachWayToTrain:
-    def test_a_seed_that_nobody_gave(self, tmp_path):
-        """The seed of the run that goes on is that of the first one, for draws and for the order of the data."""
+    def test_a_generated_seed(self, tmp_path):
+        """A resumed run uses the seed of the first one, for draws and for the order of the data."""
         whole, log = run(tmp_path / "whole", ["MixUp"], seed=None)
         again, later = run(tmp_path / "again", ["MixUp"], seed=None, load_path=str(tmp_path / "whole" / "ep1-ba4"))
 
@@ -268,7 +268,7 @@ class TestEachWayToTrain:
 
     @pytest.mark.parametrize("stop", range(1, STEPS))
     def test_at_each_batch(self, tmp_path, stop):
-        """Wherever it stops, in the middle or at the end of an epoch, the run goes on to the same bits."""
+        """A run resumes exactly from any batch, in the middle or at the end of an epoch."""
         check(tmp_path, ["MixUp", "EMA"], stop, eval_dataloader=DataLoader(Images(), batch_size=4), eval_interval="2ba")
 
     @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ class TestEachWayToTrain:
         ],
     )
     def test_with_torchs_schedulers(self, tmp_path, make):
-        """Torch's own schedulers go on, those that change other settings than the rate as well."""
+        """Schedulers of torch resume, also those that change settings other than the learning rate."""
 
         def settings(model):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -317,7 +317,7 @@ class TestEachWayToTrain:
         assert_same(*twice(tmp_path, settings, stop="ep1-ba5"))
 
     def test_several_optimizers(self, tmp_path):
-        """Each of several optimizers goes on with its own state."""
+        """Each of several optimizers resumes with its own state."""
 
         def settings(model):
             weights = list(model.parameters())
@@ -327,7 +327,7 @@ class TestEachWayToTrain:
         assert_same(*twice(tmp_path, settings, stop="ep0-ba2"))
 
     def test_schedule_free(self, tmp_path):
-        """An optimizer with weights of its own to evaluate on goes on with those to train on."""
+        """An optimizer with separate evaluation weights resumes with the training weights."""
         schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
 
         def settings(model):
@@ -341,7 +341,7 @@ class TestEachWayToTrain:
 
 
 def twice(tmp_path, settings, stop):
-    """Train by ``settings(model)``, without a stop and from a checkpoint; return what has to be the same of both."""
+    """Train with ``settings(model)``, uninterrupted and resumed; return the values to compare of both."""
     results = []
     for number, load in enumerate((None, str(tmp_path / "0" / stop))):
         model, log = image_model(), InMemoryLogger()
@@ -366,7 +366,7 @@ def twice(tmp_path, settings, stop):
 
 
 class Stream(IterableDataset):
-    """A stream of eleven samples, in an order that is drawn anew each time."""
+    """A stream of eleven samples in a random order."""
 
     def __iter__(self):
         """Draw."""
@@ -376,7 +376,7 @@ class Stream(IterableDataset):
 
 
 class Batches:
-    """Something that gives batches and is no DataLoader."""
+    """An iterable of batches that is not a DataLoader."""
 
     def __iter__(self):
         """Draw."""
@@ -388,7 +388,7 @@ class Batches:
 class TestOtherLoaders:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_stream_is_replayed(self, tmp_path, workers):
-        """A stream is gone through up to the place, with a warning that says how to avoid it."""
+        """A stream is fast-forwarded to the resume point, with a warning that states how to avoid it."""
         loaders = [DataLoader(Stream(), batch_size=4, num_workers=workers) for _ in range(2)]
         steps = 3 * (3 if workers == 0 else 6)
         whole, log = run(tmp_path / "whole", train_dataloader=loaders[0])
@@ -403,7 +403,7 @@ class TestOtherLoaders:
         ]
 
     def test_the_warning(self, tmp_path):
-        """What is loaded again is told, with what would go on at once."""
+        """The warning states how many batches are loaded again, and which loader would resume immediately."""
         run(tmp_path / "whole", train_dataloader=Batches())
         model = image_model()
 
@@ -421,15 +421,15 @@ class TestOtherLoaders:
         with trainer, pytest.warns(UserWarning, match=r"first 2 batches are loaded again.*StatefulDataLoader"):
             trainer.fit()
 
-    def test_anything_that_gives_batches(self, tmp_path):
-        """Something of one's own that draws from global generators comes to the same bits."""
+    def test_any_iterable(self, tmp_path):
+        """A user's iterable that draws from global generators resumes exactly."""
         whole, _ = run(tmp_path / "whole", train_dataloader=Batches())
         again, _ = run(tmp_path / "again", train_dataloader=Batches(), load_path=str(tmp_path / "whole" / "ep1-ba4"))
 
         assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
-    def test_a_loader_that_knows_its_place(self, tmp_path):
+    def test_a_loader_with_a_state_dict(self, tmp_path):
         """Torchdata's StatefulDataLoader is restored by its own state."""
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
         made = [module.StatefulDataLoader(Plain(), batch_size=4) for _ in range(2)]
@@ -441,7 +441,7 @@ class TestOtherLoaders:
 
 
 class Plain(Images):
-    """The images without draws: what draws in a loader of its own kind is that loader's matter."""
+    """The images without random noise, because another loader does not seed the generators."""
 
     def __getitem__(self, index):
         """Return it."""

@@ -1,8 +1,8 @@
-"""The code blocks of the specification's pages run, with the names and imports that they show.
+"""The code blocks of the specification run with the names and imports shown there.
 
-Each class is a page, each test a block of it (or two blocks that are one program), in our own words: the models are the
-pages', the data random and small, and where a page has a slip its meaning is tested. The blocks on models of timm,
-Hugging Face and MMDetection are in composer-models' tests.
+Each class is a page, each test is a block (or two blocks of one program). The models are those of the pages, the data
+are small and random, and mistakes of the pages are corrected. The blocks on events, algorithms and passes without a
+trainer are in the tests of composer-engine, those on models of timm, Hugging Face and MMDetection in composer-models.
 """
 
 import math
@@ -29,7 +29,7 @@ NUM_EPOCHS = 2
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same random numbers."""
+    """Start every test with the same random numbers."""
     torch.manual_seed(0)
 
 
@@ -52,17 +52,17 @@ def make_loader(size=4, shape=(3, 32, 32)):
 
 
 def copy_of(model):
-    """Return a model's parameters as they are now."""
+    """Return a copy of a model's parameters."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def unmoved(model, before):
-    """Return the names of the parameters that are as they were."""
+    """Return the names of the parameters that have not changed."""
     return [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
 
 
 class Perceptron(torch.nn.Module):
-    """A model as the tour has it: called with the inputs, its loss given the targets."""
+    """The model of the tour: ``forward`` takes the inputs, ``loss`` the targets."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Perceptron(torch.nn.Module):
 
 
 class OnPairs(Perceptron):
-    """The same for a batch of both, as algorithms see it."""
+    """The same with a batch of both as the argument."""
 
     def forward(self, batch):
         inputs, _ = batch
@@ -88,7 +88,7 @@ class OnPairs(Perceptron):
 
 
 class MixUp(Algorithm):
-    """The tour's own MixUp: it says by ``match`` alone where it runs."""
+    """The MixUp of the tour, which only overrides ``match`` to define its events."""
 
     def match(self, event: Event, state: State) -> bool:
         return event in [Event.AFTER_DATALOADER, Event.AFTER_LOSS]
@@ -124,7 +124,7 @@ class TestAlgorithmsOverview:
         assert not torch.allclose(model(images), plain)
 
     def test_recipe_by_trainer(self, train_dataloader, eval_dataloader):
-        """A trainer with two algorithms and no optimizer of its own trains what surgery has left, and evaluates."""
+        """A trainer with two algorithms and the default optimizer trains the changed model and evaluates."""
         model = ComposerClassifier(models.resnet18(), num_classes=1000)
 
         with pytest.warns(UserWarning, match="optimizers was not given"):
@@ -149,7 +149,7 @@ class TestAlgorithmsOverview:
         assert 0 <= trainer.state.eval_metric_values["MulticlassAccuracy"] <= 1
 
     def test_algorithm_of_ones_own(self, train_dataloader, eval_dataloader):
-        """A class with a setting, ``match`` and ``apply`` works beside the built-in ones, from their own modules."""
+        """A class with a setting, ``match`` and ``apply`` works with built-in ones imported from their modules."""
         from composer.algorithms.blurpool import BlurPool
         from composer.algorithms.channels_last import ChannelsLast
 
@@ -190,14 +190,14 @@ class TestAlgorithmsOverview:
         trainer.fit()
 
         assert custom_algorithm.ran_at == [Event.AFTER_DATALOADER, Event.AFTER_FORWARD] * 2
-        # All scores are 0 then, so the loss is that of a guess among 1000 classes.
+        # All scores are 0, so the loss is that of a uniform distribution over 1000 classes.
         assert trainer.state.total_loss.item() == pytest.approx(math.log(1000))
         assert trainer.state.eval_metric_values == {}
 
 
 class TestWelcomeTour:
     def test_plain_loop_with_mixup(self):
-        """MixUp as a function in a loop of one's own: the loss is blended as the inputs are, and weights move."""
+        """MixUp as a function in a plain loop: the loss is blended like the inputs, and the weights change."""
         model, dataloader = Perceptron(), make_loader(shape=(12,))
         optimizer = optim.SGD(model.parameters(), lr=0.1)
         before = copy_of(model)
@@ -217,7 +217,7 @@ class TestWelcomeTour:
         assert unmoved(model, before) == []
 
     def test_own_mixup_in_a_loop_around_the_engine(self):
-        """The tour's loop, with the events as texts, calls its MixUp twice a batch and trains on the blended loss."""
+        """The loop of the tour, with events as strings, runs MixUp twice per batch and trains on the blended loss."""
         model, dataloader = OnPairs(), make_loader(shape=(12,))
         optimizer = optim.SGD(model.parameters(), lr=0.1)
         mixup, before, blended = MixUp(), copy_of(model), []
@@ -256,9 +256,9 @@ class TestWelcomeTour:
                 state.loss.backward()
                 engine.run_event("after_backward")
 
-                for one in state.optimizers:
-                    one.step()
-                    one.zero_grad()
+                for each in state.optimizers:
+                    each.step()
+                    each.zero_grad()
                 for scheduler in state.schedulers:
                     scheduler.step()
 
@@ -271,7 +271,7 @@ class TestWelcomeTour:
         assert unmoved(model, before) == []
 
     def test_own_mixup_in_the_trainer(self):
-        """The same algorithm, unchanged, trains through the trainer, and the blended loss is the one that counts."""
+        """The same algorithm works in the trainer, which trains on the blended loss."""
 
         class Expect(Callback):
             def after_loss(self, state, logger):
@@ -302,7 +302,7 @@ class TestWelcomeTour:
 
 class TestAlgorithmPage:
     def test_match_decides_by_event_or_by_clock(self):
-        """An algorithm may ask which event it is, or how far the training has come."""
+        """An algorithm can decide by the event or by the clock."""
 
         class OnEvent(Algorithm):
             def match(self, event, state):
@@ -328,7 +328,7 @@ class TestAlgorithmPage:
 
 
 class ResNet18(ComposerModel):
-    """The page's model, with its forward pass and loss."""
+    """The model of the page, with forward pass and loss."""
 
     def __init__(self):
         super().__init__()
@@ -344,7 +344,7 @@ class ResNet18(ComposerModel):
 
 
 class WithMetrics(ResNet18):
-    """The page's model with an accuracy for training and one for evaluation, and few classes so that some are hit."""
+    """The same model with metrics for training and evaluation, and few classes so that some predictions are correct."""
 
     def __init__(self):
         super().__init__()
@@ -367,7 +367,7 @@ class WithMetrics(ResNet18):
 
 
 class WithCollections(WithMetrics):
-    """The same with two metrics in a collection for each phase, which ``get_metrics`` returns as they are."""
+    """The same with a collection of two metrics for each phase, which ``get_metrics`` returns."""
 
     def __init__(self):
         super().__init__()
@@ -381,7 +381,7 @@ class WithCollections(WithMetrics):
 
 class TestModels:
     def test_own_model_in_the_trainer(self, train_dataloader):
-        """A model with forward and loss alone, and Adam, trains for as long as is said."""
+        """A model with only forward and loss trains with Adam for the given duration."""
         model = ResNet18()
         optimizer = optim.Adam(model.parameters(), lr=0.0001)
         before = copy_of(model)
@@ -402,8 +402,8 @@ class TestModels:
         assert unmoved(model, before) == []
 
     @torch.no_grad()
-    def test_validation_loop_by_hand(self, eval_dataloader):
-        """Metrics updated through the model, batch by batch, come to the share of hits."""
+    def test_plain_validation_loop(self, eval_dataloader):
+        """Metrics updated through the model equal the fraction of correct predictions."""
         model = WithMetrics().eval()
         metrics = model.get_metrics(is_train=False)
 
@@ -417,7 +417,7 @@ class TestModels:
         assert metrics["Accuracy"].compute() == sum(hits) / 32 > 0
 
     def test_metrics_in_the_trainer(self, train_dataloader, eval_dataloader):
-        """Training and evaluation log their own metrics, and the loss, to a logger that keeps them in a dict."""
+        """Training and evaluation log their metrics and the loss to a logger that stores them in a dict."""
         model, logger = WithMetrics(), InMemoryLogger()
         Trainer(
             model=model,
@@ -438,7 +438,7 @@ class TestModels:
         assert len(logger.data["loss/train/total"]) == 2
 
     def test_collections_in_the_trainer(self, train_dataloader, eval_dataloader):
-        """Every metric of a collection is computed by itself, under its name in the collection."""
+        """Each metric of a collection is logged under its name in the collection."""
         model, logger = WithCollections(), InMemoryLogger()
         trainer = Trainer(
             model=model,
@@ -462,7 +462,7 @@ class TestModels:
         assert logger.data["metrics/eval/top5"][-1][1] == best.any(1).float().mean() < 1
 
     def test_collections_set_on_a_finished_model(self, train_dataloader):
-        """Collections may also be set from outside, on a classifier that has been built."""
+        """Collections may also be set as attributes of an existing classifier."""
         model = ComposerClassifier(models.resnet18(), num_classes=1000)
         accuracy = {"task": "multiclass", "num_classes": 1000}
         model.train_metrics = MetricCollection(

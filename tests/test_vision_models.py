@@ -1,4 +1,4 @@
-"""Vision models from end to end: built in one line and trained on real or drawn data, with falling losses."""
+"""Vision models end to end: created in one line and trained on real or generated data, with decreasing losses."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ SIZE = 64
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same random numbers."""
+    """Start every test with the same random numbers."""
     torch.manual_seed(0)
 
 
@@ -36,7 +36,7 @@ def draw(count, seed=0):
         mask, boxes = torch.zeros(SIZE, SIZE, dtype=torch.long), []
         for label in (1, 2):
             width, height = torch.randint(14, 30, (2,), generator=generator).tolist()
-            # The one is on the left, the other on the right, so that none hides another.
+            # One is on the left, the other on the right, so that they do not overlap.
             x = int(torch.randint(0, SIZE // 2 - width + 1, (), generator=generator)) + (label - 1) * SIZE // 2
             y = int(torch.randint(0, SIZE - height, (), generator=generator))
             image[label - 1, y : y + height, x : x + width] = 1.0
@@ -62,14 +62,14 @@ def scenes(count, seed=0, batch_size=4):
 
 
 def objects(count, seed=0, batch_size=4):
-    """Return batches for detection, with how to count and split them."""
+    """Return batches for detection, with functions that count and split them."""
     images, _, targets = draw(count, seed)
     loader = DataLoader(list(zip(images, targets, strict=True)), batch_size=batch_size, collate_fn=collate_detection)
     return DataSpec(loader, get_num_samples_in_batch=count_detection_samples, split_batch=split_detection_batch)
 
 
 def fit(model, train, max_duration, rate=0.05, **settings):
-    """Train, and return the trainer, the losses and all that was logged."""
+    """Train, and return the trainer, the losses and all logged values."""
     log = InMemoryLogger()
     trainer = Trainer(
         model=model,
@@ -89,7 +89,7 @@ def fit(model, train, max_duration, rate=0.05, **settings):
 class TestClassification:
     @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
     def test_torchvision_learns_digits(self, name):
-        """The loss falls, and the accuracy that was logged is scikit-learn's of the same outputs."""
+        """The loss decreases, and the logged accuracy equals scikit-learn's for the same outputs."""
         model = composer_torchvision(name, num_classes=10)
 
         trainer, losses, logged = fit(model, digits(0, 96), "2ep", eval_dataloader=digits(96, 126), rate=0.01)
@@ -120,7 +120,7 @@ class TestClassification:
         assert 0 <= trainer.state.eval_metric_values["MulticlassAccuracy"] <= 1
 
     def test_initial_weights_by_name(self):
-        """A model whose weights were set by name trains as well."""
+        """A model with weights set by an Initializer trains."""
         model = composer_torchvision("resnet18", num_classes=10)
         for name in ["kaiming_normal", "bn_ones", "linear_log_constant_bias"]:
             model.apply(Initializer(name).get_initializer())
@@ -131,7 +131,7 @@ class TestClassification:
 
 
 def outputs_of(model, loader):
-    """Return the model's outputs in evaluation, and the targets, of a whole data set."""
+    """Return the model's outputs in evaluation mode and the targets of a data set."""
     model.eval()
     with torch.no_grad():
         pairs = [(model.eval_forward(batch), batch[1]) for batch in loader]
@@ -163,7 +163,7 @@ class TestSegmentation:
         assert trainer.state.eval_metric_values["MIoU"].item() == pytest.approx(expected, rel=1e-5)
 
     def test_parts_of_a_batch_make_the_same_step(self):
-        """Without layers that look at the whole batch, microbatches lead to the same weights."""
+        """Without layers that depend on the complete batch, microbatches give the same weights."""
         weights = []
         for size in (None, 1):
             torch.manual_seed(0)
@@ -182,7 +182,7 @@ class TestSegmentation:
 
 class TestDetection:
     def test_faster_rcnn_learns_to_find_objects(self):
-        """The loss falls, its parts are logged, and mAP has a value, with batches in parts."""
+        """With microbatches, the loss decreases, its parts are logged, and mAP has a value."""
         model = composer_torchvision(
             "fasterrcnn_mobilenet_v3_large_320_fpn", num_classes=3, weights_backbone=None, min_size=SIZE, max_size=SIZE
         )
@@ -204,7 +204,7 @@ class TestDetection:
         assert int(trainer.state.timestamp.sample) == 3 * 8
 
     def test_a_loader_of_lists_is_explained(self):
-        """Without being told how to count such batches, the trainer says what to wrap the loader in."""
+        """Without a function that counts the samples of a batch, the error names the class to wrap the loader with."""
         model = composer_torchvision(
             "fasterrcnn_mobilenet_v3_large_320_fpn", num_classes=3, weights_backbone=None, min_size=SIZE, max_size=SIZE
         )
@@ -215,7 +215,7 @@ class TestDetection:
 
 class TestSpecification:
     def test_timm_block(self):
-        """The page's one line, with a small model and without a download, gives a model that trains."""
+        """The line of the page, with a small model and without a download, creates a model that trains."""
         timm_model = composer_timm(model_name="resnet10t", pretrained=False)
 
         _, losses, _ = fit(timm_model, digits(0, 32), "1ep")
