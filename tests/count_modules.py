@@ -1,4 +1,4 @@
-"""Print how many modules and functions of ours one save and one load of a checkpoint enter, and which modules.
+"""Print how many modules and functions of composer one save and one load of a checkpoint enter.
 
 python tests/count_modules.py
 """
@@ -18,7 +18,7 @@ from composer.models import ComposerClassifier
 
 
 def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
-    """Return module and qualified name of every function of ours that a call enters, in any thread."""
+    """Return module and qualified name of every function of composer that a call enters, in any thread."""
     found = set()
 
     def note(frame, event, _):

@@ -137,12 +137,12 @@ def main():
         register_slow_files()
 
     began = time.monotonic()
-    status = wait(forked(f"{scheme}{home}/whole", f"{home}/whole.txt"), 300)
+    status = wait(forked(f"{scheme}{home}/uninterrupted", f"{home}/uninterrupted.txt"), 300)
     lasted = time.monotonic() - began
     report = {"runs": 0, "kills": 0, "damaged": 0, "failed": [], "seconds": round(lasted, 2)}
     if status != 0:
-        report["failed"].append(Path(f"{home}/whole.txt.log").read_text())
-    expected = None if status else Path(f"{home}/whole.txt").read_text()
+        report["failed"].append(Path(f"{home}/uninterrupted.txt.log").read_text())
+    expected = None if status else Path(f"{home}/uninterrupted.txt").read_text()
 
     for number in range(options.runs if expected else 0):
         folder, result = f"{home}/{number}", f"{home}/{number}.txt"

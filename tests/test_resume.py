@@ -213,13 +213,13 @@ def assert_same(first, second):
 def check(tmp_path, names=(), stop=None, **options):
     """Train uninterrupted, then resume from the checkpoint after ``stop`` batches; results must be bit-identical."""
     stop = random.Random("/".join(names)).randrange(1, STEPS) if stop is None else stop
-    whole, log = run(tmp_path / "whole", names, **options)
-    (path,) = [path for path in (tmp_path / "whole").iterdir() if path.name.endswith(f"-ba{stop}")][:1]
+    full, log = run(tmp_path / "full", names, **options)
+    (path,) = [path for path in (tmp_path / "full").iterdir() if path.name.endswith(f"-ba{stop}")][:1]
 
-    again, later = run(tmp_path / "again", names, load_path=str(path), **options)
+    resumed, later = run(tmp_path / "resumed", names, load_path=str(path), **options)
 
-    assert int(again.state.timestamp.batch) == STEPS
-    assert_same(compared(whole, log, STEPS - stop), compared(again, later, STEPS - stop))
+    assert int(resumed.state.timestamp.batch) == STEPS
+    assert_same(compared(full, log, STEPS - stop), compared(resumed, later, STEPS - stop))
 
 
 class TestEachAlgorithm:
@@ -261,10 +261,10 @@ def conflicts(algorithms):
 class TestEachWayToTrain:
     def test_a_generated_seed(self, tmp_path):
         """A resumed run uses the seed of the first one, for draws and for the order of the data."""
-        whole, log = run(tmp_path / "whole", ["MixUp"], seed=None)
-        again, later = run(tmp_path / "again", ["MixUp"], seed=None, load_path=str(tmp_path / "whole" / "ep1-ba4"))
+        full, log = run(tmp_path / "full", ["MixUp"], seed=None)
+        resumed, later = run(tmp_path / "resumed", ["MixUp"], seed=None, load_path=str(tmp_path / "full" / "ep1-ba4"))
 
-        assert_same(compared(whole, log, STEPS - 4), compared(again, later, STEPS - 4))
+        assert_same(compared(full, log, STEPS - 4), compared(resumed, later, STEPS - 4))
 
     @pytest.mark.parametrize("stop", range(1, STEPS))
     def test_at_each_batch(self, tmp_path, stop):
@@ -391,20 +391,20 @@ class TestOtherLoaders:
         """A stream is fast-forwarded to the resume point, with a warning that states how to avoid it."""
         loaders = [DataLoader(Stream(), batch_size=4, num_workers=workers) for _ in range(2)]
         steps = 3 * (3 if workers == 0 else 6)
-        whole, log = run(tmp_path / "whole", train_dataloader=loaders[0])
-        path = next(path for path in (tmp_path / "whole").iterdir() if path.name.endswith("-ba5"))
+        full, log = run(tmp_path / "full", train_dataloader=loaders[0])
+        path = next(path for path in (tmp_path / "full").iterdir() if path.name.endswith("-ba5"))
 
-        again, later = run(tmp_path / "again", train_dataloader=loaders[1], load_path=str(path))
+        resumed, later = run(tmp_path / "resumed", train_dataloader=loaders[1], load_path=str(path))
 
-        assert int(again.state.timestamp.batch) == steps
-        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+        assert int(resumed.state.timestamp.batch) == steps
+        assert bits(full.state.get_model_state_dict()) == bits(resumed.state.get_model_state_dict())
         assert [value for _, value in log.data["loss/train/total"]][5:] == [
             value for _, value in later.data["loss/train/total"]
         ]
 
     def test_the_warning(self, tmp_path):
         """The warning states how many batches are loaded again, and which loader would resume immediately."""
-        run(tmp_path / "whole", train_dataloader=Batches())
+        run(tmp_path / "full", train_dataloader=Batches())
         model = image_model()
 
         trainer = Trainer(
@@ -415,7 +415,7 @@ class TestOtherLoaders:
             max_duration="3ep",
             progress_bar=False,
             device="cpu",
-            load_path=str(tmp_path / "whole" / "ep1-ba5"),
+            load_path=str(tmp_path / "full" / "ep1-ba5"),
         )
 
         with trainer, pytest.warns(UserWarning, match=r"first 2 batches are loaded again.*StatefulDataLoader"):
@@ -423,10 +423,10 @@ class TestOtherLoaders:
 
     def test_any_iterable(self, tmp_path):
         """A user's iterable that draws from global generators resumes exactly."""
-        whole, _ = run(tmp_path / "whole", train_dataloader=Batches())
-        again, _ = run(tmp_path / "again", train_dataloader=Batches(), load_path=str(tmp_path / "whole" / "ep1-ba4"))
+        full, _ = run(tmp_path / "full", train_dataloader=Batches())
+        resumed, _ = run(tmp_path / "resumed", train_dataloader=Batches(), load_path=str(tmp_path / "full" / "ep1-ba4"))
 
-        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+        assert bits(full.state.get_model_state_dict()) == bits(resumed.state.get_model_state_dict())
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
     def test_a_loader_with_a_state_dict(self, tmp_path):
@@ -434,10 +434,10 @@ class TestOtherLoaders:
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
         made = [module.StatefulDataLoader(Plain(), batch_size=4) for _ in range(2)]
 
-        whole, _ = run(tmp_path / "whole", train_dataloader=made[0])
-        again, _ = run(tmp_path / "again", train_dataloader=made[1], load_path=str(tmp_path / "whole" / "ep1-ba5"))
+        full, _ = run(tmp_path / "full", train_dataloader=made[0])
+        resumed, _ = run(tmp_path / "resumed", train_dataloader=made[1], load_path=str(tmp_path / "full" / "ep1-ba5"))
 
-        assert bits(whole.state.get_model_state_dict()) == bits(again.state.get_model_state_dict())
+        assert bits(full.state.get_model_state_dict()) == bits(resumed.state.get_model_state_dict())
 
 
 class Plain(Images):

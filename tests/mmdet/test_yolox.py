@@ -1,6 +1,6 @@
 """A real detector of MMDetection 3 learns to find drawn shapes.
 
-MMDetection stands on operators that have to be compiled, so none of the default sessions has it: ``nox -s mmdet``
+MMDetection requires compiled operators, so no default session installs it: ``nox -s mmdet``
 builds it and runs these tests.
 """
 
