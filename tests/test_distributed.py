@@ -43,7 +43,10 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """The results of two processes with half of each batch."""
+    """The results of two processes with half of each batch.
+
+    Both fixtures take more than 5 seconds: they start processes that train each of ``RUNS``, once for all tests.
+    """
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return launch(tmp_path_factory.mktemp("together"), *torchrun)
 

@@ -1,6 +1,7 @@
 """A training that is killed repeatedly at random moments produces bit-identical results to an uninterrupted one.
 
-With ``FAULTS=all`` in the environment it is killed hundreds of times, otherwise a few dozen times.
+With ``FAULTS=all`` in the environment it is killed hundreds of times, otherwise a few dozen times. Each test takes more
+than 5 seconds, because every kill is followed by another start of the training.
 """
 
 import json

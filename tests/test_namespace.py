@@ -1,7 +1,8 @@
 """Four distributions share the package ``composer``, for every way to install them.
 
 Each test creates an environment and checks imports in a new process. The environments use the third-party packages of
-the environment that runs the tests, except where these are tested.
+the environment that runs the tests, except where these are tested. Some tests take more than 5 seconds because a new
+process imports torch and torchvision.
 """
 
 import json

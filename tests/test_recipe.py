@@ -267,10 +267,10 @@ def test_same_bits_in_two_processes():
     """In deterministic mode, two processes with one seed produce the same weights and averages."""
     program = PROGRAM.format(folder=str(Path(__file__).parent))
 
-    digests = {
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    }
+    # It takes more than 5 seconds: each process imports torch. They run at the same time.
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    digests = {process.communicate()[0] for process in processes}
 
+    assert [process.returncode for process in processes] == [0, 0]
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64

@@ -1,4 +1,7 @@
-"""Vision models end to end: created in one line and trained on real or generated data, with decreasing losses."""
+"""Vision models end to end: created in one line and trained on real or generated data, with decreasing losses.
+
+Some tests take more than 5 seconds: the losses of real detectors and ResNets decrease only after some steps.
+"""
 
 import pytest
 import torch
