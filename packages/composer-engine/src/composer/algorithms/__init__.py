@@ -1,4 +1,4 @@
-"""Algorithms: each a thin file that says where a kernel of :mod:`composer.functional` runs."""
+"""Algorithms: each defines at which events of the training a kernel of :mod:`composer.functional` runs."""
 
 from composer.algorithms.alibi import Alibi
 from composer.algorithms.augmix import AugMix

@@ -1,4 +1,4 @@
-"""Alibi: positions as a bias on attention, so that longer sequences than those of training work."""
+"""Alibi: a bias on attention instead of position embeddings, for longer sequences than in training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["Alibi"]
 
 @attrs.define(eq=False)
 class Alibi(Algorithm):
-    """Replace position embeddings by a bias that grows with the distance (arXiv:2108.12409).
+    """Replace position embeddings by a bias that decreases with distance (arXiv:2108.12409).
 
-    See :func:`composer.functional.apply_alibi`. Training sequences are folded into shorter ones, which are cheaper.
-    Beside SeqLengthWarmup, which shortens them as well, say ``train_sequence_length_scaling=1``.
+    See :func:`composer.functional.apply_alibi`. Training sequences are folded into shorter, cheaper ones. With
+    SeqLengthWarmup, which also shortens them, use ``train_sequence_length_scaling=1``.
 
     Args:
-        max_sequence_length: The longest sequence that the model will see.
-        train_sequence_length_scaling: Training sequences are cut into parts of this fraction of their length, in
-            ``(0, 1]``; a batch of ``(N, L)`` tokens becomes ``(N / scaling, L * scaling)``.
+        max_sequence_length: The longest sequence that the model is meant for.
+        train_sequence_length_scaling: The length of the parts into which training sequences are split, as a fraction of
+            their length, in ``(0, 1]``; a batch of ``(N, L)`` tokens becomes ``(N / scaling, L * scaling)``.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -39,7 +39,7 @@ class Alibi(Algorithm):
     """
 
     max_sequence_length: int = attrs.field(
-        validator=whole_number_from(1, meaning="It is the longest sequence that the model will see.")
+        validator=whole_number_from(1, meaning="It is the longest sequence that the model is meant for.")
     )
     train_sequence_length_scaling: float = attrs.field(
         default=0.25, validator=number_between(0, 1, above=True, meaning="It is a fraction of the sequences' length.")
@@ -49,27 +49,25 @@ class Alibi(Algorithm):
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
     writes: ClassVar = reads
     owns: ClassVar = {
-        ExclusiveResource(
-            "the position embeddings", remedy="A second one would find them gone: choose one set of settings."
-        )
+        ExclusiveResource("the position embeddings", remedy="A second one would find none: choose one set of settings.")
     }
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return where it runs: at each batch only if sequences are folded."""
+        """Return the events at which it runs: at each batch only if sequences are folded."""
         folds = self.train_sequence_length_scaling < 1
         return self.runs_at if folds else {Event.INIT: Stage.ARCHITECTURE}
 
     @staticmethod
     def required_on_load() -> bool:
-        """Return True: the model has no position embeddings any more."""
+        """Return True: the model no longer has position embeddings."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Change the attention, or fold the batch's sequences."""
+        """Change the attention, or fold the sequences of the batch."""
         if event is Event.AFTER_DATALOADER:
             length = state.batch_get_item("input_ids").shape[1]
             shorter = max(1, int(length * self.train_sequence_length_scaling))
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
         report = cf.apply_alibi(state.model, self.max_sequence_length, state.optimizers)
-        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has this bias already. Remove it.")
+        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} already has this bias. Remove it.")

@@ -1,4 +1,4 @@
-"""ChannelsLast: keep images with their channels next to each other in memory."""
+"""ChannelsLast: use the ``channels_last`` memory format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ __all__ = ["ChannelsLast"]
 
 @attrs.define(eq=False)
 class ChannelsLast(Algorithm):
-    """Keep the weights of convolutions, and so all images, in the ``channels_last`` memory format.
+    """Convert the weights of convolutions, and thereby activations, to the ``channels_last`` memory format.
 
-    See :func:`composer.functional.apply_channels_last`. The numbers stay the same; on most hardware convolutions are
-    faster.
+    See :func:`composer.functional.apply_channels_last`. Values do not change; on most hardware convolutions are faster.
 
     Example:
         >>> ChannelsLast()
@@ -29,7 +28,9 @@ class ChannelsLast(Algorithm):
     reads: ClassVar = {"model"}
     writes: ClassVar = {"model"}
     owns: ClassVar = {
-        ExclusiveResource("the model's memory format", remedy="There is one format for all weights: one is enough.")
+        ExclusiveResource(
+            "the model's memory format", remedy="There is one memory format for all weights: one is enough."
+        )
     }
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

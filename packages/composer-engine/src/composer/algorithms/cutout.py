@@ -1,4 +1,4 @@
-"""CutOut: blank out a square of every image."""
+"""CutOut: fill squares of every image with zeros."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["CutOut"]
 
 @attrs.define(eq=False)
 class CutOut(Algorithm):
-    """Blank out squares of the images (arXiv:1708.04552).
+    """Fill squares of the images with zeros (arXiv:1708.04552).
 
     See :func:`composer.functional.cutout_batch`.
 
     Args:
-        num_holes: How many squares.
-        length: Their side, as a fraction of the image's shorter side, in ``(0, 1]``.
-        uniform_sampling: Whether every pixel is as likely to be blanked; otherwise the square's middle is drawn evenly,
-            and what lies outside the image is cut off.
-        input_key: Where the images lie in a batch.
+        num_holes: The number of squares.
+        length: The side of a square, as a fraction of the image's shorter side, in ``(0, 1]``.
+        uniform_sampling: Whether all pixels are equally likely to be covered; otherwise the centre of the square is
+            drawn uniformly, and the square is clipped to the image.
+        input_key: The key of the images in a batch.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -35,7 +35,7 @@ class CutOut(Algorithm):
         CutOut(num_holes=2, length=0.25, uniform_sampling=False, input_key=0)
     """
 
-    num_holes: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is how many squares to blank."))
+    num_holes: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is the number of squares."))
     length: float = attrs.field(
         default=0.5, validator=number_between(0, 1, above=True, meaning="It is a fraction of the image's side.")
     )
@@ -47,7 +47,7 @@ class CutOut(Algorithm):
     writes: ClassVar = {"batch.input"}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Blank out the squares."""
+        """Fill the squares with zeros."""
         del event, logger
         images = state.batch_get_item(self.input_key)
         holed = cf.cutout_batch(

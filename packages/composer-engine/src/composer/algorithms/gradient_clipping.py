@@ -1,4 +1,4 @@
-"""GradientClipping: keep gradients from getting too large."""
+"""GradientClipping: limit the size of gradients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["GradientClipping"]
 
 @attrs.define(eq=False)
 class GradientClipping(Algorithm):
-    """Limit the gradients after the whole batch's have been computed (arXiv:1211.5063; adaptive: arXiv:2102.06171).
+    """Limit the gradients of the complete batch (arXiv:1211.5063; adaptive: arXiv:2102.06171).
 
     See :func:`composer.functional.apply_gradient_clipping`.
 
     Args:
-        clipping_type: What is limited: ``"norm"`` of all gradients together, each ``"value"``, or, ``"adaptive"``, each
-            unit's norm in proportion to that of its weights.
+        clipping_type: The quantity to limit: the ``"norm"`` of all gradients together, each ``"value"``, or, with
+            ``"adaptive"``, the norm of each unit relative to that of its weights.
         clipping_threshold: The limit.
 
     Raises:
-        TypeError: ``clipping_threshold`` is no number.
-        ValueError: ``clipping_type`` does not exist, or ``clipping_threshold`` is not positive and finite.
+        TypeError: ``clipping_threshold`` is not a number.
+        ValueError: ``clipping_type`` is unknown, or ``clipping_threshold`` is not positive and finite.
 
     Example:
         >>> GradientClipping("norm", 1.0)
@@ -35,7 +35,7 @@ class GradientClipping(Algorithm):
 
     clipping_type: str = attrs.field(validator=one_of("norm", "value", "adaptive"))
     clipping_threshold: float = attrs.field(
-        validator=number_between(0, above=True, meaning="It is what gradients are limited to.")
+        validator=number_between(0, above=True, meaning="It is the limit of the gradients.")
     )
 
     runs_at: ClassVar = {Event.AFTER_TRAIN_BATCH: Stage.GRADIENT}

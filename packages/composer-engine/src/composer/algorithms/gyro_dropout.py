@@ -19,10 +19,10 @@ __all__ = ["GyroDropout"]
 
 @attrs.define(eq=False)
 class GyroDropout(Algorithm):
-    """Drop by masks that are chosen once and take turns (Lee et al., "Gyro Dropout", MLSys 2022).
+    """Drop neurons by a fixed set of masks that alternate (Lee et al., "Gyro Dropout", MLSys 2022).
 
-    See :func:`composer.functional.apply_gyro_dropout`. Layers are replaced at ``INIT``, so that what was saved can be
-    loaded into them, if the training's length and data are known by then; otherwise at ``FIT_START``.
+    See :func:`composer.functional.apply_gyro_dropout`. Layers are replaced at ``INIT``, so that a checkpoint can be
+    loaded into them, if the length of the training and its data are known; otherwise at ``FIT_START``.
 
     Args:
         p: The probability of dropping a neuron, in ``[0, 1)``.
@@ -30,7 +30,7 @@ class GyroDropout(Algorithm):
         tau: The number of masks in use at a time, at most ``sigma``.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -49,7 +49,7 @@ class GyroDropout(Algorithm):
     writes: ClassVar = {"model"}
     owns: ClassVar = {
         ExclusiveResource(
-            "the dropout layers", remedy="A second one would find none that is left: choose one set of settings."
+            "the dropout layers", remedy="A second one would find no plain layers: choose one set of settings."
         )
     }
 
@@ -60,7 +60,7 @@ class GyroDropout(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Return True: the layers' masks and their turn are saved with the model."""
+        """Return True: the masks and their position are saved with the model."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -69,14 +69,14 @@ class GyroDropout(Algorithm):
         layers = [layer for layer in state.model.modules() if isinstance(layer, cf.GyroDropout)]
         if layers and passes is not None:
             for layer in layers:
-                # The training may be longer, or its batches in more parts, than was known before.
+                # The training may be longer, or have more microbatches, than at INIT.
                 layer.period = math.ceil(passes * layer.tau / layer.sigma)
         if layers:
             return
         if passes is None:
             if event is Event.FIT_START:
                 raise ValueError(
-                    "GyroDropout divides the training among its masks and must know its length: set "
+                    "GyroDropout divides the training among its masks and needs its length: set "
                     "State.max_duration in epochs or batches, and train on a loader that has a len()."
                 )
             return
@@ -85,7 +85,7 @@ class GyroDropout(Algorithm):
 
 
 def _count_passes(state: State) -> int | None:
-    """Return how many forward passes the training will have; None if that is not known."""
+    """Return the number of forward passes of the training; None if it is unknown."""
     duration, length = state.max_duration, state.dataloader_len
     loader: Any = state.train_dataloader
     if length is None and isinstance(loader, Sized):
@@ -96,9 +96,5 @@ def _count_passes(state: State) -> int | None:
         batches = int(duration.value) * length
     else:
         return None
-    return max(1, batches * _parts_of_a_batch(state.device_train_microbatch_size, loader))
-
-
-def _parts_of_a_batch(microbatch_size: int | None, loader: Any) -> int:
-    batch_size = getattr(loader, "batch_size", None)
-    return math.ceil(batch_size / microbatch_size) if microbatch_size and batch_size else 1
+    batch_size, microbatch_size = getattr(loader, "batch_size", None), state.device_train_microbatch_size
+    return max(1, batches * (math.ceil(batch_size / microbatch_size) if microbatch_size and batch_size else 1))

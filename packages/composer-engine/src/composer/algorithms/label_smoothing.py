@@ -1,4 +1,4 @@
-"""LabelSmoothing: be a little less sure than the labels."""
+"""LabelSmoothing: distribute a part of each label over all classes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["LabelSmoothing"]
 
 @attrs.define(eq=False)
 class LabelSmoothing(Algorithm):
-    """Spread a part of each label evenly over all classes while the loss is computed (arXiv:1512.00567).
+    """Distribute a part of each label uniformly over all classes for the loss (arXiv:1512.00567).
 
-    See :func:`composer.functional.smooth_labels`. After the loss the batch has its own labels again. Of outputs in a
-    dictionary, as of models of Transformers, it takes ``"logits"``; their labels are at ``target_key="labels"``.
+    See :func:`composer.functional.smooth_labels`. After the loss the original labels are restored. If the outputs are a
+    dictionary, as with models of Transformers, it uses ``"logits"``; use ``target_key="labels"`` for their labels.
 
     Args:
-        smoothing: The part that is spread, in ``[0, 1]``.
-        target_key: Where the labels lie in a batch.
+        smoothing: The part to distribute, in ``[0, 1]``.
+        target_key: The key of the labels in a batch.
 
     Raises:
-        TypeError: ``smoothing`` is no number.
+        TypeError: ``smoothing`` is not a number.
         ValueError: ``smoothing`` is out of range.
 
     Example:
@@ -36,7 +36,7 @@ class LabelSmoothing(Algorithm):
     """
 
     smoothing: float = attrs.field(
-        default=0.1, validator=number_between(0, 1, meaning="It is the part of each label that is spread.")
+        default=0.1, validator=number_between(0, 1, meaning="It is the part of each label to distribute.")
     )
     target_key: BatchKey = 1
     _target: Any = attrs.field(default=None, init=False, repr=False)
@@ -49,7 +49,7 @@ class LabelSmoothing(Algorithm):
         warn_if_idle(self, smoothing=self.smoothing == 0)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Smooth the labels before the loss and put the former ones back after it."""
+        """Smooth the labels before the loss and restore them after it."""
         del logger
         if event is Event.BEFORE_LOSS:
             self._target = state.batch_get_item(self.target_key)
@@ -61,5 +61,5 @@ class LabelSmoothing(Algorithm):
     def _smoothed(self, outputs: Any, target: Any) -> Any:
         if not isinstance(outputs, Mapping):
             return cf.smooth_labels(outputs, target, self.smoothing)
-        # Of models that return a dictionary the classes come last, also where each token has a label.
+        # If a model returns a dictionary, the classes are the last dimension, also with a label per token.
         return cf.smooth_labels(outputs["logits"].movedim(-1, 1), target, self.smoothing).movedim(1, -1)

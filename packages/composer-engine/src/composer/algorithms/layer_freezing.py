@@ -1,4 +1,4 @@
-"""LayerFreezing: stop training the first layers before the last."""
+"""LayerFreezing: stop training the first layers before the last ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["LayerFreezing"]
 
 @attrs.define(eq=False)
 class LayerFreezing(Algorithm):
-    """Freeze more and more layers from the first on, at the end of each epoch (arXiv:1706.05806).
+    """Freeze an increasing number of layers, starting with the first, at the end of each epoch (arXiv:1706.05806).
 
-    See :func:`composer.functional.freeze_layers`. Parameters are frozen by ``requires_grad``; the optimizers keep them
-    and their state.
+    See :func:`composer.functional.freeze_layers`. Parameters are frozen by ``requires_grad=False``; the optimizers keep
+    them and their state.
 
     Args:
-        freeze_start: After which part of the training the first layer is frozen, in ``[0, 1]``.
-        freeze_level: Which part of the layers is frozen in the end, in ``[0, 1]``; the last one never is.
+        freeze_start: The fraction of the training after which the first layer is frozen, in ``[0, 1]``.
+        freeze_level: The fraction of layers that is frozen at the end, in ``[0, 1]``; the last layer is never frozen.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -42,16 +42,16 @@ class LayerFreezing(Algorithm):
         default=1.0, validator=number_between(0, 1, meaning="It is a fraction of the layers.")
     )
     _frozen_at: float | None = saved(default=None)  # the fraction of the training at which layers were last frozen
-    _has_frozen: bool = attrs.field(default=False, init=False, repr=False)  # in this fit, while it went on
+    _has_frozen: bool = attrs.field(default=False, init=False, repr=False)  # in this fit, before its end
 
-    # At FIT_START what an earlier process had frozen by its last epoch is frozen again.
+    # At FIT_START the layers that an earlier process had frozen are frozen again.
     runs_at: ClassVar = dict.fromkeys((Event.FIT_START, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS)
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "gradients"}
     owns: ClassVar = {
         ExclusiveResource(
             "which layers are frozen",
-            remedy="Two schedules would undo each other: choose one freeze_start and freeze_level.",
+            remedy="Two schedules would contradict each other: choose one freeze_start and freeze_level.",
         )
     }
 
@@ -64,15 +64,15 @@ class LayerFreezing(Algorithm):
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Freeze the layers whose time has come; at the end of a fit in which it never came, warn."""
+        """Freeze the layers that are due; warn at the end of a fit in which none were."""
         if event is Event.FIT_END:
             self._warn_if_never_begun(state)
             return
         if event is Event.EPOCH_END:
             self._frozen_at = elapsed_duration(self, state)
         elif not state.timestamp.count(TimeUnit.BATCH):
-            self._frozen_at = None  # a training from the start, perhaps a second one
-        # At the start of a fit, what was frozen by another state of this run is set free again.
+            self._frozen_at = None  # a training starts, possibly another one
+        # At the start of a fit, layers that are not due are unfrozen.
         depth, fraction = cf.freeze_layers(
             state.model, state.optimizers, self._frozen_at or 0.0, self.freeze_start, self.freeze_level
         )
@@ -84,7 +84,7 @@ class LayerFreezing(Algorithm):
         if not self._has_frozen:
             warnings.warn(
                 f"{self!r} has frozen no layer before the fit ended at {state.max_duration}: layers are frozen at the "
-                "end of an epoch that others follow. Let it begin earlier, or train for more epochs.",
+                "end of an epoch that others follow. Start earlier, or train for more epochs.",
                 NoEffectWarning,
                 stacklevel=2,
             )

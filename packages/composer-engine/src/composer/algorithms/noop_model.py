@@ -17,7 +17,7 @@ __all__ = ["NoOpModel"]
 
 
 class _Nothing(nn.Module):
-    """One weight, whose square is the loss; metrics are empty."""
+    """A model with one weight, whose square is the loss, and without metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class _Nothing(nn.Module):
 
 @attrs.define(eq=False)
 class NoOpModel(Algorithm):
-    """Exchange the model for one that does nothing, to see how fast the data comes.
+    """Replace the model by one that computes nothing, to measure the throughput of the data loader.
 
-    Nothing is trained: the optimizers hold the one weight of the new model. It goes last in the list, and with no
-    algorithm that looks at outputs, as LabelSmoothing and MixUp do: there are none.
+    Nothing is trained: the optimizers hold the one weight of the new model. It must be the last algorithm in the list,
+    and cannot be combined with algorithms that read the outputs, such as LabelSmoothing and MixUp.
 
     Raises:
         AlgorithmConflictError: At ``INIT``, if there is such an algorithm.
@@ -60,7 +60,7 @@ class NoOpModel(Algorithm):
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     reads: ClassVar = {"algorithms", "model", "optimizers"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {ExclusiveResource("the model", remedy="A model that does nothing need not be taken out twice.")}
+    owns: ClassVar = {ExclusiveResource("the model", remedy="One is enough to replace the model.")}
 
     @staticmethod
     def required_on_load() -> bool:
@@ -68,7 +68,7 @@ class NoOpModel(Algorithm):
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Exchange the model and tell the optimizers."""
+        """Replace the model and update the optimizers."""
         del event
         looking = [one for one in state.algorithms if "outputs" in one.reads]
         if looking:

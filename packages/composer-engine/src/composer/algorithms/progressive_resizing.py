@@ -1,4 +1,4 @@
-"""ProgressiveResizing: begin with small images."""
+"""ProgressiveResizing: start with small images."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["ProgressiveResizing"]
 
 @attrs.define(eq=False)
 class ProgressiveResizing(Algorithm):
-    """Train on small images first, and let them grow to their full size.
+    """Train on small images first, and increase them to their full size.
 
-    See :func:`composer.functional.resize_batch`. Sides are multiples of ``size_increment``, so that a compiled model
-    has few sizes to compile for: :meth:`sizes` says which.
+    See :func:`composer.functional.resize_batch`. Sides are multiples of ``size_increment``, so that a model is
+    compiled for few sizes, see :meth:`sizes`.
 
     Args:
-        mode: ``"resize"`` scales images; ``"crop"`` takes a random part.
+        mode: ``"resize"`` scales images; ``"crop"`` crops them at a random position.
         initial_scale: The first size, as a fraction of the images' side, in ``(0, 1]``.
-        finetune_fraction: The part of the training at its end that has the full size.
-        delay_fraction: The part of the training at its start that has the first size.
-        size_increment: Sides are multiples of it.
-        resize_targets: Whether targets are images, too, and are resized alike.
-        input_key: Where the images lie in a batch.
-        target_key: Where the targets lie in a batch.
+        finetune_fraction: The fraction of the training, at its end, with the full size.
+        delay_fraction: The fraction of the training, at its start, with the first size.
+        size_increment: The sides of images are multiples of it.
+        resize_targets: Whether targets are images, which are resized as well.
+        input_key: The key of the images in a batch.
+        target_key: The key of the targets in a batch.
 
     Raises:
-        TypeError: A value is no number.
-        ValueError: A value is out of range, or ``delay_fraction`` and ``finetune_fraction`` are more than the whole.
+        TypeError: A value is not a number.
+        ValueError: A value is out of range, or ``delay_fraction`` and ``finetune_fraction`` add up to more than 1.
 
     Example:
         >>> ProgressiveResizing().sizes(32)
@@ -71,7 +71,7 @@ class ProgressiveResizing(Algorithm):
         warn_if_idle(self, initial_scale=self.initial_scale == 1, finetune_fraction=self.finetune_fraction == 1)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Make the batch's images as large as they are to be now."""
+        """Resize the images of the batch to the current size."""
         del event
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
@@ -87,7 +87,7 @@ class ProgressiveResizing(Algorithm):
         )
 
     def scale_at(self, elapsed: float, side: int) -> float:
-        """Return the scale after a fraction ``elapsed`` of the training, for images with that shorter side.
+        """Return the scale after a fraction ``elapsed`` of the training, for images with this shorter side.
 
         Example:
             >>> ProgressiveResizing().scale_at(0.65, side=32)
@@ -97,11 +97,11 @@ class ProgressiveResizing(Algorithm):
         if elapsed >= 1 - self.finetune_fraction:
             return 1.0
         grown = max(0.0, elapsed - self.delay_fraction) / growing if growing else 0.0
-        wanted = side * (self.initial_scale + (1 - self.initial_scale) * grown)
-        pixels = max(1, round(wanted / self.size_increment)) * self.size_increment
+        target = side * (self.initial_scale + (1 - self.initial_scale) * grown)
+        pixels = max(1, round(target / self.size_increment)) * self.size_increment
         return min(pixels, side) / side
 
     def sizes(self, side: int) -> list[int]:
-        """Return the sides that images with this side will have during the training."""
+        """Return the sides that images with this side have during the training."""
         scales = {self.scale_at(step / 1000, side) for step in range(1001)}
         return sorted(round(side * scale) for scale in scales)

@@ -1,4 +1,4 @@
-"""SAM: look for weights whose neighbours are good, too."""
+"""SAM: find weights in a flat region of the loss."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ __all__ = ["SAM"]
 
 @attrs.define(eq=False)
 class SAM(Algorithm):
-    """Take the gradient where the loss is worst nearby, and step from where the weights are (arXiv:2010.01412).
+    """Step along the gradient at the point with the highest loss nearby (arXiv:2010.01412).
 
-    See :class:`composer.functional.SAMOptimizer`, which every optimizer is wrapped in. Its step needs a closure that
-    computes loss and gradients anew: :class:`composer.Trainer` gives one; a loop of one's own calls
-    ``optimizer.step(closure)``.
+    Every optimizer is wrapped in :class:`composer.functional.SAMOptimizer`. Its step needs a closure that computes loss
+    and gradients again: :class:`composer.Trainer` passes one; your own loop calls ``optimizer.step(closure)``.
 
     Args:
-        rho: How far away the worst place is looked for, as a norm of all weights together.
-        epsilon: Added to the gradients' norm, so that it can be divided by.
-        interval: Every how many steps; the others are those of the wrapped optimizer.
+        rho: The radius of the neighbourhood, as the norm of the change of all weights.
+        epsilon: Added to the norm of the gradients, by which they are divided.
+        interval: The interval of SAM steps; the others are steps of the wrapped optimizer.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -46,9 +45,7 @@ class SAM(Algorithm):
     runs_at: ClassVar = {Event.AFTER_LOAD: Stage.GRADIENT}
     reads: ClassVar = {"optimizers"}
     writes: ClassVar = {"optimizers"}
-    owns: ClassVar = {
-        ExclusiveResource("the optimizers' step", remedy="A second one would look twice as far: choose one rho.")
-    }
+    owns: ClassVar = {ExclusiveResource("the optimizers' step", remedy="Two would double the radius: choose one rho.")}
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, rho=self.rho == 0)

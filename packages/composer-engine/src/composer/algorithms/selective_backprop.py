@@ -1,4 +1,4 @@
-"""SelectiveBackprop: train on the samples that are hardest."""
+"""SelectiveBackprop: train on the samples with the highest losses."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ __all__ = ["SelectiveBackprop"]
 
 @attrs.define(eq=False)
 class SelectiveBackprop(Algorithm):
-    """Leave out the samples with the lowest losses for a part of the training (arXiv:1910.00762).
+    """Skip the samples with the lowest losses during a part of the training (arXiv:1910.00762).
 
-    See :func:`composer.functional.select_using_loss`. Everything in the batch that has one entry for each sample is
-    chosen alike, as by :func:`composer.functional.take_samples`. The model's ``loss`` is called with
-    ``reduction="none"``, as :class:`composer.models.ComposerClassifier` takes it.
+    See :func:`composer.functional.select_using_loss`. Everything in the batch with one entry per sample is selected by
+    :func:`composer.functional.take_samples`. The model's ``loss`` is called with ``reduction="none"``, which
+    :class:`composer.models.ComposerClassifier` accepts.
 
     Args:
-        start: After which part of the training it begins, in ``[0, 1]``.
-        end: After which part it ends.
-        keep: The part of the samples that is kept, in ``(0, 1]``.
-        scale_factor: Images are scaled by it for the extra forward pass, in ``(0, 1]``.
-        interrupt: Every how many batches one is left whole; 0 for none.
-        input_key: Where the samples lie in a batch.
-        target_key: Where the targets lie in a batch.
+        start: The fraction of the training after which selection starts, in ``[0, 1]``.
+        end: The fraction after which it ends.
+        keep: The fraction of the samples to keep, in ``(0, 1]``.
+        scale_factor: The scale of images in the extra forward pass, in ``(0, 1]``.
+        interrupt: The interval of batches without selection; 0 for none.
+        input_key: The key of the samples in a batch.
+        target_key: The key of the targets in a batch.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range, or ``end`` comes before ``start``.
 
     Example:
@@ -61,16 +61,16 @@ class SelectiveBackprop(Algorithm):
     start: float = attrs.field(default=0.5, validator=number_between(0, 1, meaning="It is a fraction of the training."))
     end: float = attrs.field(default=0.9, validator=number_between(0, 1, meaning="It is a fraction of the training."))
     keep: float = attrs.field(
-        default=0.5, validator=number_between(0, 1, above=True, meaning="It is the part of the samples that is kept.")
+        default=0.5, validator=number_between(0, 1, above=True, meaning="It is the fraction of the samples to keep.")
     )
     scale_factor: float = attrs.field(
-        default=1.0, validator=number_between(0, 1, above=True, meaning="Images are scaled by it.")
+        default=1.0, validator=number_between(0, 1, above=True, meaning="It is the scale of images.")
     )
     interrupt: int = attrs.field(default=2, validator=whole_number_from(0, meaning="It is a number of batches."))
     input_key: BatchKey = 0
     target_key: BatchKey = 1
 
-    _is_due: bool = attrs.field(default=False, init=False, repr=False)  # the fit has been before its start
+    _is_due: bool = attrs.field(default=False, init=False, repr=False)  # the fit started before ``start``
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT, Event.FIT_END: Stage.SELECT}
     reads: ClassVar = FieldsByEvent(
@@ -81,9 +81,7 @@ class SelectiveBackprop(Algorithm):
     )
     writes: ClassVar = FieldsByEvent({Event.AFTER_DATALOADER: {"batch"}})
     owns: ClassVar = {
-        ExclusiveResource(
-            "the choice of samples", remedy="A second one would choose among those that are left: choose one keep."
-        )
+        ExclusiveResource("the choice of samples", remedy="A second one would select from the rest: choose one keep.")
     }
 
     def __attrs_post_init__(self) -> None:
@@ -93,7 +91,7 @@ class SelectiveBackprop(Algorithm):
         warn_if_idle(self, start=is_empty, end=is_empty, keep=self.keep == 1, interrupt=self.interrupt == 1)
 
     def match(self, event: Event, state: State) -> bool:
-        """Return whether samples are chosen by now, and this batch is not to be left whole."""
+        """Return whether to select samples of this batch."""
         if event is not Event.AFTER_DATALOADER:
             return event is Event.FIT_END
         batch_idx = int(state.timestamp.count(TimeUnit.BATCH, in_epoch=True))
@@ -103,7 +101,7 @@ class SelectiveBackprop(Algorithm):
         return cf.should_selective_backprop(elapsed, batch_idx, self.start, self.end, self.interrupt)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Choose samples by an extra forward pass; at the end of a fit in which none were chosen, warn."""
+        """Select samples by an extra forward pass; warn at the end of a fit without a selection."""
         del logger
         if event is Event.FIT_END:
             self._warn_if_never_begun(state)
@@ -111,35 +109,42 @@ class SelectiveBackprop(Algorithm):
         self._is_due = False
         _check_loss(state.model)
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
-        whole, target_key = state.batch, self.target_key
+        batch, target_key = state.batch, self.target_key
 
-        def loss_of_each(outputs: Any, targets: dict[str, Any], reduction: str) -> Tensor:
-            loss: Tensor = state.model.loss(outputs, batch_set(whole, target_key, targets["own"]), reduction=reduction)
-            return loss
+        def compute_losses(outputs: Any, targets: dict[str, Any], reduction: str) -> Tensor:
+            losses: Tensor = state.model.loss(
+                outputs, batch_set(batch, target_key, targets["target"]), reduction=reduction
+            )
+            return losses
 
         num_samples = len(input)
-        targets = {"own": target, "places": torch.arange(num_samples, device=input.device)}
+        targets = {"target": target, "indices": torch.arange(num_samples, device=input.device)}
         with get_precision_context(state.precision, state.device.type):
             input, targets = cf.select_using_loss(
-                input, targets, _Called(state.model, whole, self.input_key), loss_of_each, self.keep, self.scale_factor
+                input,
+                targets,
+                _InputOnly(state.model, batch, self.input_key),
+                compute_losses,
+                self.keep,
+                self.scale_factor,
             )
-        state.batch = cf.take_samples(whole, targets["places"], num_samples)
+        state.batch = cf.take_samples(batch, targets["indices"], num_samples)
         state.batch_set_item(self.input_key, input)
-        state.batch_set_item(self.target_key, targets["own"])
+        state.batch_set_item(self.target_key, targets["target"])
 
     def _warn_if_never_begun(self, state: State) -> None:
         if self._is_due:
             warnings.warn(
                 f"{self!r} has chosen no samples: of the fit that ended at {state.max_duration}, no batch came between "
-                "start and end. Let it begin earlier, or train longer.",
+                "start and end. Start earlier, or train longer.",
                 NoEffectWarning,
                 stacklevel=2,
             )
         self._is_due = False
 
 
-class _Called(nn.Module):
-    """A model that is called with the samples alone; the rest of the batch is known."""
+class _InputOnly(nn.Module):
+    """A model that takes only the samples; the rest of the batch is fixed."""
 
     def __init__(self, model: nn.Module, batch: Batch, input_key: BatchKey) -> None:
         super().__init__()
@@ -154,6 +159,6 @@ def _check_loss(model: Any) -> None:
     parameters = inspect.signature(model.loss).parameters.values()
     if not any(each.name == "reduction" or each.kind is each.VAR_KEYWORD for each in parameters):
         raise TypeError(
-            f"SelectiveBackprop needs the loss of each sample, and {type(model).__name__}.loss cannot give it: let it "
-            "take reduction='none', def loss(self, outputs, batch, reduction='mean')."
+            f"SelectiveBackprop needs the loss of each sample, which {type(model).__name__}.loss cannot return. Add "
+            "the argument reduction='none', def loss(self, outputs, batch, reduction='mean')."
         )

@@ -1,4 +1,4 @@
-"""SeqLengthWarmup: begin with short sequences."""
+"""SeqLengthWarmup: start with short sequences."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _LENGTH = "It is a number of tokens."
 
 @attrs.define(eq=False)
 class SeqLengthWarmup(Algorithm):
-    """Train on short sequences first, and let them grow (arXiv:2108.06084).
+    """Train on short sequences first, and increase their length (arXiv:2108.06084).
 
-    See :func:`composer.functional.set_batch_sequence_length`. The batch is a dictionary as tokenizers give it. Every
-    length is a multiple of ``step_size`` away from the first: so many graphs there are where the model is compiled,
-    ``(max_seq_length - min_seq_length) / step_size`` at most.
+    See :func:`composer.functional.set_batch_sequence_length`. The batch is a dictionary as tokenizers return it. The
+    length grows in multiples of ``step_size``, so a model is compiled for at most
+    ``(max_seq_length - min_seq_length) / step_size`` lengths.
 
     Args:
-        duration: The part of the training during which they grow, in ``[0, 1]``.
+        duration: The fraction of the training during which the length grows, in ``[0, 1]``.
         min_seq_length: The first length.
         max_seq_length: The last length.
-        step_size: By how much they grow at a time.
-        truncate: Cut sequences off at the length; otherwise fold them into more and shorter ones.
-        preserve_end_of_sequence: Whether a cut sequence keeps its last token.
+        step_size: The step by which the length grows.
+        truncate: Truncate sequences; otherwise fold them into more and shorter ones.
+        preserve_end_of_sequence: Whether a truncated sequence keeps its last token.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range, or ``max_seq_length`` is less than ``min_seq_length``.
 
     Example:
@@ -54,9 +54,7 @@ class SeqLengthWarmup(Algorithm):
     reads: ClassVar = {"batch", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"batch"}
     owns: ClassVar = {
-        ExclusiveResource(
-            "the length of sequences", remedy="The shorter of two would count: choose one set of settings."
-        )
+        ExclusiveResource("the length of sequences", remedy="The shorter length would win: choose one set of settings.")
     }
 
     def __attrs_post_init__(self) -> None:
@@ -66,7 +64,7 @@ class SeqLengthWarmup(Algorithm):
             )
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Shorten the batch's sequences to the length of now."""
+        """Shorten the sequences of the batch to the current length."""
         del event
         length = self.length_at(elapsed_duration(self, state))
         state.batch = cf.set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)

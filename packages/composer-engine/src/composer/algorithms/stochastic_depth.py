@@ -1,4 +1,4 @@
-"""StochasticDepth: leave out residual blocks at random."""
+"""StochasticDepth: skip residual blocks at random."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class StochasticDepth(Algorithm):
     See :func:`composer.functional.apply_stochastic_depth`.
 
     Args:
-        target_layer_name: Which blocks: a name such as ``"ResNetBottleneck"``, a class, or classes with rules of one's
-            own.
-        stochastic_method: ``"block"`` skips a block for the whole batch, which saves time; ``"sample"`` for each sample
-            by itself.
-        drop_rate: How likely the last block (``"linear"``) or every block (``"uniform"``) is skipped, in ``[0, 1]``.
+        target_layer_name: The blocks: a name such as ``"ResNetBottleneck"``, a class, or a mapping of classes to your
+            own rules.
+        stochastic_method: ``"block"`` skips a block for the entire batch, which saves time; ``"sample"`` for each
+            sample independently.
+        drop_rate: The probability of skipping the last block (``"linear"``) or every block (``"uniform"``), in
+            ``[0, 1]``.
         drop_distribution: Whether the rate grows with the depth, ``"linear"``, or is ``"uniform"``.
-        drop_warmup: The part of the training during which the rates grow from 0, in ``[0, 1]``.
+        drop_warmup: The fraction of the training during which the rates grow from 0, in ``[0, 1]``.
 
     Raises:
-        TypeError: A value is no number.
+        TypeError: A value is not a number.
         ValueError: A value is out of range.
 
     Example:
@@ -56,7 +57,7 @@ class StochasticDepth(Algorithm):
     owns: ClassVar = {
         ExclusiveResource(
             "the residual blocks",
-            remedy="A second one would find none that is left: give one all kinds of blocks, target_layer_name={...}.",
+            remedy="A second one would find no plain blocks: pass all kinds of blocks to one, target_layer_name={...}.",
         )
     }
 
@@ -64,24 +65,26 @@ class StochasticDepth(Algorithm):
         warn_if_idle(self, drop_rate=self.drop_rate == 0)
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return where it runs: at each batch only if the rates warm up."""
+        """Return the events at which it runs: at each batch only if the rates warm up."""
         return self.runs_at if self.drop_warmup else {Event.INIT: Stage.ARCHITECTURE}
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Return whether blocks are skipped as a whole, so that their parameters get no gradient."""
+        """Return whether blocks are skipped entirely, so that their parameters get no gradient."""
         return self.stochastic_method == "block"
 
     @staticmethod
     def required_on_load() -> bool:
-        """Return True: a model evaluates skipped blocks by their share."""
+        """Return True: evaluation scales the blocks by their rate."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the blocks, or set how likely they are skipped by now."""
+        """Replace the blocks, or update their drop rates."""
         if event is not Event.INIT:
-            if event is Event.BATCH_START or state.max_duration is not None:  # before, it may not be known
-                self._warm_up(state)
+            is_known = event is Event.BATCH_START or state.max_duration is not None
+            if is_known and cf.count_module_instances(state.model, cf.StochasticDepthBlock):
+                warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
+                cf.set_drop_rates(state.model, self.drop_rate * warm, self.drop_distribution)
             return
         report = cf.apply_stochastic_depth(
             state.model,
@@ -91,9 +94,6 @@ class StochasticDepth(Algorithm):
             self.drop_distribution,
             optimizers=state.optimizers,
         )
-        report_surgery(self, report, logger, missing=f"{type(state.model).__name__} has no such block. Name another.")
-
-    def _warm_up(self, state: State) -> None:
-        if cf.count_module_instances(state.model, cf.StochasticDepthBlock):
-            warm = min(1.0, elapsed_duration(self, state) / self.drop_warmup)
-            cf.set_drop_rates(state.model, self.drop_rate * warm, self.drop_distribution)
+        report_surgery(
+            self, report, logger, missing=f"{type(state.model).__name__} has no such block. Pass another name or class."
+        )

@@ -1,4 +1,4 @@
-"""SWA: average the weights along the end of the training."""
+"""SWA: average the weights of the last part of the training."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from composer import functional as cf
-from composer.algorithms._averages import EVALUATION_WEIGHTS, SWAPS, AveragedWeights
+from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging
 from composer.algorithms._checks import to_time, warn_if_idle
-from composer.core import Algorithm, Event, Logger, Stage, State, Time, TimeUnit
+from composer.core import Event, Logger, Stage, State, Time, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
     from torch import nn
 
 __all__ = ["SWA"]
 
 
-def _to_swa_start(given: Time | str | int) -> Time:
-    return to_time(given, "swa_start")
+def _to_swa_start(value: Time | str | int) -> Time:
+    return to_time(value, "swa_start")
 
 
-def _to_swa_end(given: Time | str | int) -> Time:
-    return to_time(given, "swa_end")
+def _to_swa_end(value: Time | str | int) -> Time:
+    return to_time(value, "swa_end")
 
 
-def _to_update_interval(given: Time | str | int) -> Time:
-    return to_time(given, "update_interval")
+def _to_update_interval(value: Time | str | int) -> Time:
+    return to_time(value, "update_interval")
 
 
 @attrs.define(eq=False)
-class SWA(Algorithm):
-    """Average the weights over a part of the training, all alike, and end with the average (arXiv:1803.05407).
+class SWA(WeightAveraging):
+    """Average the weights over a part of the training, and continue with the average (arXiv:1803.05407).
 
-    See :func:`composer.functional.compute_swa`. Parameters and buffers are averaged. While averages are taken they
-    stand in for evaluations. At ``swa_end`` the model itself goes on from them: what is left of the training lets the
-    running statistics of its norms find to the new weights.
+    See :func:`composer.functional.compute_swa`. Parameters and buffers are averaged with equal weight. Meanwhile the
+    averages are used for evaluation. At ``swa_end`` they become the weights of the model; in the rest of the
+    training the running statistics of its norms adapt to them.
 
     Args:
-        swa_start: When averaging begins.
-        swa_end: When it ends, and the model takes the averages over.
-        update_interval: How often the average is updated, in batches or epochs.
-        schedule_swa_lr: Whether the learning rates go to ``swa_lr`` from ``swa_start`` on.
-        anneal_strategy: How they go there, ``"linear"`` or ``"cos"``.
-        anneal_steps: Within how many updates they get there.
-        swa_lr: Where they go; None keeps what they are at ``swa_start``.
+        swa_start: When averaging starts.
+        swa_end: When averaging ends, and the model continues from the averages.
+        update_interval: The interval of updates, in batches or epochs.
+        schedule_swa_lr: Whether to anneal the learning rates to ``swa_lr`` from ``swa_start`` on.
+        anneal_strategy: The annealing, ``"linear"`` or ``"cos"``.
+        anneal_steps: The number of updates of the annealing.
+        swa_lr: The final learning rate; None keeps the learning rates at ``swa_start``.
 
     Raises:
-        TypeError: A value is no time or no number.
+        TypeError: A value is not a time or not a number.
         ValueError: A value is out of range, or ``swa_end`` does not come after ``swa_start``.
 
     Example:
@@ -75,12 +74,8 @@ class SWA(Algorithm):
     _is_over: bool = attrs.field(default=False, init=False, repr=False)
     _first_lrs: list[list[float]] | None = attrs.field(default=None, init=False, repr=False)
 
-    runs_at: ClassVar = dict.fromkeys(
-        (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *sorted(SWAPS)), Stage.WEIGHTS
-    )
     reads: ClassVar = {"model", "optimizers", "timestamp", "max_duration", "dataloader_len"}
     writes: ClassVar = {"model", "optimizers"}
-    owns: ClassVar = {EVALUATION_WEIGHTS}
 
     def __attrs_post_init__(self) -> None:
         for name, moment in (("swa_start", self.swa_start), ("swa_end", self.swa_end)):
@@ -93,19 +88,18 @@ class SWA(Algorithm):
         warn_if_idle(self, swa_start=self.swa_start == Time(1, TimeUnit.DURATION))
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return where it runs: updates come at the end of batches or of epochs."""
-        by_batch = self.update_interval.unit is TimeUnit.BATCH
-        unused = {Event.EPOCH_END if by_batch else Event.BATCH_END}
-        if self.schedule_swa_lr:  # whenever a scheduler may have stepped
-            unused = set()
-        return {event: stage for event, stage in self.runs_at.items() if event not in unused}
+        """Return the events at which it runs: updates are at the end of batches or of epochs."""
+        if self.schedule_swa_lr:  # at both, because a scheduler may have stepped
+            return self.runs_at
+        unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
+        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
         del logger
         if event is Event.FIT_START:
-            begins_again = self._averages.begin_fit(state)
-            if begins_again or (self._is_over and not state.has_reached(self.swa_start)):
+            starts_anew = self._averages.begin_fit(state)
+            if starts_anew or (self._is_over and not state.has_reached(self.swa_start)):
                 self._is_over, self._num_averaged, self._first_lrs = False, 0, None
             return
         if self._is_over:
@@ -118,32 +112,23 @@ class SWA(Algorithm):
         else:
             self._advance(event, state)
 
-    def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
-        """Return a context in which the model has the averages; None while there are none."""
-        return self._averages.in_model(state.model)
-
-    def restore(self, state: State) -> None:
-        """Put the training weights back."""
-        del state
-        self._averages.restore()
-
     def get_swa_model(self, model: nn.Module) -> nn.Module:
         """Return a copy of ``model`` with the averaged weights.
 
         Raises:
-            RuntimeError: Nothing has been averaged yet.
+            RuntimeError: There are no averages yet.
         """
         if not self._averages and not self._is_over:
             raise RuntimeError(f"SWA has not averaged anything yet: it begins at {self.swa_start}.")
         return self._averages.copy_into(model, averaged=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averaged weights (the training ones, while the model holds the averages), and how far it is."""
+        """Return the averages (or the training weights, while the averages are in the model) and the progress."""
         progress = {"num_averaged": self._num_averaged, "is_over": self._is_over, "first_lrs": self._first_lrs}
         return {**self._averages.state_dict(), **progress}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse what :meth:`state_dict` does not return.
+        """Check that ``state`` is a result of :meth:`state_dict`.
 
         Raises:
             ValueError: A key is missing or unknown, or a value is of another type.
@@ -152,7 +137,7 @@ class SWA(Algorithm):
         self._averages.check_state_dict(state, num_averaged=int, is_over=bool, first_lrs=rates)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Load the result of :meth:`state_dict`."""
         self.check_state_dict(state)
         self._averages.load_state_dict(state)
         self._num_averaged, self._is_over = state["num_averaged"], state["is_over"]
@@ -163,7 +148,7 @@ class SWA(Algorithm):
         if self._first_lrs is None:
             if not state.has_reached(self.swa_start):
                 return
-            self._first_lrs = [[group["lr"] for group in one.param_groups] for one in state.optimizers]
+            self._first_lrs = [[group["lr"] for group in each.param_groups] for each in state.optimizers]
         counts_here = event is (Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END)
         if counts_here and state.timestamp.count(self.update_interval.unit) % self.update_interval.value == 0:
             self._update(state)
