@@ -1,7 +1,7 @@
-"""For tests of algorithms, those of this package and your own: what every algorithm promises, and what each does.
+"""The contract suite: tests of what every algorithm must fulfil, for authors of algorithms.
 
-:func:`check_algorithm` holds an algorithm to all of it. It needs no test framework: what is broken is an
-``AssertionError`` that says so in a sentence.
+:func:`check_algorithm` runs all checks. They need no test framework: a violation is an ``AssertionError`` with one
+sentence.
 
 Example:
     >>> import attrs
