@@ -168,7 +168,7 @@ def test_destinations_must_be_destinations():
 
 def test_files_are_only_fetched_where_they_are_kept():
     """A destination without files says so."""
-    with pytest.raises(NotImplementedError, match="LoggerDestination keeps no files and cannot fetch 'a'"):
+    with pytest.raises(NotImplementedError, match="LoggerDestination stores no files and cannot fetch 'a'"):
         LoggerDestination().download_file("a", "b")
 
 

@@ -181,8 +181,7 @@ class TestBeforeTraining:
 
         (text,) = told(engine, "epoch_start", "batch_end")
         assert text == (
-            "A runs at 'init', but only came when that was over. "
-            "Give algorithms to the engine or trainer as it is made."
+            "A runs at 'init', but was added after it. Pass algorithms to the engine or trainer at construction."
         )
 
     def test_added_before_the_event_runs_again(self, state, make, told):

@@ -1,11 +1,11 @@
-"""What every algorithm is: settings, where it runs as data, and one method that changes the state."""
+"""The base class of algorithms: settings, declarations, and one method that changes the state."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
 
-# At run time, too, as attrs and cattrs look up what the annotations of a subclass and of its bases mean.
+# Imported at run time, as attrs and cattrs resolve the annotations of a subclass and its bases.
 from collections.abc import Mapping  # noqa: TC003
 from collections.abc import Set as AbstractSet  # noqa: TC003
 from typing import TYPE_CHECKING, ClassVar
@@ -32,8 +32,8 @@ class NoEffectWarning(UserWarning):
 class Algorithm(Serializable, ABC):
     """A change to training that composes with others.
 
-    A subclass declares where it runs and implements :meth:`apply`. It may decide from case to case by overriding
-    :meth:`match`; one that declares no event and only overrides ``match`` is asked at every event.
+    A subclass declares where it runs and implements :meth:`apply`. It may override :meth:`match` to decide at run time;
+    ``match`` of an algorithm without declared events is called at every event.
 
     Example:
         >>> from composer.core import Event, Stage
@@ -50,19 +50,22 @@ class Algorithm(Serializable, ABC):
     """The events at which it may run and its stage there."""
 
     reads: ClassVar[AbstractSet[str]] = frozenset()
-    """What it looks at: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, …"""
+    """The fields that it reads: ``"batch.input"``, ``"batch.target"``, ``"outputs"``, ``"loss"``, ``"model"``, …
+
+    A plain set applies to all its events; :class:`FieldsByEvent` declares the fields of each event.
+    """
 
     writes: ClassVar[AbstractSet[str]] = frozenset()
-    """What it changes, in the same words."""
+    """The fields that it changes, in the same form."""
 
     owns: ClassVar[AbstractSet[str]] = frozenset()
-    """What only one algorithm of a run may have to itself, such as ``"the weights used for evaluation"``."""
+    """The exclusive resources that only one algorithm of a run may own: ``"the weights used for evaluation"``."""
 
     interpolate_loss: bool = False
-    """Whether it blends losses instead of targets; two that do are warned about."""
+    """Whether it blends losses instead of targets; two such algorithms cause a warning."""
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return the events at which it runs with its settings; :attr:`runs_at` if these make no difference."""
+        """Return the events at which it runs with its settings; :attr:`runs_at` by default."""
         if type(self).places is not Algorithm.places:
             warnings.warn(
                 f"{type(self).__name__}.places is called runs_at_events now: rename the method.",
@@ -78,13 +81,13 @@ class Algorithm(Serializable, ABC):
         return self.runs_at_events()
 
     def match(self, event: Event, state: State) -> bool:
-        """Return whether to run now. Asked at the declared events, or at every event if there are none."""
+        """Return whether to run now; called at the declared events, or at every event if there are none."""
         del state
         return event in self.runs_at_events()
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
-        """Change the state. A returned number is kept in the :class:`~composer.core.Trace`, if traces are logged."""
+        """Change the state. A returned number is the ``exit_code`` of the :class:`~composer.core.Trace`, if logged."""
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[object] | None:
         """Return a context in which the model has this algorithm's weights for evaluation; None if it has none.
@@ -98,7 +101,7 @@ class Algorithm(Serializable, ABC):
         return None
 
     def restore(self, state: State) -> None:
-        """Give back what was borrowed from the state, when an evaluation or prediction was broken off by an error."""
+        """Restore what was changed temporarily, after an error in an evaluation or prediction."""
         del state
 
     @property

@@ -1,4 +1,4 @@
-"""What every callback is: one method for each event, of which a subclass overrides those it needs."""
+"""The base class of callbacks: one method for each event, of which a subclass overrides those it needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Callback", "hook_of", "intervals_of", "overrides"]
 
 
 class Callback(Serializable):
-    """Something that watches a run and does not change what is learnt.
+    """Observes a run without changing its results.
 
-    Each event has a method of its name, called with the state and the logger; only overridden ones are called at all.
-    To see every event, override :meth:`run_event` instead.
+    Each event has a method of its name, called with the state and the logger; only overridden methods are called. To
+    observe every event, override :meth:`run_event` instead.
 
     Example:
         >>> class PrintEpoch(Callback):
@@ -37,38 +37,38 @@ class Callback(Serializable):
         getattr(self, event.value)(state, logger)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Return how often which hooks are to be called, ``{Event.BATCH_END: "10ba"}``; others are called each time.
+        """Return the intervals of hooks, ``{Event.BATCH_END: "10ba"}``; other hooks are called each time.
 
-        Asked when the plan is made. Whether a hook is due follows from the clock alone, so it is the same after a
+        Called when the plan is made. Whether a hook is due depends on the clock alone, so it is the same after a
         resume: ``"10ba"`` is due at the ``BATCH_END`` of the 10th, 20th, … batch. At events within a batch, which the
         clock has not counted yet, it is due in the batch after. 0 is never; a whole number counts epochs.
         """
         return {}
 
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
-        """Return what is called at an event in place of ``call``: ``call`` itself, or a function that makes the call.
+        """Return a replacement of a call at an event: ``call`` itself, or a function that makes the call.
 
-        Asked, if overridden, of every call of an algorithm, callback, logger or subscription but its own, when the
-        calls of an event are put together. With several that wrap, the first of the list is the innermost.
+        If overridden, it is called for every call of an algorithm, callback, logger or subscription except its own,
+        when the calls of an event are compiled. If several callbacks wrap, the first of the list is the innermost.
 
         Args:
-            event: Where it is called.
-            entry: Who is called, as in the plan.
+            event: The event.
+            entry: The component that is called, as in the plan.
             call: The call, without arguments.
         """
         del event, entry
         return call
 
     def wrap_event(self, event: Event, call: Call) -> Call:
-        """Return what is called for a whole event, also where nobody listens; as :meth:`wrap_call`."""
+        """Return a replacement of all calls of an event, also if there are none; as :meth:`wrap_call`."""
         del event
         return call
 
     def close(self, state: State, logger: Logger) -> None:
-        """Called once when the engine is closed, also after an error: finish files, stop threads."""
+        """Called once when the engine is closed, also after an error, to finish files and stop threads."""
 
     def post_close(self) -> None:
-        """Called once after every callback has been closed: let go of what others may have needed until then."""
+        """Called once after every callback was closed, to release what other callbacks may need until then."""
 
     def init(self, state: State, logger: Logger) -> None:
         """Called at :attr:`.Event.INIT`."""

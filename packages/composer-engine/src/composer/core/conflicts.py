@@ -1,4 +1,4 @@
-"""What two algorithms of a run cannot both have to themselves."""
+"""Exclusive resources: what only one algorithm of a run may own."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["AlgorithmConflictError", "Conflict", "ExclusiveResource", "check_con
 
 
 class ExclusiveResource(str):
-    """What only one algorithm of a run may have to itself, in words, with what to do about a second.
+    """A resource that only one algorithm of a run may own, with a remedy for conflicts.
 
-    It equals its words, so one algorithm may declare an ``ExclusiveResource`` and the other a plain text.
+    It is a string, so one algorithm may declare an ``ExclusiveResource`` and another the same plain string.
 
     Args:
-        words: What it is, as it is said after "must have": ``"the layer norms"``.
-        remedy: What to do where two algorithms want it, in a sentence.
+        words: The name of the resource, as it follows "must have": ``"the layer norms"``.
+        remedy: What to do if two algorithms own it, in a sentence.
 
     Example:
         >>> norms = ExclusiveResource("the layer norms", remedy="Each makes them faster in its own way: keep one.")
@@ -35,10 +35,10 @@ class ExclusiveResource(str):
     remedy: str
 
     def __new__(cls, words: str, remedy: str = "") -> ExclusiveResource:
-        """Return the words with their remedy."""
-        owned = super().__new__(cls, words)
-        owned.remedy = remedy
-        return owned
+        """Return the name with its remedy."""
+        resource = super().__new__(cls, words)
+        resource.remedy = remedy
+        return resource
 
     def __reduce__(self) -> tuple[type[ExclusiveResource], tuple[str, str]]:
         return type(self), (str(self), self.remedy)
@@ -55,8 +55,8 @@ class Conflict:
 
     Args:
         first, second: The algorithms, in the order of the list.
-        owned: What both must have to themselves.
-        remedies: What to do, for each of these that says it.
+        owned: The resources that both own.
+        remedies: The remedies of those resources that have one.
     """
 
     first: Algorithm
@@ -75,7 +75,7 @@ class Conflict:
 
 
 class AlgorithmConflictError(ValueError):
-    """Algorithms of a run cannot work together; ``conflicts`` says which, a line each in the text.
+    """Algorithms of a run cannot work together; ``conflicts`` lists the pairs, and the message has a line for each.
 
     Example:
         >>> AlgorithmConflictError(()).conflicts
@@ -91,7 +91,7 @@ class AlgorithmConflictError(ValueError):
 
 
 def find_conflicts(algorithms: Sequence[Algorithm]) -> tuple[Conflict, ...]:
-    """Return which two of the algorithms own the same thing.
+    """Return the pairs of algorithms that own the same resource.
 
     Example:
         >>> find_conflicts([])
@@ -105,10 +105,10 @@ def find_conflicts(algorithms: Sequence[Algorithm]) -> tuple[Conflict, ...]:
 
 
 def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
-    """Refuse algorithms that own the same thing.
+    """Refuse algorithms that own the same resource.
 
     Raises:
-        AlgorithmConflictError: For all pairs, with both names, what both own, and the remedy.
+        AlgorithmConflictError: For all pairs, with both names, the resource and the remedy.
     """
     conflicts = find_conflicts(algorithms)
     if conflicts:
@@ -116,7 +116,7 @@ def check_conflicts(algorithms: Sequence[Algorithm]) -> None:
 
 
 def _remedies(shared: set[str], *algorithms: Algorithm) -> tuple[str, ...]:
-    # Either of the two may be the one that says what to do.
+    # Only one of the two may have declared a remedy.
     declared = [one for algorithm in algorithms for one in sorted(algorithm.owns) if one in shared]
     texts = [one.remedy for one in declared if isinstance(one, ExclusiveResource) and one.remedy]
     return tuple(dict.fromkeys(texts))

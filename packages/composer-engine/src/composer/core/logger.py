@@ -1,4 +1,4 @@
-"""Where metrics go: one logger that hands everything to the destinations that store or show it."""
+"""The logger, which passes metrics and other results to the destinations that store or show them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["Logger", "LoggerDestination", "Trace", "detach_to_host"]
 
 
-_KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up is a third of a call
+_IMMUTABLE = frozenset({int, float, str, bool, type(None)})  # nearly all; a look-up costs a third of a call
 
 
 @attrs.frozen
 class Trace:
-    """What became of an algorithm at an event.
+    """A record of an algorithm at an event.
 
     Args:
-        name: The algorithm's class.
-        event: Where.
-        exit_code: What its ``apply`` returned.
-        order: Its place among those that ran at the event, from 0.
-        run: Whether it ran, or was asked and declined.
+        name: The algorithm's key.
+        event: The event.
+        exit_code: The value that ``apply`` returned.
+        order: Its position at the event, from 0.
+        run: Whether it ran, or its ``match`` returned False.
 
     Example:
         >>> from composer.core import Event
@@ -54,23 +54,23 @@ class Trace:
 
 
 class LoggerDestination(Callback):
-    """Something that stores or shows what a run logs: override the ``log_*`` methods of what it can take.
+    """Stores or shows what a run logs: override the ``log_*`` methods that it supports.
 
-    It is a callback too, so that it can open its files at ``INIT`` and finish them when the run is closed. Numbers may
-    come as tensors that are still being computed; read them (``float(value)``) only when they are printed or stored.
+    It is also a callback, so that it can open its files at ``INIT`` and finish them when the run is closed. Numbers may
+    be tensors that are still being computed; read them (``float(value)``) only when they are printed or stored.
 
-    With :attr:`every` set to an interval it is given metrics only so often: of each name the newest value, with the
-    step that it belongs to. Everything else comes at once.
+    If :attr:`every` is an interval, metrics are delivered once per interval: the latest value of each name, with its
+    step. Everything else is passed on immediately.
     """
 
     every: Interval | None = None
-    """How often it is given metrics; at once if None, and only at the end if it is an interval of 0."""
+    """How often metrics are delivered; immediately if None, and only at the end if it is an interval of 0."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Store settings."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Store numbers by name; ``step`` is the batch that they belong to."""
+        """Store numbers by name; ``step`` is their batch."""
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Store which algorithms ran."""
@@ -110,9 +110,9 @@ class LoggerDestination(Callback):
         """Fetch a file that was stored.
 
         Raises:
-            NotImplementedError: This destination keeps no files.
+            NotImplementedError: This destination stores no files.
         """
-        raise NotImplementedError(f"{type(self).__name__} keeps no files and cannot fetch {remote_file_name!r}.")
+        raise NotImplementedError(f"{type(self).__name__} stores no files and cannot fetch {remote_file_name!r}.")
 
 
 def check_destination(destination: object) -> None:
@@ -123,18 +123,18 @@ def check_destination(destination: object) -> None:
 
 @attrs.define(eq=False)
 class _Waiting:
-    """What waits for a destination that wants metrics only every so often."""
+    """The metrics that are not yet delivered to a destination with an interval."""
 
     destination: LoggerDestination
     delivered_at: Timestamp
-    looked_at: Timestamp
+    checked_at: Timestamp
     newest: dict[str, tuple[int, Any]] = attrs.field(factory=dict)
 
     def is_due(self, state: State) -> bool:
         """Return whether a multiple of the interval has been passed since the last delivery."""
-        if state.timestamp is self.looked_at:
+        if state.timestamp is self.checked_at:
             return False
-        self.looked_at = state.timestamp
+        self.checked_at = state.timestamp
         # In an evaluation the state has the length of another loader.
         length = state.dataloader_len if state.dataloader is state.train_dataloader else None
         every = to_interval(self.destination.every)
@@ -144,7 +144,7 @@ class _Waiting:
         return True
 
     def take(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what waits by step, the lowest first, and let nothing wait any more."""
+        """Return the metrics by step, in ascending order, and forget them."""
         by_step: dict[int, dict[str, Any]] = {}
         for name, (step, value) in self.newest.items():
             by_step.setdefault(step, {})[name] = value
@@ -153,11 +153,11 @@ class _Waiting:
 
 
 class Logger:
-    """Hands what is logged to every destination. One that fails to store is reported once, and the run goes on.
+    """Passes everything that is logged to all destinations. A failure to store is reported once, and the run continues.
 
     Args:
-        state: Whose clock says the step of what is logged.
-        destinations: Where to. The list ``logger.destinations`` can be changed later.
+        state: The state with the clock, which is the default for steps.
+        destinations: One or several. The list ``logger.destinations`` can be changed later.
 
     Example:
         >>> from composer.core import State
@@ -182,14 +182,14 @@ class Logger:
         self._listen()
 
     def _listen(self) -> None:
-        # Asked at every step: a list that tells of its changes takes longer.
-        self._told = tuple(self._destinations)
-        self.is_heard = bool(self._told)
+        # Used at every step: iterating over an ObservableList takes longer.
+        self._current = tuple(self._destinations)
+        self.is_heard = bool(self._current)
         """Whether there is any destination."""
 
     @property
     def destinations(self) -> ObservableList[LoggerDestination]:
-        """Where to: a list that the engine watches."""
+        """The destinations, as a list that the engine observes."""
         return self._destinations
 
     @destinations.setter
@@ -201,16 +201,16 @@ class Logger:
         self._send("log_hyperparameters", hyperparameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers by name, for ``step`` or else for the batches finished so far. Tensors are not read here."""
+        """Log numbers by name, for ``step`` or for the number of finished batches. Tensors are not read here."""
         if step is None:
             step = self._step(step)
-        for destination in self._told:
+        for destination in self._current:
             if destination.every is not None:
                 self._let_wait(destination, metrics, step)
                 continue
             try:
                 destination.log_metrics(metrics, step)
-            except Exception as error:  # noqa: BLE001  (whatever it is: a full disk must not end the training)
+            except Exception as error:  # noqa: BLE001  (any error: a full disk must not end the training)
                 self.report_failure(destination, "log_metrics", error, stacklevel=3)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
@@ -230,33 +230,33 @@ class Logger:
         self._send("log_images", images, name, channels_last, self._step(step), **details)
 
     def upload_file(self, remote_file_name: str, file_path: Path | str, *, overwrite: bool = False) -> None:
-        """Give a file to every destination that keeps files."""
+        """Upload a file to every destination that stores files."""
         self._send("upload_file", self._state, remote_file_name, Path(file_path), overwrite=overwrite)
 
     def has_file_upload_destination(self) -> bool:
-        """Return whether any destination keeps files."""
+        """Return whether any destination stores files."""
         return any(destination.can_upload_files() for destination in self.destinations)
 
     def deliver(self) -> None:
-        """Hand over all that waits for destinations that want metrics only every so often.
+        """Deliver all delayed metrics to destinations with an interval.
 
-        The engine does so when a training or an evaluation by itself ends, and when it is closed.
+        The engine calls this at the end of a training or a standalone evaluation, and when it is closed.
         """
         for waiting in self._waiting.values():
-            self._hand_over(waiting)
+            self._deliver_to(waiting)
 
     def report_failure(
         self, destination: LoggerDestination, method: str, error: Exception, *, stacklevel: int = 2
     ) -> None:
-        """Warn that a destination failed to store something; of each of its methods this is told once.
+        """Warn that a destination failed to store something, once for each of its methods.
 
-        For destinations that store later than they are called: these catch what goes wrong and report it here.
+        Destinations that store later than they are called catch their errors and report them here.
 
         Args:
-            destination: Which.
-            method: What failed, ``"flush"``.
-            error: Why.
-            stacklevel: Whose line the warning names, as of :func:`warnings.warn`; 2 is the caller's.
+            destination: The destination.
+            method: The method that failed, ``"flush"``.
+            error: The error.
+            stacklevel: The line that the warning names, as for :func:`warnings.warn`; 2 is the caller's.
         """
         if (id(destination), method) in self._reported:
             return
@@ -269,17 +269,17 @@ class Logger:
         )
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return what destinations need to go on in a later run, such as an id, by the destination's name.
+        """Return the state that destinations need in a resumed run, such as an id, by the destination's key.
 
-        That is its class, numbered from the second of a class on. Destinations that need nothing are left out.
+        The key is its class, numbered from the second of a class on. Destinations without state are left out.
         """
         return {key: saved for key, one in self._by_key().items() if (saved := one.state_dict())}
 
     def check_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+        """Raise the errors of :meth:`load_state_dict` without changing anything.
 
         Raises:
-            ValueError: A destination cannot load what was saved for it.
+            ValueError: A destination cannot load its saved state.
         """
         problems = []
         for key, destination in self._by_key().items():
@@ -294,8 +294,8 @@ class Logger:
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Load what :meth:`state_dict` returned into the destinations; keys without a destination are ignored.
 
-        Called before ``AFTER_LOAD``, where destinations open what they write to; with an empty ``state`` if the run is
-        resumed and nothing was saved for it. A destination does not let what was saved choose where it writes.
+        Called before ``AFTER_LOAD``, where destinations open their outputs; with an empty ``state`` if the run is
+        resumed and nothing was saved for it. The saved state never decides where a destination writes.
         """
         self.is_resumed = True
         for key, destination in self._by_key().items():
@@ -315,12 +315,12 @@ class Logger:
             clock = self._state.timestamp
             waiting = self._waiting[id(destination)] = _Waiting(destination, clock, clock)
         elif waiting.is_due(self._state):
-            self._hand_over(waiting)
+            self._deliver_to(waiting)
         newest = waiting.newest
         for name, value in metrics.items():
-            newest[name] = (step, value if type(value) in _KEPT_AS_THEY_ARE else detach_to_host(value))
+            newest[name] = (step, value if type(value) in _IMMUTABLE else detach_to_host(value))
 
-    def _hand_over(self, waiting: _Waiting) -> None:
+    def _deliver_to(self, waiting: _Waiting) -> None:
         for step, metrics in waiting.take():
             try:
                 waiting.destination.log_metrics(metrics, step)
@@ -336,9 +336,9 @@ class Logger:
 
 
 def detach_to_host(value: Any) -> Any:
-    """Return a value as it is now, whatever later happens to its tensor in place; this does not wait for the device.
+    """Return a value that later changes of its tensor in place do not affect, without waiting for the device.
 
-    A number on the CPU is there to be read. One on another device is copied there, to be read later.
+    A number on the CPU is read. A tensor on another device is copied there, to be read later.
 
     Example:
         >>> import torch

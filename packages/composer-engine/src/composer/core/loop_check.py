@@ -1,4 +1,4 @@
-"""Whether the loop runs the events that algorithms need, and the optimizers that they have prepared."""
+"""Checks that the loop runs the events of its algorithms, and steps the optimizers of the state."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ _BEFORE_TRAINING = [event for event in Event if event in MODEL_EVENTS]
 
 _Entries: TypeAlias = "Mapping[Event, Sequence[Entry]]"
 _Missed: TypeAlias = tuple[Event, list[str], str]
-"""An event, who has missed it, and how the sentence about them goes on."""
+"""An event, the keys of the algorithms that missed it, and the rest of the sentence about them."""
 
 
 class LoopCheck:
-    """Warns, once for each, of algorithms whose events the loop does not run, and of optimizers that it passes over.
+    """Warns once about each algorithm whose events the loop does not run, and about optimizers that do not step.
 
-    The engine calls :meth:`notice` when an event runs for the first time since the plan was made: what the loop runs
-    is known from that alone, and no event pays for it later. Optimizers are watched until the first ``batch_end``
-    after one has stepped.
+    The engine calls :meth:`notice` when an event runs for the first time since the plan was made; later runs cost
+    nothing. The steps of optimizers are observed until the first ``batch_end`` after one of them.
 
     Args:
-        state: Whose clock says whether an epoch has passed, and whose optimizers should step.
-        on_step: Called when an optimizer has stepped that is watched: :meth:`notice` wants to see the next
+        state: The state with the clock and the optimizers.
+        on_step: Called after the step of an observed optimizer; :meth:`notice` must be called at the next
             ``batch_end``, also if it is not the first one.
 
     Example:
@@ -53,7 +52,7 @@ class LoopCheck:
         self._steps = _Steps(state, on_step)
         self._ran: set[Event] = set()
         self._prepared: dict[Event, list[object]] = {event: [] for event in _BEFORE_TRAINING}
-        self._told: set[tuple[str, Event]] = set()
+        self._reported: set[tuple[str, Event]] = set()
         self._first_epoch: int | None = None
 
     @property
@@ -62,15 +61,17 @@ class LoopCheck:
         return not self._ran.isdisjoint(STEP_EVENTS)
 
     def notice(self, event: Event, entries: _Entries) -> None:
-        """Take down that an event runs now, and warn of what should have run before."""
+        """Record that an event runs, and warn about events that should have run before."""
         self._ran.add(event)
         if event in self._prepared:
             self._prepared[event] += [entry.component for entry in entries.get(event, ())]
         for missed, keys, text in self._missed(event, entries):
-            untold = [key for key in keys if (key, missed) not in self._told]
-            self._told.update((key, missed) for key in untold)
-            if untold:
-                who = f"{_names(untold)} {'runs' if len(untold) == 1 else 'run'}"
+            new = [key for key in keys if (key, missed) not in self._reported]
+            self._reported.update((key, missed) for key in new)
+            if new:
+                shown = new if len(new) <= 3 else [*new[:3], f"{len(new) - 3} more"]
+                names = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+                who = f"{names} {'runs' if len(new) == 1 else 'run'}"
                 warnings.warn(f"{who} at {missed.value!r}, but {text}", UserWarning, stacklevel=4)
         if event in _TRAINING:
             self._steps.begin()
@@ -79,7 +80,7 @@ class LoopCheck:
                 warnings.warn(text, UserWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop observing optimizers."""
         self._steps.end()
 
     def _missed(self, event: Event, entries: _Entries) -> Iterator[_Missed]:
@@ -97,14 +98,10 @@ class LoopCheck:
     def _too_late(self, entries: _Entries) -> Iterator[_Missed]:
         for event, components in self._prepared.items():
             if event in self._ran:
-                # What loading made again was applied by it.
-                ran = [*components, *self._state.made_on_load]
-                late = [one.key for one in _needing(event, entries) if not any(one.component is each for each in ran)]
-                yield (
-                    event,
-                    late,
-                    "only came when that was over. Give algorithms to the engine or trainer as it is made.",
-                )
+                # Algorithms that were rebuilt from a checkpoint have run when it was loaded.
+                ran = {id(component) for component in (*components, *self._state.made_on_load)}
+                late = [entry.key for entry in _needing(event, entries) if id(entry.component) not in ran]
+                yield event, late, "was added after it. Pass algorithms to the engine or trainer at construction."
 
     def _never_ran(self, events: Iterable[Event], entries: _Entries, what: str) -> Iterator[_Missed]:
         for event in events:
@@ -118,10 +115,10 @@ class LoopCheck:
 
 
 class _Steps:
-    """Which optimizers step: those of the state, or others that train the same parameters in their place.
+    """Records which optimizers step: those of the state, or others with the same parameters.
 
-    An optimizer that has not stepped may be right, as gradients are accumulated over several batches or were infinite.
-    It is wrong if another one, such as that which it wraps, has stepped instead.
+    An optimizer that has not stepped may be correct: gradients are accumulated over several batches, or were infinite.
+    It is an error if another optimizer, such as the one that it wraps, has stepped instead.
     """
 
     def __init__(self, state: State, on_step: Callable[[], object]) -> None:
@@ -132,21 +129,21 @@ class _Steps:
         self.end: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
-        """Watch, once, all optimizers of the process, as nobody knows which the loop has at hand."""
+        """Observe all optimizers of the process, as the loop may step any of them."""
         if self._has_begun:
             return
         self._has_begun = True
-        watching = weakref.ref(self)  # torch's list of hooks must not keep the state alive
+        reference = weakref.ref(self)  # torch's hooks must not keep the state alive
 
         def hook(optimizer: Optimizer, *_: object) -> None:
-            steps = watching()
+            steps = reference()
             if steps is not None:
                 steps.note(optimizer)
 
         self.end = weakref.finalize(self, register_optimizer_step_post_hook(hook).remove)
 
     def note(self, optimizer: Optimizer) -> None:
-        """Remember that an optimizer has stepped, if it has to do with those of the state."""
+        """Record the step of an optimizer, if it is in the state or shares parameters with one that is."""
         is_own = _is_in(optimizer, self._state.optimizers)
         noted = self._own if is_own else self._others
         if not _is_in(optimizer, noted) and (is_own or any(_shares(optimizer, one) for one in self._state.optimizers)):
@@ -154,12 +151,12 @@ class _Steps:
             self._on_step()
 
     def passed_over(self) -> Iterator[str]:
-        """Yield a sentence for each optimizer of the state in whose place another one has stepped."""
+        """Yield a sentence for each optimizer of the state instead of which another one has stepped."""
         if not self._own and not self._others:
             return
         self.end()
         for optimizer in self._state.optimizers:
-            # A class that never called Optimizer.__init__ steps unseen.
+            # The steps of a class that does not call Optimizer.__init__ run no hooks.
             is_seen = getattr(type(optimizer).step, "hooked", False)
             instead = [one for one in self._others if _shares(one, optimizer)]
             if is_seen and instead and not _is_in(optimizer, self._own):
@@ -177,15 +174,10 @@ def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
 
 
 def _shares(one: Optimizer, other: Optimizer) -> bool:
-    held = {id(parameter) for group in one.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for group in other.param_groups for parameter in group["params"])
+    parameters = {id(parameter) for group in one.param_groups for parameter in group["params"]}
+    return any(id(parameter) in parameters for group in other.param_groups for parameter in group["params"])
 
 
 def _needing(event: Event, entries: _Entries) -> Sequence[Entry]:
-    """Return the algorithms that declare the event; what has no stage is asked everywhere by ``match``, or watches."""
+    """Return the entries of algorithms that declare the event."""
     return [entry for entry in entries.get(event, ()) if entry.stage is not None]
-
-
-def _names(keys: Sequence[str]) -> str:
-    shown = list(keys) if len(keys) <= 3 else [*keys[:3], f"{len(keys) - 3} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

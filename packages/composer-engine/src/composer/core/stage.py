@@ -8,7 +8,7 @@ __all__ = ["Stage"]
 
 
 class Stage(IntEnum):
-    """A kind of work. Within an event lower stages run first; the order of the user's list decides within one stage.
+    """A kind of work. Within an event lower stages run first; within a stage the order of the user's list applies.
 
     Example:
         >>> Stage.AUGMENT < Stage.MIX
@@ -44,4 +44,4 @@ class Stage(IntEnum):
     """On the weights: change, freeze or average them."""
 
     UNDECLARED = 1000
-    """An algorithm that only says by ``match`` where it runs: after all others."""
+    """An algorithm without a declared stage: after all others."""

@@ -1,4 +1,4 @@
-"""A function that is called at an event, until it is told not to be."""
+"""A function that is called at an event until its subscription is removed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Subscription", "check_function"]
 
 @attrs.frozen(eq=False)
 class Subscription:
-    """A function that the engine calls at an event; :meth:`remove` ends that. ``engine.on(…)`` makes one.
+    """A function that the engine calls at an event, until :meth:`remove`; ``engine.on(…)`` returns one.
 
     Args:
-        event: Where it is called.
-        function: What is called, ``f(state, logger)``.
+        event: The event.
+        function: The function ``f(state, logger)``.
         every: How often; None is each time.
 
     Example:
@@ -51,7 +51,7 @@ class Subscription:
         return str(getattr(function, "__qualname__", type(function).__qualname__))
 
     def remove(self) -> None:
-        """Let the function not be called any more, from the next event on. Once it is removed, this does nothing."""
+        """Stop calling the function, from the next event on. A second call does nothing."""
         if self in self._subscriptions:
             self._subscriptions.remove(self)
 
@@ -68,7 +68,7 @@ def check_function(function: object) -> None:
         raise TypeError(f"function must be a function f(state, logger), got {function!r}.")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some that are written in C nobody knows it
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
         signature.bind(None, None)
