@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from composer.core import Callback, Engine, Interval, Logger, LoggerDestination, State, Timestamp, Trace
 from composer.core.interval import to_interval
-from composer.core.logger import detach_to_host, format_metric_value
+from composer.core.logger import detach_to_host
 
 
 class Memory(LoggerDestination):
@@ -170,12 +170,6 @@ def test_files_are_only_fetched_where_they_are_kept():
     """A destination without files says so."""
     with pytest.raises(NotImplementedError, match="LoggerDestination stores no files and cannot fetch 'a'"):
         LoggerDestination().download_file("a", "b")
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.123456, "0.1235"), (3, "3"), (1e-7, "1e-07"), ("word", "word")])
-def test_format_metric_value(value, text):
-    """Numbers are shown with four digits."""
-    assert format_metric_value(value) == text
 
 
 class Every(Memory):

@@ -540,7 +540,9 @@ class TestSettings:
         def grow(self, event, state, logger):
             self.size += 1
 
-        with pytest.raises(AssertionError, match="Running changed Jitter's setting size; keep what changes in a field"):
+        with pytest.raises(
+            AssertionError, match="Running changed Jitter's setting size; store changing values in a field"
+        ):
             check_settings(changed(apply=grow))
 
     @pytest.mark.parametrize(

@@ -350,14 +350,3 @@ def detach_to_host(value: Any) -> Any:
     if value.is_cpu and value.numel() == 1:
         return value.item()
     return value.detach().clone()
-
-
-def format_metric_value(value: Any) -> str:
-    """Return a number, or a tensor of one number, as short text; this waits for the tensor.
-
-    Example:
-        >>> format_metric_value(0.123456), format_metric_value(7)
-        ('0.1235', '7')
-    """
-    number = operator.methodcaller("item")(value) if callable(getattr(value, "item", None)) else value
-    return f"{number:.4g}" if isinstance(number, float) else str(number)

@@ -1,4 +1,4 @@
-"""How a plan reads as text."""
+"""The text of a plan."""
 
 from __future__ import annotations
 
@@ -29,14 +29,22 @@ _PHASES: Mapping[str, tuple[Event, Event]] = {
 }
 _HEADER = ("EVENT", "RUNS", "STAGE", "WHY HERE")
 _WIDTH = 100
-_ASKED = "asked by match whether to run; where, see below"
+_RULES = (
+    f"Earlier stages run first: {', '.join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)}. "
+    "Within a stage the list's order counts; at after_* events its reverse. After_forward, after_loss and "
+    "after_backward also take the stages in reverse, so that each algorithm undoes its own change."
+)
+_WITHOUT_STAGE = (
+    " What has no stage comes after all that have one, so where stages are reversed it comes first; before training "
+    "(init to fit_start) it counts as architecture."
+)
 
 Row = tuple[str, str, str, str]
 """Event, name, stage, reason."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of a plan: what the algorithms are, what runs when, by which rules, and what was warned about."""
+    """Yield the lines of a plan: the algorithms, the calls of each event, the rules of the order, and the warnings."""
     if not plan.entries and not plan.algorithms:
         yield "Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything."
         return
@@ -47,13 +55,12 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield ""
     yield "PLAN, from the first event to the last, and at each event from top to bottom"
     yield from _table(plan)
-    algorithms = [one for entries in plan.entries.values() for one in entries if one.kind == "algorithm"]
+    algorithms = [entry for entry in chain.from_iterable(plan.entries.values()) if entry.kind == "algorithm"]
     if algorithms:
-        yield ""
-        yield from _rules(without_stage=any(one.stage is None for one in algorithms))
+        without_stage = any(entry.stage is None for entry in algorithms)
+        yield from ("", *textwrap.wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _WIDTH))
     for warning in plan.warnings:
-        yield ""
-        yield from _wrapped(f"WARNING: {warning}", "  ")
+        yield from ("", *textwrap.wrap(f"WARNING: {warning}", _WIDTH, subsequent_indent="  "))
 
 
 def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
@@ -72,7 +79,11 @@ def _table(plan: Plan) -> Iterator[str]:
     everywhere = {entry.key: entry for entry in plan.entries.get(Event.INIT, ()) if entry.key in plan.keys_everywhere()}
     phases = {phase: [*_rows(plan, *events, everywhere)] for phase, events in _PHASES.items()}
     if everywhere:
-        phases["at every event"] = [_row_everywhere(entry) for entry in everywhere.values()]
+        asked = "asked by match whether to run; where, see below"
+        phases["at every event"] = [
+            ("", entry.key, entry.what, asked if entry.kind == "algorithm" else "has a run_event of its own")
+            for entry in everywhere.values()
+        ]
     rows = [_HEADER, *chain.from_iterable(phases.values())]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     yield _line(_HEADER, widths, indent=2)
@@ -92,39 +103,15 @@ def _rows(plan: Plan, first: Event, last: Event, everywhere: Mapping[str, Entry]
             yield (event.value if place == 0 else "", *row)
 
 
-def _row_everywhere(entry: Entry) -> Row:
-    return ("", entry.key, entry.what, _ASKED if entry.kind == "algorithm" else "has a run_event of its own")
-
-
 def _reason(entry: Entry) -> str:
-    often = [f"every {entry.every}"] if entry.every is not None else []
-    asked = ["asked by match whether to run"] if entry.asked else []
-    return "; ".join([*([entry.why] if entry.why else []), *often, *asked])
+    often = "" if entry.every is None else f"every {entry.every}"
+    return "; ".join(filter(None, [entry.why, often, "asked by match whether to run" if entry.asked else ""]))
 
 
 def _line(row: Row, widths: Sequence[int], indent: int) -> str:
     event, *cells = row
-    # The heading and the events begin at different columns, the other cells at the same.
+    # The header and the events start at different columns, the other cells at the same.
     first = f"{' ' * indent}{event:<{widths[0] + 4 - indent}}"
     return "  ".join(
         [first, *(f"{cell:<{width}}" for cell, width in zip(cells, [*widths[1:], 0], strict=True))]
     ).rstrip()
-
-
-def _rules(*, without_stage: bool) -> Iterator[str]:
-    stages = ", ".join(stage.name.lower() for stage in Stage if stage is not Stage.UNDECLARED)
-    text = (
-        f"Earlier stages run first: {stages}. Within a stage the list's order counts; at after_* events its reverse. "
-        "After_forward, after_loss and after_backward also take the stages in reverse, so that each algorithm undoes "
-        "its own change."
-    )
-    if without_stage:
-        text += (
-            " What has no stage comes after all that have one, so where stages are reversed it comes first; before "
-            "training (init to fit_start) it counts as architecture."
-        )
-    yield from _wrapped(text, "")
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent)

@@ -1,4 +1,4 @@
-"""What every algorithm promises, as checks that say in a sentence what is broken."""
+"""The contract of all algorithms, as checks that describe a violation in one sentence."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ __all__ = [
 
 @attrs.frozen
 class Case:
-    """An algorithm with what it is tested with.
+    """An algorithm, and how to test it.
 
     Args:
-        make: Makes a new algorithm, each time with the same settings.
-        make_state: Makes a new state with a model, optimizers, a ``max_duration`` and a ``train_dataloader`` of at
-            least two batches an epoch, so that the algorithm has something to do. It is called with the same seed each
-            time; what a batch of the loader holds must not be changed by others.
-        batches: How many batches the checks train, so that each event comes by at which the algorithm runs.
-        make_unfit_state: Makes a state in which the algorithm finds nothing to change, if there is such a state.
-        refused: Settings that must be refused, each with the others as ``make`` has them: ``(("alpha", -1), ...)``.
-        names: What the algorithm's ``repr`` names besides its class and what is in :mod:`composer.core.time`.
+        make: Returns a new algorithm, each time with the same settings.
+        make_state: Returns a new state to which the algorithm applies: with a model, optimizers, a ``max_duration`` and
+            a ``train_dataloader`` of at least two batches per epoch. It is called with the same seed each time; the
+            tensors of its batches must not be shared.
+        batches: The number of batches to train, so that all events of the algorithm occur.
+        make_unfit_state: Returns a state in which the algorithm finds nothing to change, if there is such a state.
+        refused: Invalid settings, each combined with the other settings of ``make``: ``(("alpha", -1), ...)``.
+        names: The names in the algorithm's ``repr`` besides its class and those of :mod:`composer.core.time`.
     """
 
     make: Callable[[], Algorithm]
@@ -77,12 +77,12 @@ class Case:
     def train(
         self, *algorithms: Algorithm, loaded: dict[str, Any] | None = None, watch: Watch | None = None
     ) -> Training:
-        """Return a training of a new state that has not begun."""
+        """Return a training of a new state that has not started."""
         options: dict[str, Any] = {} if watch is None else {"make_engine": watch.make_engine}
         return Training(self.new_state(), algorithms, loaded, **options)
 
     def watched(self, *before: Algorithm, after: tuple[Algorithm, ...] = ()) -> tuple[Watch, Training]:
-        """Return what an algorithm of the case did in a whole training beside others, and the training."""
+        """Return the watch of an algorithm of the case after a training with others, and the training."""
         watch = Watch(self.make())
         training = self.train(*before, watch.algorithm, *after, watch=watch)
         training.run(self.batches)
@@ -94,27 +94,27 @@ def check_algorithm(case: Case) -> None:
     """Run all checks.
 
     Raises:
-        AssertionError: One of them failed; the text says what is broken and how to mend it.
+        AssertionError: A check failed; the message describes the violation and the fix.
     """
     for check in CHECKS:
         check(case)
 
 
 def check_declarations(case: Case) -> None:
-    """Where it runs and what it touches is declared in known words, and the same whenever it is asked."""
+    """Events, stages and fields are declared by existing names, and repeated calls return the same."""
     algorithm = case.make()
-    name, places = type(algorithm).__name__, algorithm.runs_at_events()
+    name, runs_at = type(algorithm).__name__, algorithm.runs_at_events()
     build_plan([algorithm])
-    undeclared = sorted({*places} - {*algorithm.runs_at})
+    undeclared = sorted({*runs_at} - {*algorithm.runs_at})
     assert not undeclared, (
         f"{name}.runs_at_events() has {undeclared[0]!r}, which runs_at of the class does not; add it there."
     )
-    assert places == algorithm.runs_at_events() == case.make().runs_at_events(), (
+    assert runs_at == algorithm.runs_at_events() == case.make().runs_at_events(), (
         f"{name}.runs_at_events() returned different events in two calls."
     )
     if not overrides_match(algorithm):
         state: Any = None
-        wrong = [event for event in Event if algorithm.match(event, state) != (event in places)]
+        wrong = [event for event in Event if algorithm.match(event, state) != (event in runs_at)]
         assert not wrong, f"{name}.match contradicts {name}.runs_at_events() for {wrong[0]!r}."
     for declared in ("reads", "writes"):
         fields = getattr(algorithm, declared)
@@ -134,7 +134,7 @@ def check_events(case: Case) -> None:
     watch, training = case.watched()
     name, places = type(watch.algorithm).__name__, {*watch.algorithm.runs_at_events()}
     ran = {event for _, event in watch.ran}
-    assert ran, f"{name} never ran in {case.batches} batches: declare events by runs_at, or let match return True."
+    assert ran, f"{name} never ran in {case.batches} batches: declare events in runs_at, or return True from match."
     assert not places or ran <= places, f"{name} ran at {sorted(ran - places)[0]!r}, where it does not declare to run."
     seen = {*training.engine.explain().entries}
     never = sorted(places - ran) if not overrides_match(watch.algorithm) else []
@@ -144,12 +144,12 @@ def check_events(case: Case) -> None:
 
 
 def effects_of(case: Case) -> Effects:
-    """Return what an algorithm looks at and changes in a whole training."""
+    """Return the fields that an algorithm reads and writes in a training."""
     return case.watched()[0].total()
 
 
 def check_effects(case: Case) -> None:
-    """It looks at nothing and changes nothing but what it declares."""
+    """It reads and writes only the fields that it declares."""
     watch, _ = case.watched()
     algorithm = watch.algorithm
     for event, effects in watch.effects.items():
@@ -163,7 +163,7 @@ def check_effects(case: Case) -> None:
 
 
 def check_order(case: Case) -> None:
-    """At each of its events it runs after lower stages and before higher ones, wherever it stands in the list."""
+    """At each of its events it runs after lower stages and before higher ones, at any position in the list."""
     for event, stage in case.make().runs_at_events().items():
         marks = [_mark(event, one) for one in Stage if one not in (stage, Stage.UNDECLARED)]
         for place in (0, len(marks)):
@@ -187,36 +187,35 @@ def _mark(event: Event, stage: Stage) -> Algorithm:
 
 
 def check_no_effect(case: Case) -> None:
-    """It warns, or refuses, where it finds nothing to change, and names itself; elsewhere it does not warn."""
+    """It warns or raises an error, with its name, if it finds nothing to change; otherwise it does not warn."""
     name = type(case.make()).__name__
-    idle = [str(one.message) for one in _warned(case) if issubclass(one.category, NoEffectWarning)]
+    idle = _no_effect_warnings(case)
     assert not idle, f"{name} had something to change and warned all the same: {idle[0]}"
     if case.make_unfit_state is None:
         return
     try:
-        caught = _warned(attrs.evolve(case, make_state=case.make_unfit_state, batches=0))
+        idle = _no_effect_warnings(attrs.evolve(case, make_state=case.make_unfit_state, batches=0))
     except (TypeError, ValueError):
         return
-    idle = [str(one.message) for one in caught if issubclass(one.category, NoEffectWarning)]
     assert idle, (
         f"{name} found nothing to change and said nothing: warnings.warn(..., NoEffectWarning) with the reason."
     )
     assert name in idle[0], f"{name} found nothing to change, and its warning does not name it: {idle[0]}"
 
 
-def _warned(case: Case) -> list[warnings.WarningMessage]:
+def _no_effect_warnings(case: Case) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         case.train(case.make()).run(case.batches)
-    return caught
+    return [str(warning.message) for warning in caught if issubclass(warning.category, NoEffectWarning)]
 
 
 def check_settings(case: Case) -> None:
-    """Its settings make an equal one, copies have the same, and running changes none."""
+    """An algorithm with its settings is equal, copies have the same settings, and running does not change them."""
     algorithm = case.make()
     name, settings = type(algorithm).__name__, algorithm.settings()
     assert equal(type(algorithm)(**settings).settings() if settings else {}, settings), (
-        f"{name}(**settings) has other settings than {settings}; converters must leave what they have made."
+        f"{name}(**settings) has other settings than {settings}; converters must not change converted values."
     )
     assert equal(copy.deepcopy(algorithm).settings(), settings), f"A copy of {name} has other settings."
     watch = Watch(algorithm)
@@ -224,21 +223,24 @@ def check_settings(case: Case) -> None:
         warnings.simplefilter("ignore", NoEffectWarning)
         case.train(algorithm, watch=watch).run(2)
     changed = [key for key, value in algorithm.settings().items() if not equal(value, settings[key])]
-    assert not changed, f"Running changed {name}'s setting {changed[0]}; keep what changes in a field with init=False."
+    assert not changed, (
+        f"Running changed {name}'s setting {changed[0]}; store changing values in a field with init=False."
+    )
 
 
 def check_repr(case: Case) -> None:
-    """What it prints as is the call that makes it."""
+    """Its ``repr`` is the call that creates it."""
     algorithm = case.make()
     kind, text = type(algorithm), repr(algorithm)
     assert kind.__repr__ is not object.__repr__, (
         f"{kind.__name__} prints as {text}, which does not say its settings: make it an attrs class, "
         "@attrs.define(eq=False)."
     )
-    if "<" in text:  # a function among the settings cannot be read again
+    if "<" in text:  # the repr of a function among the settings cannot be evaluated
         assert text.startswith(f"{kind.__name__}("), f"{kind.__name__} prints as {text}, which is not how it is made."
         return
-    known = {**{name: getattr(time, name) for name in time.__all__}, **_enums(), **case.names, kind.__name__: kind}
+    known = {name: getattr(module, name) for module in (time, precision) for name in module.__all__}
+    known |= {"Event": Event, **case.names, kind.__name__: kind}
     try:
         again = eval(text, known)  # noqa: S307  (the text is the algorithm's own)
     except Exception as error:
@@ -246,12 +248,8 @@ def check_repr(case: Case) -> None:
     assert equal(again.settings(), algorithm.settings()), f"{text} makes one with other settings."
 
 
-def _enums() -> dict[str, Any]:
-    return {"Event": Event, **{name: getattr(precision, name) for name in precision.__all__}}
-
-
 def check_refusals(case: Case) -> None:
-    """A setting that makes no sense is refused when it is given, by its name and with what it was."""
+    """An invalid setting raises an error at construction, with its name and value."""
     algorithm = case.make()
     name, settings = type(algorithm).__name__, algorithm.settings()
     for setting, value in case.refused:
@@ -266,7 +264,7 @@ def check_refusals(case: Case) -> None:
 
 
 def check_randomness(case: Case) -> None:
-    """It draws from ``state.generator(self)`` alone, and so what no other algorithm can change."""
+    """It draws only from ``state.generator(self)``, so that other algorithms do not change its draws."""
     watch, alone = case.watched()
     name = type(watch.algorithm).__name__
     assert not watch.strangers, (
@@ -280,14 +278,14 @@ def check_randomness(case: Case) -> None:
     assert equal(alone.losses, again.losses), f"Two runs of {name} with the same seed have different losses."
     if watch.draws and not find_conflicts([case.make(), case.make()]):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that both interpolate the loss is not the question here
+            warnings.simplefilter("ignore", UserWarning)  # both may interpolate the loss
             second, _ = case.watched(case.make())
         seeds, others = ({seed for taken in one.draws.values() for seed, _ in taken} for one in (watch, second))
         assert not seeds & others, f"Two {name} draw the same."
 
 
 class _Drawer(Algorithm):
-    """Draws at every event, from its own generator, and touches nothing."""
+    """Draws from its own generator at every event, and changes nothing."""
 
     def match(self, event: Event, state: State) -> bool:
         """Return True."""
@@ -301,7 +299,7 @@ class _Drawer(Algorithm):
 
 
 def check_resume(case: Case) -> None:
-    """A training that is left and taken up again, in the middle of an epoch or at its end, ends with the same bits."""
+    """A training that is stopped and resumed, within an epoch or at its end, produces bit-identical results."""
     whole = case.train(case.make())
     name = type(whole.algorithms[0]).__name__
     per_epoch = whole.state.dataloader_len or 2
@@ -325,7 +323,7 @@ def check_resume(case: Case) -> None:
 
 
 def check_reuse(case: Case) -> None:
-    """In a second training, or in one that begins again at the start, it does what a new one does, or refuses."""
+    """In a second training, or one that restarts at the beginning, it behaves like a new one, or raises an error."""
     used, new = case.make(), case.make()
     first = case.train(used)
     first.run(case.batches)

@@ -1,4 +1,4 @@
-"""A small training with every event, for tests: deterministic, and it can be left and taken up again."""
+"""A small deterministic training with every event, for tests. It can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def seeded(*words: object) -> Iterator[None]:
 
 @attrs.define
 class Training:
-    """A training whose every event runs, with an evaluation after each epoch, as :class:`composer.Trainer` has it.
+    """A training that runs every event, with an evaluation after each epoch, like :class:`composer.Trainer`.
 
-    What layers and data draw from global generators depends on the batch and the epoch alone, as if a checkpoint had
-    brought the generators' states.
+    Draws of layers and data from global generators depend only on batch and epoch, as if the states of the generators
+    were loaded from a checkpoint.
 
     Args:
-        state: With a model, optimizers and a ``train_dataloader`` whose epochs have batches to train on.
-        algorithms: What runs.
-        loaded: What :meth:`save` gave, to go on from there.
-        make_engine: What the engine is made by.
+        state: A state with a model, optimizers and a ``train_dataloader``.
+        algorithms: The algorithms to run.
+        loaded: The return value of :meth:`save` to resume from.
+        make_engine: Creates the engine.
 
     Example:
         >>> from composer.core import State
@@ -93,7 +93,7 @@ class Training:
         self._set_mode(train=True)
 
     def run(self, until: int) -> None:
-        """Train until so many batches are done, and end the epoch if it is over with them."""
+        """Train until this number of batches is done, and end the epoch if it has no further batch."""
         state, event = self.state, self.engine.run_event
         while self._done() < until:
             epoch = int(state.timestamp.count(TimeUnit.EPOCH))
@@ -111,7 +111,7 @@ class Training:
             self._end_epoch(batches[0])
 
     def begin_again(self) -> Training:
-        """Set the clock to the start of another fit of the same model, and return the training."""
+        """Reset the clock for another fit of the same model, and return the training."""
         self.state.timestamp = self.state.previous_timestamp = Timestamp()
         self.losses.clear()
         with seeded("preparation"):
@@ -119,7 +119,7 @@ class Training:
         return self
 
     def finish(self) -> None:
-        """Predict and end."""
+        """Run a prediction, and end the training."""
         with seeded("prediction"):
             batch = next(iter(self.state.train_dataloader or ()))
             self._watch("predict", batch)
@@ -127,7 +127,7 @@ class Training:
         self.engine.close()
 
     def save(self) -> dict[str, Any]:
-        """Return what a later training needs to go on, as copies."""
+        """Return copies of everything that a resumed training needs."""
         state = self.state
         saved = {
             "model": state.model.state_dict() if isinstance(state.model, nn.Module) else {},
@@ -141,10 +141,9 @@ class Training:
         saved, state = copy.deepcopy(saved), self.state
         if isinstance(state.model, nn.Module):
             state.model.load_state_dict(saved["model"])
-        for optimizer, held in zip(state.optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(held)
-        for algorithm, held in zip(state.algorithms, saved["algorithms"], strict=True):
-            algorithm.load_state_dict(held)
+        for kind, components in (("optimizers", state.optimizers), ("algorithms", state.algorithms)):
+            for component, state_dict in zip(components, saved[kind], strict=True):
+                component.load_state_dict(state_dict)
         state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
 
     def _done(self, *, in_epoch: bool = False) -> int:
@@ -216,7 +215,7 @@ class Training:
             event(Event.ITERATION_CHECKPOINT)
 
     def _watch(self, what: str, batch: Batch) -> None:
-        """Run the model once without learning from it: what is ``"eval"`` or ``"predict"``."""
+        """Run the model on a batch with the events of an evaluation (``"eval"``) or a prediction (``"predict"``)."""
         state, event = self.state, self.engine.run_event
         self._set_mode(train=False)
         with torch.no_grad():
@@ -242,10 +241,10 @@ def _total(loss: Any) -> Tensor:
 
 
 def through_json(value: Any, where: str = "") -> Any:
-    """Return what was saved as it comes back when tensors are kept and all else has been JSON in between.
+    """Return saved state after a round trip through JSON, with the same tensors.
 
     Raises:
-        AssertionError: It holds what is neither a number, text, list, dictionary nor tensor.
+        AssertionError: It contains something other than numbers, strings, lists, dictionaries and tensors.
 
     Example:
         >>> through_json({"depth": 3, "weights": [torch.ones(1)]})
@@ -254,13 +253,13 @@ def through_json(value: Any, where: str = "") -> Any:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, dict):
-        strangers = [key for key in value if not isinstance(key, str)]
-        assert not strangers, f"state_dict(){where} has the key {strangers[0]!r}; keys are texts, or JSON changes them."
+        wrong = [key for key in value if not isinstance(key, str)]
+        assert not wrong, f"state_dict(){where} has the key {wrong[0]!r}; keys must be strings, as JSON changes others."
         return {key: through_json(one, f"{where}[{key!r}]") for key, one in value.items()}
     if isinstance(value, list):
         return [through_json(one, f"{where}[{place}]") for place, one in enumerate(value)]
     assert value is None or type(value) in {bool, int, float, str}, (
         f"state_dict(){where} is {value!r}, a {type(value).__name__}; "
-        "it may hold numbers, texts, lists, dictionaries and tensors."
+        "it may contain numbers, strings, lists, dictionaries and tensors."
     )
     return json.loads(json.dumps(value))
