@@ -357,15 +357,18 @@ class TestEvery:
 
         assert store.steps == [({"loss": 1}, 0)]
 
-    @pytest.mark.parametrize("wrong", ["10", "-1ba", "10apples", -1])
-    def test_no_length_of_time(self, wrong):
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ("10", "every must be a number followed by a unit, such as '10ep'; got '10'"),
+            ("-1ba", "every must be 0 (never) or more, got -1ba."),
+            ("10apples", "every: unit must be one of 'iter' (iteration), 'ep' (epoch), 'ba' (batch)"),
+            (-1, "every must be 0 (never) or more, got -1ep."),
+        ],
+    )
+    def test_no_length_of_time(self, wrong, message):
         """What is no interval is refused where destinations convert it."""
-        with pytest.raises(
-            ValueError,
-            match=re.escape(
-                f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {wrong!r}"
-            ),
-        ):
+        with pytest.raises(ValueError, match=re.escape(message)):
             to_interval(wrong)
 
     def test_no_time_at_all(self):

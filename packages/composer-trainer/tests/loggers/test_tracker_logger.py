@@ -327,7 +327,7 @@ class TestSettings:
 
     def test_every(self):
         """What is no length of time is refused."""
-        with pytest.raises(ValueError, match="every must be a length of time such as '10ba'"):
+        with pytest.raises(ValueError, match="every must be a number followed by a unit, such as '10ep'; got 'soon'"):
             Tracker(every="soon")
 
     def test_every_so_often(self, make_loop):

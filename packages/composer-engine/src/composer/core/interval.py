@@ -123,14 +123,7 @@ def to_interval(every: Interval | Time | str | int | None) -> Interval | None:
         >>> to_interval("10ba"), to_interval(None)
         (Interval(every=Time(10, 'ba')), None)
     """
-    if every is None or isinstance(every, Interval):
-        return every
-    try:
-        return Interval(every)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"every must be a length of time such as '10ba', 0 or more, or a number of epochs, got {every!r}."
-        ) from error
+    return None if every is None else Interval.named("every", every)
 
 
 def checked_interval(every: Time | str | int, event: Event, who: str) -> Time:

@@ -12,6 +12,7 @@ import torch
 from composer.core import precision, time
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.conflicts import find_conflicts
+from composer.core.engine import Engine
 from composer.core.event import CLOSING_EVENTS, Event
 from composer.core.fields import ALWAYS_SERVED, FIELDS, FieldsByEvent, fields_at
 from composer.core.plan import build_plan, overrides_match
@@ -78,8 +79,7 @@ class Case:
         self, *algorithms: Algorithm, loaded: dict[str, Any] | None = None, watch: Watch | None = None
     ) -> Training:
         """Return a training of a new state that has not started."""
-        options: dict[str, Any] = {} if watch is None else {"make_engine": watch.make_engine}
-        return Training(self.new_state(), algorithms, loaded, **options)
+        return Training(self.new_state(), algorithms, loaded, Engine if watch is None else watch.make_engine)
 
     def watched(self, *before: Algorithm, after: tuple[Algorithm, ...] = ()) -> tuple[Watch, Training]:
         """Return the watch of an algorithm of the case after a training with others, and the training."""

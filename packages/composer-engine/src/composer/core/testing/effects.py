@@ -6,13 +6,14 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composer.core.batch import batch_get
+from composer.core.batch import batch_get, batch_set
 from composer.core.engine import Engine
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.fields import ALWAYS_SERVED, FIELDS
@@ -237,27 +238,18 @@ def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorit
     keys = {word: getattr(algorithm, f"{word}_key", None) for word in ("input", "target")}
     if any(isinstance(key, tuple) for key in keys.values()):
         return _MISSING
-    if batch is None:
-        return None
-    if isinstance(batch, Tensor):
-        return change("batch.input", batch)
+    if batch is None or isinstance(batch, Tensor):
+        return batch if batch is None else change("batch.input", batch)
     if isinstance(batch, (tuple, list)):
         names = getattr(batch, "_fields", range(len(batch)))
-        items = [
-            _mapped_item(change, _word(name, place, len(batch), keys), item)
-            for place, (name, item) in enumerate(zip(names, batch, strict=True))
-        ]
-        kind: Callable[..., Any] = type(batch)
-        return kind(*items) if hasattr(batch, "_fields") else kind(items)
-    if isinstance(batch, MutableMapping):
-        copied = copy.copy(batch)
-        copied.update({key: _mapped_item(change, _word(key, None, 0, keys), item) for key, item in batch.items()})
-        return copied
-    return _MISSING
-
-
-def _mapped_item(change: Callable[[str, Any], Any], word: str, item: Any) -> Any:
-    return _mapped(item, lambda one: change(word, one))
+        fields = {place: _word(name, place, len(batch), keys) for place, name in enumerate(names)}
+    elif isinstance(batch, MutableMapping):
+        fields = {key: _word(key, None, 0, keys) for key in batch}
+    else:
+        return _MISSING
+    for key, field in fields.items():
+        batch = batch_set(batch, key, _mapped(batch_get(batch, key), partial(change, field)))
+    return batch
 
 
 def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> str:

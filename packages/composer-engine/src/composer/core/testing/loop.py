@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "seeded", "through_json"]
 
-_BEFORE_LOADING = (Event.INIT, Event.BEFORE_LOAD)
-_BEFORE_TRAINING = (Event.AFTER_LOAD, Event.FIT_START)
-
 
 @contextlib.contextmanager
 def seeded(*words: object) -> Iterator[None]:
@@ -84,11 +81,11 @@ class Training:
         state.set_dataloader(loader, "train", state.train_data_spec.length if state.train_data_spec else None)
         self.engine = self.make_engine(state, algorithms=list(self.algorithms))
         with seeded("preparation"):
-            for event in _BEFORE_LOADING:
+            for event in (Event.INIT, Event.BEFORE_LOAD):
                 self.engine.run_event(event)
             if self.loaded is not None:
                 self._load(self.loaded)
-            for event in _BEFORE_TRAINING:
+            for event in (Event.AFTER_LOAD, Event.FIT_START):
                 self.engine.run_event(event)
         self._set_mode(train=True)
 
@@ -141,9 +138,10 @@ class Training:
         saved, state = copy.deepcopy(saved), self.state
         if isinstance(state.model, nn.Module):
             state.model.load_state_dict(saved["model"])
-        for kind, components in (("optimizers", state.optimizers), ("algorithms", state.algorithms)):
-            for component, state_dict in zip(components, saved[kind], strict=True):
-                component.load_state_dict(state_dict)
+        for optimizer, state_dict in zip(state.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state_dict)
+        for algorithm, state_dict in zip(state.algorithms, saved["algorithms"], strict=True):
+            algorithm.load_state_dict(state_dict)
         state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
 
     def _done(self, *, in_epoch: bool = False) -> int:
