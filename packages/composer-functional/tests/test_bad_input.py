@@ -1,4 +1,4 @@
-"""Bad input of every public function is answered in a sentence of ours, before anything is changed."""
+"""Every public function raises an error of this library for invalid input, before it changes anything."""
 
 from __future__ import annotations
 

@@ -504,7 +504,7 @@ class TestLifetime:
     @each
     def test_batches_are_let_go(self, case):
         """When loop and state have let go of a batch, its tensors, outputs and loss are gone."""
-        gc.freeze()  # what was there before need not be gone through
+        gc.freeze()  # existing objects need not be searched
         held = []
 
         def hold(*values):

@@ -1,4 +1,4 @@
-"""EMA: the average, when it is taken, and when it stands in for the training weights."""
+"""EMA: the average, when it is updated, and when it replaces the training weights."""
 
 import pytest
 import torch

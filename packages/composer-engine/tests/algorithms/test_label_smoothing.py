@@ -101,7 +101,7 @@ class TestBatchKeys:
 
 
 def test_plan():
-    """Labels are smoothed before the loss and given back after it."""
+    """Labels are smoothed before the loss and restored after it."""
     entries = explain(LabelSmoothing()).entries
 
     assert {event: [one.stage for one in entries[event]] for event in entries} == {

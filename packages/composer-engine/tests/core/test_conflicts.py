@@ -44,7 +44,7 @@ class TestRefusal:
         assert find_conflicts([owner("A", "a"), owner("B", "b"), owner("C")]) == ()
 
     def test_all_pairs_are_told_at_once(self, owner):
-        """Who mends one finds no other behind it: there is a line for each pair, and the data beside it."""
+        """All conflicts are reported at once: one line for each pair, and the same as data."""
         a, b, c = owner("A", "x"), owner("B", "x", "y"), owner("C", "y")
 
         with pytest.raises(AlgorithmConflictError) as caught:

@@ -215,7 +215,7 @@ class TestPlanIsMadeOnce:
 
 class TestPasses:
     def test_user_s_pass_comes_after_the_default_ones(self, state, make, calls):
-        """The specification's run_last, mended: whatever the stage, the algorithm comes last."""
+        """The specification's run_last, corrected: the algorithm runs last, independent of its stage."""
         first, second = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
 
         def run_last(algorithms, event):
@@ -379,7 +379,7 @@ class TestTraces:
 
 class TestRestoreAndClose:
     def test_restore_reaches_all_algorithms(self, state, make):
-        """After a broken evaluation each algorithm gives back what it borrowed."""
+        """After a failed evaluation each algorithm restores what it replaced."""
         restored = []
         algorithms = [
             make.algorithm(n, {Event.EVAL_START: Stage.WEIGHTS}, restore=lambda self, state: restored.append(self))
@@ -402,7 +402,7 @@ class TestRestoreAndClose:
         assert calls == [("C", "close"), ("L", "close"), ("C", "post_close")]
 
     def test_all_are_closed_even_if_one_fails(self, state, make, calls):
-        """The first error is raised after the others were closed, and tells of the second."""
+        """The first error is raised after the others were closed, with a note on the second."""
 
         def fail(self, state, logger):
             raise OSError(type(self).__name__)

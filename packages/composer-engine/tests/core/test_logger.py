@@ -382,7 +382,7 @@ class TestEvery:
     )
     @settings(deadline=None)
     def test_law(self, every, logged):
-        """Whatever is logged: each name's last value arrives, steps ascend within a delivery, and none is made up."""
+        """Each name's last value arrives, steps ascend within a delivery, and no value is invented."""
         state, store = State(model=None), Every(Interval(f"{every}ba"))
         logger = Logger(state, store)
         sent = []

@@ -160,7 +160,7 @@ class TestBeforeTraining:
     @pytest.mark.parametrize("event", PREPARE)
     @pytest.mark.parametrize("first", ["iteration_start", "epoch_start", *STEP_EVENTS])
     def test_event_that_was_left_out_is_told_with_the_first_step(self, engine_for, told, event, first):
-        """Not after an epoch: surgery that did not happen cannot be made up for."""
+        """Not after an epoch: missed surgery cannot be applied later."""
         engine = engine_for(event)
         told(engine, *(one for one in PREPARE if one != event))
 

@@ -275,7 +275,7 @@ class TestFields:
             state.precision = "fp99"
 
     def test_loaders_become_specs(self):
-        """The training loader and the evaluators are wrapped; the loader itself is given back."""
+        """The training loader and the evaluators are wrapped; the loader itself is returned."""
         state = State(model=None, train_dataloader=[1, 2], evaluators=iter([3]))
 
         assert (state.train_dataloader, state.train_data_spec.length) == ([1, 2], 2)

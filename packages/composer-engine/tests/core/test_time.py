@@ -402,7 +402,7 @@ class TestTimestamp:
 
     @given(timestamps)
     def test_made_of_what_it_holds(self, clock):
-        """However a timestamp came to be, its values alone make the same one."""
+        """A timestamp equals a new one that is created from its values."""
         steps = (clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration(), clock.copy(batch=7))
         copies = (
             copy.deepcopy(clock),

@@ -234,7 +234,7 @@ class TestEveryOperation:
 
     @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
     def test_one_colour_stays(self, name: str):
-        """There is no contrast to be had from a flat image."""
+        """A constant image has no contrast."""
         images = torch.rand(3, 3, 1, 1).expand(3, 3, 4, 5)
         output = cf.randaugment_batch(images, draws=one_step([name] * 3, (0.0, 0.0, 0.0)))
         in_bytes = cf.randaugment_batch((images * 255).byte(), draws=one_step([name] * 3, (0.0, 0.0, 0.0)))

@@ -57,7 +57,7 @@ class TestApplyFactorization:
         [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), nn.utils.weight_norm, nn.utils.spectral_norm],
     )
     def test_layers_with_a_computed_weight_are_left(self, touch):
-        """Pruning and old normalisations hang on the layer, whose weight is not its own."""
+        """Pruning and old normalisations compute the weight in hooks of the layer."""
         model = nn.Sequential(touch(nn.Conv2d(24, 24, 3)), touch(nn.Linear(32, 32)))
 
         assert not cf.apply_factorization(model, **SMALL)

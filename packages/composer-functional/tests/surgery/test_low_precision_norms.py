@@ -148,7 +148,7 @@ class TestApply:
         "change", [parametrizations.weight_norm, lambda norm: prune.l1_unstructured(norm, "weight", 2)]
     )
     def test_weights_that_are_computed_stay(self, kind: str, change):
-        """A parametrized or pruned norm keeps what hangs on it."""
+        """A parametrized or pruned norm keeps its parametrizations and hooks."""
         norm = _norm(kind)
         norm.weight = nn.Parameter(norm.weight.unsqueeze(0)) if change is parametrizations.weight_norm else norm.weight
         model = nn.Sequential(change(norm))

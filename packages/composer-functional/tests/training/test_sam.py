@@ -304,7 +304,7 @@ class TestScaler:
     @pytest.mark.parametrize("unscales", [True, False])
     @pytest.mark.parametrize("interval", [1, 2])
     def test_is_the_step_without_a_scaler(self, interval: int, unscales: bool):
-        """A power of two as scale changes no bit, whoever takes it out again."""
+        """A power of two as scale gives bit-identical results, whoever unscales the gradients."""
         scaled, plain = _network(torch.float32), _network(torch.float32)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
         optimizers = [

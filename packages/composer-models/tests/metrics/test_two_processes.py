@@ -1,4 +1,4 @@
-"""What two processes see, in unequal shares, comes to what one would have seen."""
+"""Two processes with unequal parts of the data compute the same values as one process."""
 
 import json
 import subprocess

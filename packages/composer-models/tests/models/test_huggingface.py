@@ -22,7 +22,7 @@ KINDS = ["classifier", "masked", "gpt2", "t5", "llama", "bart"]
 
 
 def _value(model, metric, *batches):
-    """Return what a metric comes to over batches."""
+    """Return the value of a metric over batches."""
     for batch in batches:
         model.update_metric(batch, model.eval_forward(batch), metric)
     return metric.compute().item()

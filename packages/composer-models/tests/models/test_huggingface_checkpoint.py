@@ -366,7 +366,7 @@ class TestExport:
         assert tokens(lines[:3])["input_ids"] == tokenizer(lines[:3])["input_ids"]
 
     def test_holds_no_pickle(self, make_model, save, tmp_path):
-        """The weights are written as safetensors, and a missing tokenizer is not made up."""
+        """The weights are written as safetensors, and no tokenizer is written if there is none."""
         write_huggingface_pretrained_from_composer_checkpoint(
             save(HuggingFaceModel(make_model("gpt2"))), tmp_path / "exported"
         )

@@ -1,4 +1,4 @@
-"""Folders on this machine: whole or not there, whatever happens."""
+"""Local folders are written atomically."""
 
 import errno
 import hashlib
@@ -149,7 +149,7 @@ class TestWrite:
         assert verify_checkpoint(tmp_path / "one")
 
     def test_a_folder_that_is_gone(self, runs, tmp_path):
-        """A folder that was removed while the run went on is not made again behind its back."""
+        """A folder that was removed during the run is not created again."""
         with pytest.raises(CheckpointSaveError, match="its folder is not there any more"):
             LocalFolder(tmp_path / "gone").write("one", take_snapshot(runs.make()))
 

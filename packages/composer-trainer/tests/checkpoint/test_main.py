@@ -123,7 +123,7 @@ class TestCraftedFiles:
     @pytest.mark.parametrize("command", ["show", "diff"])
     @pytest.mark.parametrize("state", ["nothing", "deep"])
     def test_told_in_a_line(self, runs, saved, capsys, command, state):
-        """A checkpoint that was made up, without a state or with one nested deeply, is shown or refused in one line."""
+        """A forged checkpoint, without a state or with a deeply nested one, is shown or refused in one line."""
         path = saved / "state.json"
         if state == "deep":
             text = json.dumps({"algorithms": [{"key": "A", "settings": {"a": "DEEP"}}]})

@@ -93,7 +93,7 @@ class TestManifest:
         "name", ["../state.json", "/etc/passwd.json", "a/b.json", "manifest.json", "", ".json", "state.py", "a\nb.json"]
     )
     def test_paths_are_no_names(self, name):
-        """A name that leads out of the folder, or is no file of ours, is refused."""
+        """A name outside of the folder, or of an unknown file, is refused."""
         with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
             Manifest.from_bytes(signed(files={name: {"size": 2, "sha256": "0" * 64}}), "manifest.json")
 

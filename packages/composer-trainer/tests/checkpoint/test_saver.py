@@ -128,7 +128,7 @@ class TestWhen:
         assert (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns == before
 
     def test_training_anew(self, make_trainer, tmp_path):
-        """A training whose clock was set back replaces what it comes to again, if it may."""
+        """A training whose clock was reset replaces checkpoints of the same name, if allowed."""
         saver = CheckpointSaver(tmp_path, overwrite=True)
         trainer = make_trainer(saver, max_duration="1ep")
 
@@ -139,7 +139,7 @@ class TestWhen:
         assert all(torch.equal(saved[name], value) for name, value in trainer.state.model.state_dict().items())
 
     def test_end_has_the_last_evaluation(self, make_trainer, tmp_path):
-        """The last checkpoint knows what the evaluation at the end came to."""
+        """The last checkpoint contains the metrics of the final evaluation."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="7ba", evaluates=True)
 

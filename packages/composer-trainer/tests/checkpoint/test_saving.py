@@ -159,7 +159,7 @@ class TestSaveCheckpoint:
         assert not (path / "optimizers.safetensors").exists()
 
     def test_model_says_where_it_comes_from(self, runs, tmp_path):
-        """What a model tells of itself is in the checkpoint."""
+        """The metadata of a model is in the checkpoint."""
 
         class Known(nn.Linear):
             def get_metadata(self):

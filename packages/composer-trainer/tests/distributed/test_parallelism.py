@@ -40,7 +40,7 @@ LAWS = [
 class TestTwoProcesses:
     @pytest.mark.parametrize("law", LAWS)
     def test_they_do_what_one_does(self, two_processes, law):
-        """From two parts of each batch come the weights that torch alone comes to from the whole, to rounding."""
+        """Two parts of each batch give the same weights as plain torch with complete batches, up to rounding."""
         assert [result["laws"][law]["distance"] < 1e-14 for result in two_processes] == [True, True]
 
     @pytest.mark.parametrize("law", LAWS)

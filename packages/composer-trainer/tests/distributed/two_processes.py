@@ -93,7 +93,7 @@ def freeze(model, number):
 
 
 def train_alone(optimizer="sgd", gated=False, frozen=False, clip=None):
-    """Train in one process on whole batches, by torch alone: what the others have to come to."""
+    """Train in one process on complete batches with plain torch, as the reference."""
     model = Model()
     stepping = make_optimizer(model, optimizer)
     for number, batch in enumerate([batches()[0], *batches(gated)]):

@@ -57,7 +57,7 @@ class TestConsoleLogger:
         assert len(printed(stream)) == 6
 
     def test_interval_in_iterations(self):
-        """With iterations of two epochs there is a line when each of them ends, with what its last batch came to."""
+        """With iterations of two epochs, a line is printed at the end of each, with the values of its last batch."""
         stream = io.StringIO()
         network = torch.nn.Linear(2, 2)
         with Trainer(

@@ -260,7 +260,7 @@ class TestResuming:
         assert later.state_dict() == first.state_dict()
 
     def test_a_checkpoint_does_not_choose_the_run(self, make_logger, make_loop, tmp_path):
-        """An id that belongs to a run of another name, or to none of ours, is not written to."""
+        """An id of a run with another name, or of another user's run, is not written to."""
         first = make_logger()
         make_loop(first, run_name="a").engine.close()
         written = {first.run_id}

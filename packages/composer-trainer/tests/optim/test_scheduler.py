@@ -537,7 +537,7 @@ class TestCompile:
         assert optimizer.param_groups[0]["lr"] == 0.25
 
     def test_saved_state_is_plain_data(self):
-        """A checkpoint can hold what the scheduler tells of itself, and a new one takes it."""
+        """A checkpoint can contain the scheduler's state dict, and a new scheduler loads it."""
         state = make_state("10ba", optimizers=sgd(0.1))
         scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
 

@@ -23,7 +23,7 @@ from composer.trainer.arguments import ArgumentsError
 
 class TestAllAtOnce:
     def test_every_wrong_argument_is_named(self, make_trainer):
-        """Several wrong arguments are one error that tells of each what to do."""
+        """Several invalid arguments raise one error that states how to fix each."""
         with pytest.raises(ArgumentsError) as told:
             make_trainer(
                 model=torch.nn.Linear(4, 3),

@@ -1,4 +1,4 @@
-"""The order and the randomness of the data hang on the seed and the epoch alone."""
+"""The order and the randomness of the data depend only on the seed and the epoch."""
 
 import itertools
 import random
@@ -53,7 +53,7 @@ class NoisyBatches(Noisy):
 
 
 class Echo(Noisy):
-    """Loads a batch at once and gives back what it was asked for."""
+    """Loads a batch in one call and returns the requested indices."""
 
     def __getitems__(self, indices):
         """Do not load anything."""
@@ -343,7 +343,7 @@ class TestLeavesOthersAlone:
             next(make_order(DataLoader(Ending()), seed=17).begin(epoch=0))
 
     def test_attributes_of_the_dataset_are_reached(self):
-        """What sets up a worker asks the dataset itself, through what stands in for it."""
+        """The function that initializes a worker accesses the dataset through its wrapper."""
         data = Noisy()
         order = make_order(DataLoader(data, num_workers=1), seed=17)
 

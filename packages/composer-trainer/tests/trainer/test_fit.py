@@ -220,7 +220,7 @@ class TestGoingOn:
         assert torch.equal(make_trainer.weights(whole), make_trainer.weights(parts))
 
     def test_epoch_starts_once(self, make_trainer):
-        """Going on in the middle of an epoch does not start it again."""
+        """Continuing in the middle of an epoch does not restart it."""
 
         class Count(Callback):
             starts = ends = 0
@@ -250,7 +250,7 @@ class TestGoingOn:
         assert (clock.iteration, clock.epoch, clock.batch, clock.epoch_in_iteration) == (3, 3, 15, 0)
 
     def test_a_checkpoint_saved_between_loading_and_training(self, make_trainer, tmp_path):
-        """It holds the place that was loaded: a run that goes on from it comes to the bits of one without a stop."""
+        """It contains the loaded data position: a run resumed from it produces bit-identical results."""
         options = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
         whole = make_trainer(
             **options, model=make_trainer.model(), save_folder=str(tmp_path / "whole"), save_interval="1ba"

@@ -42,7 +42,7 @@ class TestScaledLoss:
         assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
 
     def test_the_scale_goes_on_when_the_precision_is_given_again(self, make_trainer):
-        """What the loss scale has come to is not lost by fit(precision=) of the precision that is in use."""
+        """fit(precision=) with the current precision keeps the loss scale."""
         trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")
         trainer.fit()
 
