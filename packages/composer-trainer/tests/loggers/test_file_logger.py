@@ -1,5 +1,6 @@
 """Metrics in a file, whole lines at any time."""
 
+import hashlib
 import json
 import math
 import os
@@ -273,7 +274,7 @@ class TestFileLogger:
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
         writes.room = 150
 
-        with pytest.warns(RuntimeWarning, match="no room for a whole line"):
+        with pytest.warns(RuntimeWarning, match="no space left for a complete line"):
             loop.fit(epochs=1)
 
         assert [line["batch"] for line in lines(tmp_path / "log.txt")] == [0]
@@ -372,7 +373,7 @@ class TestPrintedLines:
 class TestRemoteFile:
     def test_without_a_logger_that_keeps_files(self, make_loop, tmp_path):
         """A name elsewhere is of no use where nobody keeps files."""
-        with pytest.raises(ValueError, match=r"remote_file_name is 'a', but no logger of this run keeps files"):
+        with pytest.raises(ValueError, match=r"remote_file_name is 'a', but no logger of this run stores files"):
             make_loop(FileLogger(str(tmp_path / "log.txt"), "a"))
 
     def test_unknown_placeholder(self):
@@ -455,7 +456,25 @@ class TestResuming:
         saved = logger.state_dict()
 
         assert losses(tmp_path / "a") == [0, 1, 2]
-        assert saved == {"path": str(tmp_path / "a"), "size": (tmp_path / "a").stat().st_size}
+        first_line = (tmp_path / "a").read_bytes().partition(b"\n")[0] + b"\n"
+        assert saved == {
+            "path": str(tmp_path / "a"),
+            "size": (tmp_path / "a").stat().st_size,
+            "first_line": hashlib.sha256(first_line).hexdigest(),
+        }
+
+    def test_a_file_that_another_run_has_overwritten(self, make_loop, tmp_path):
+        """A resumed run does not truncate the log of another run at its path."""
+        first = FileLogger(str(tmp_path / "log"))
+        make_loop(first, run_name="a").fit(epochs=1).engine.close()
+        saved = first.state_dict()
+        make_loop(FileLogger(str(tmp_path / "log"), overwrite=True), run_name="b").fit().engine.close()
+        before = (tmp_path / "log").read_bytes()
+
+        with pytest.raises(FileExistsError, match="which exists"):
+            resume(make_loop, FileLogger(str(tmp_path / "log")), state=saved, batch=3).fit()
+
+        assert (tmp_path / "log").read_bytes() == before
 
     def test_file_that_is_gone(self, make_loop, tmp_path):
         """Where the earlier file is not to be found, there is a new one."""

@@ -211,7 +211,7 @@ def test_a_checkpoint_does_not_choose_the_run(told):
 
 def test_download_before_there_is_a_run():
     """Without a run there are no files."""
-    with pytest.raises(RuntimeError, match="only once the run has begun"):
+    with pytest.raises(RuntimeError, match="only after the run has started"):
         MLFlowLogger().download_file("a", "b")
 
 

@@ -1,4 +1,4 @@
-"""What a program prints, line by line, without taking it from the screen."""
+"""Capture the lines that a program prints, and still print them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["CapturedStream"]
 
 
 class CapturedStream:
-    """Stands in for ``sys.stdout`` or ``sys.stderr``: all goes to the stream that was there, each line to a function.
+    """Replace ``sys.stdout`` or ``sys.stderr``: pass all text on to the original stream, and each line to a function.
 
-    Of what is drawn over and over in one line, such as a progress bar, the last drawing counts. Whatever else is asked
-    of it (``isatty``, ``encoding``, …) the stream that was there answers.
+    Of a line that is redrawn, such as a progress bar, only the last drawing is passed. All other attributes
+    (``isatty``, ``encoding``, …) are those of the original stream.
 
     Args:
         name: ``"stdout"`` or ``"stderr"``.
@@ -39,20 +39,20 @@ class CapturedStream:
         self._line = ""
 
     def install(self) -> None:
-        """Take the stream's place."""
+        """Replace the stream."""
         self._original = getattr(sys, self._name)
         if self._original is not None:  # a program without a terminal may have none
             setattr(sys, self._name, self)
 
     def remove(self) -> None:
-        """Give the stream its place back, unless another has taken it, and call the function no more."""
+        """Restore the stream, unless it was replaced again, and stop calling the function."""
         self._take_line(self._line)
         self._line, self._sink = "", None
         if getattr(sys, self._name) is self:
-            setattr(sys, self._name, self._still_at_work())
+            setattr(sys, self._name, self._active_stream())
 
     def write(self, text: str) -> int:
-        """Write to the stream that was there, and notice what lines are whole."""
+        """Write to the original stream, and pass complete lines to the function."""
         count: int = self._original.write(text)
         if self._sink is not None:
             *lines, self._line = (self._line + text).split("\n")
@@ -69,8 +69,8 @@ class CapturedStream:
         if drawn.strip() and self._sink is not None:
             self._sink(drawn)
 
-    def _still_at_work(self) -> Any:
-        # What was put in place before this one may have been removed already, and then only stands in the way.
+    def _active_stream(self) -> Any:
+        # Streams that were captured earlier and removed since then are skipped.
         stream = self._original
         while isinstance(stream, CapturedStream) and stream._sink is None:  # noqa: SLF001
             stream = stream._original  # noqa: SLF001

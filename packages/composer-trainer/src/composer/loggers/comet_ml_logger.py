@@ -1,4 +1,4 @@
-"""Metrics, images, tables and settings for Comet."""
+"""Log metrics, images, tables and hyperparameters to Comet."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _OF_START = {"api_key", "workspace", "project_name", "experiment_key", "mode", "
 class CometMLLogger(TrackerLogger):
     """Log to Comet.
 
-    Without a network: ``exp_kwargs={"online": False, "offline_directory": "comet"}``; ``comet upload`` sends the
-    archive later. A resumed run continues the experiment of the first if name, workspace and project are the same; an
-    ``experiment_key`` in ``exp_kwargs`` and ``COMET_EXPERIMENT_KEY`` come before what a checkpoint holds. Comet is
-    imported when the experiment begins; it then puts itself into libraries that it knows, unless ``exp_kwargs`` or its
-    own settings say otherwise.
+    Offline: ``exp_kwargs={"online": False, "offline_directory": "comet"}``; ``comet upload`` uploads the archive later.
+    A resumed run continues the first run's experiment if name, workspace and project are the same; an
+    ``experiment_key`` in ``exp_kwargs`` and ``COMET_EXPERIMENT_KEY`` take precedence over the checkpoint. Comet is
+    imported when the experiment starts; it then patches libraries that it supports, unless ``exp_kwargs`` or Comet's
+    settings disable that.
 
     Args:
         workspace: The workspace; the default one if None.
         project_name: The project.
-        log_code: Whether Comet keeps the program's code.
-        log_graph: Whether Comet keeps the model's graph.
-        name: The experiment's name; that of this run if None.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do, each an experiment of its own.
+        log_code: Whether Comet stores the program's code.
+        log_graph: Whether Comet stores the model's graph.
+        name: The experiment's name; the run's name if None.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own experiment.
         exp_kwargs: Further arguments of ``comet_ml.start`` and ``comet_ml.ExperimentConfig``.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
-        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
-            after evaluations.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
+            and after evaluations.
 
     Raises:
         ModuleNotFoundError: comet_ml is not installed.
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Attributes:
-        experiment: The experiment of Comet's; None before it has begun.
+        experiment: The Comet experiment; None before it starts.
 
     Example:
         >>> CometMLLogger(project_name="digits", exp_kwargs={"online": False}).experiment is None
@@ -81,10 +81,9 @@ class CometMLLogger(TrackerLogger):
         self.experiment: Any = None
 
     def open_run(self, state: State) -> None:
-        """Begin an experiment, or go on in one."""
+        """Start or continue an experiment."""
         comet = import_product("comet_ml", "comet")
-        rank = "" if self.rank_zero_only else f"-rank{state.rank}"
-        name = (self.name or state.run_name) + rank
+        name = self.name_of_run(state, self.name)
         start = {"workspace": self.workspace, "project_name": self.project_name}
         if "experiment_key" not in self.exp_kwargs and "COMET_EXPERIMENT_KEY" not in os.environ:
             key = self.choose_run_id(self.workspace, self.project_name, name)
@@ -101,7 +100,7 @@ class CometMLLogger(TrackerLogger):
             self.experiment.log_metrics(dict(record.metrics), step=record.step)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings by flat names."""
+        """Write hyperparameters by flat names."""
         self.experiment.log_parameters(flat(hyperparameters))
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as lines of text."""
+"""Print metrics as lines of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleLogger"]
 
-_NOT_SHOWN = frozenset(  # what the heading says
+_NOT_SHOWN = frozenset(  # parts of the heading
     f"time/{counter}{part}"
     for counter in ("iteration", "epoch", "batch", "sample", "token")
     for part in ("", "_in_iteration", "_in_epoch")
@@ -25,26 +25,26 @@ _WHOLE_EPOCHS = (TimeUnit.EPOCH, TimeUnit.ITERATION)
 
 
 class ConsoleLogger(LoggerDestination):
-    """Print a line of metrics every so often, at the end of each epoch and after each evaluation.
+    """Print a line of metrics every ``log_interval``, at the end of each epoch and after each evaluation.
 
-    It looks so::
+    Example::
 
         [epoch 2/10, batch 40/120] loss/train/total=0.3215, lr-SGD/group0=0.05
         [epoch 2/10, end] metrics/train/MulticlassAccuracy=0.9417
         [epoch 2/10, batch 240, eval] metrics/eval/MulticlassAccuracy=0.9521
 
-    A line holds the latest value of what has been logged since the line before, losses and metrics first; it is folded
-    when it is long. Nothing is read in between. In a distributed run the first process prints. Lines and a progress bar
-    can share a terminal.
+    A line contains the latest values logged since the previous line, losses and metrics first; long lines are wrapped.
+    Values are read only when a line is printed. In a distributed run the process of rank 0 prints. Lines and a progress
+    bar can share a terminal.
 
     Args:
-        log_interval: How often: a time, a text, or a number of epochs. One in epochs says at the end of which epochs a
-            line is printed; with others there is one at the end of each.
+        log_interval: How often: a time, a text, or a number of epochs. An interval in epochs also selects the epochs at
+            whose end a line is printed; with other units there is one at the end of each.
         stream: ``"stderr"``, ``"stdout"`` or an open text file.
         log_traces: Whether to print which algorithms ran.
 
     Raises:
-        ValueError: ``log_interval`` is no length of time, or ``stream`` nothing to write to.
+        ValueError: ``log_interval`` is not a length of time, or ``stream`` is not writable.
 
     Example:
         >>> from composer.core import Logger, State
@@ -70,18 +70,18 @@ class ConsoleLogger(LoggerDestination):
         self._last_look = Timestamp()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Print settings."""
+        """Print hyperparameters."""
         self._print(_folded(f"hyperparameters: {show(hyperparameters.items())}"))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Remember the metrics until the next line."""
+        """Store the metrics until the next line."""
         del step
-        kept = self._evaluation if self._is_evaluating else self._new
+        latest = self._evaluation if self._is_evaluating else self._new
         for name, value in metrics.items():
-            kept[name] = value.detach() if hasattr(value, "detach") else value
+            latest[name] = value.detach() if hasattr(value, "detach") else value
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Remember which algorithms ran until the next line, if asked to."""
+        """Store which algorithms ran until the next line, if ``log_traces`` is True."""
         if self.should_log_traces:
             self._new.update({name: _ran(trace) for name, trace in traces.items()})
 
@@ -96,13 +96,13 @@ class ConsoleLogger(LoggerDestination):
         self._print("\n".join([f"{name}:", *(line.rstrip() for line in lines)]))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run, and print in the first process only."""
+        """Reset the state of an earlier run, and print only in the process of rank 0."""
         del logger
         self._new, self._evaluation, self._is_evaluating = {}, {}, False
         self._is_first_rank = state.rank == 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Count the interval from here on."""
+        """Count the interval from here."""
         del logger
         self._is_evaluating = False
         self._last_look = state.timestamp
@@ -114,7 +114,7 @@ class ConsoleLogger(LoggerDestination):
             self._print_new(f"{_epoch(state, 1)}, {_batch(state)}")
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print a line, if there is something new; not between two intervals of several epochs."""
+        """Print a line, if there are new values and no longer interval in epochs is running."""
         del logger
         unit = self.log_interval.every.unit
         if unit not in _WHOLE_EPOCHS or (unit is TimeUnit.EPOCH and self._is_due(state)):
@@ -127,18 +127,18 @@ class ConsoleLogger(LoggerDestination):
             self._print_new(f"{_epoch(state)}, end")
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Print what is left."""
+        """Print the remaining values."""
         del logger
         self._print_new(f"{_epoch(state)}, end of the fit")
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Keep what an evaluation logs for a line of its own."""
+        """Collect the values of an evaluation for a separate line."""
         del state, logger
         self._evaluation.clear()
         self._is_evaluating = True
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Print what the evaluation logged."""
+        """Print the values of the evaluation."""
         del logger
         self._is_evaluating = False
         where = f"batch {state.timestamp.count(TimeUnit.BATCH)}, {state.dataloader_label or 'eval'}"
@@ -161,7 +161,7 @@ class ConsoleLogger(LoggerDestination):
     def _print(self, text: str) -> None:
         if not self._is_first_rank:
             return
-        # Where bars are drawn, tqdm takes them away, prints, and puts them back. It is not loaded just for that.
+        # If there are progress bars, tqdm clears them, prints, and redraws them. It is not imported just for that.
         tqdm = sys.modules.get("tqdm")
         stream = open_stream(self.stream)
         if tqdm is None:
@@ -187,7 +187,7 @@ def _epoch(state: State, unfinished: int = 0) -> str:
 
 
 def _batch(state: State) -> str:
-    """Return the batch of the training if that is how long it lasts, else the batch of the epoch."""
+    """Return the batch of the training if ``max_duration`` is in batches, else the batch of the epoch."""
     clock, whole = state.timestamp, state.max_duration
     if whole is not None and whole.unit is TimeUnit.BATCH:
         return f"batch {clock.count(TimeUnit.BATCH)}/{whole.value}"

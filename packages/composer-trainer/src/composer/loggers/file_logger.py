@@ -1,8 +1,9 @@
-"""Metrics as JSON lines in a file."""
+"""Log metrics as JSON lines to a file."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composer.core import Interval, Logger, State, Time, TimeUnit
-from composer.core.checks import to_path
-from composer.core.naming import fill_in
+from composer.core.files import check_template, fill_in_run
 from composer.core.serialization import from_data
 from composer.functional.checks import check_flags, check_whole_numbers
 from composer.loggers.capture import CapturedStream
@@ -26,25 +26,32 @@ if TYPE_CHECKING:
 
 __all__ = ["FileLogger"]
 
+_FIELDS = ("run_name", "rank")
+
 
 @attrs.frozen
 class _Place:
-    """Where a run's file ended when a checkpoint was saved."""
+    """The file of a run when a checkpoint was saved: its path, its size and the SHA-256 of its first line."""
 
     path: str
     size: int | None = attrs.field(validator=attrs.validators.optional(attrs.validators.ge(0)))
+    first_line: str | None
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Place:
-        """Return what was saved; checkpoints of earlier releases have no size."""
-        place: _Place = from_data({"size": None, **state}, cls, "FileLogger")
+        """Return the saved values; checkpoints of earlier releases have no size or first line."""
+        place: _Place = from_data({"size": None, "first_line": None, **state}, cls, "FileLogger")
         return place
+
+    def is_file_at(self, path: Path) -> bool:
+        """Return whether the file at ``path`` is the one that was saved, and was not replaced by another run's."""
+        return self.path == str(path) and self.first_line in {None, _digest(path)}
 
 
 class FileLogger(GatheringLogger):
-    """Write what is logged as JSON, one object a line, with the clock; and what the program prints.
+    """Write logged values, with the clock, and printed lines to a file, as one JSON object per line.
 
-    The first line names the run. The lines look like this::
+    The first line contains the run's name. Example::
 
         {"epoch": 0, "batch": 0, "seconds": 0.0, "run_name": "first"}
         {"epoch": 0, "batch": 0, "seconds": 0.0, "hyperparameters": {"seed": 17}}
@@ -53,36 +60,37 @@ class FileLogger(GatheringLogger):
         {"epoch": 0, "batch": 100, "seconds": 1.2, "stdout": "something that was printed"}
 
     ``seconds`` is the clock's wall time. Values are read and written every ``flush_interval`` batches, at the end of
-    each epoch, after evaluations and at the end, each line whole and by itself: when the process is killed, only one
-    that the system is writing in that microsecond can be cut off. Numbers that JSON cannot write are the texts
-    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads. A file that cannot be written to, such as on
-    a full disk, is reported once, and the run goes on.
+    each epoch, after evaluations and at the end, line by line: if the process is killed, only the line that is being
+    written can be truncated. Numbers that JSON does not support are the texts ``"NaN"``, ``"Infinity"`` and
+    ``"-Infinity"``, which ``float()`` parses. A write error, such as a full disk, is reported once, and the run
+    continues.
 
-    The file is made at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
-    begins. A run resumed from a checkpoint, or started again by ``autoresume`` before there is one, continues its own
-    file: the one that ``filename`` names, if the checkpoint was saved with the same path or the file's first line has
-    this run's name. A checkpoint never chooses the file. Lines written after the checkpoint are removed: those beyond
-    the file's size at that time or, if the checkpoint does not have it, those from the resumed batch on.
+    The file is created at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
+    starts. A run resumed from a checkpoint, or restarted by ``autoresume`` before the first checkpoint, continues its
+    own file: the one that ``filename`` names, if the checkpoint was saved with the same path and first line, or if the
+    first line contains this run's name. A checkpoint never selects the file. Lines written after the checkpoint are
+    removed: those beyond the file's size at that time or, if the checkpoint does not contain it, those from the resumed
+    batch on.
 
     Args:
-        filename: The file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are made.
-        remote_file_name: What the file is called at the loggers that keep files, which are given it when the run is
-            closed; ``{run_name}`` and ``{rank}`` are filled in. It stays on this machine if None.
-        capture_stdout: Whether to write what is printed to ``sys.stdout``, from ``INIT`` until the run is closed. It is
-            shown all the same.
-        capture_stderr: The same of ``sys.stderr``. Of a progress bar the last drawing is written.
-        buffer_size: Bytes that are gathered before the system is called, as :func:`open` has it; with 0 or 1 each line
-            is handed over by itself.
-        log_traces: Whether to write which algorithms ran, if the run logs that.
-        flush_interval: Batches between two writings.
-        overwrite: Whether to write over a file that exists.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        filename: Path of the file; ``{run_name}`` and ``{rank}`` are filled in. Missing folders are created.
+        remote_file_name: Name of the file at loggers that store files, to which it is uploaded when the run is closed;
+            ``{run_name}`` and ``{rank}`` are filled in. Not uploaded if None.
+        capture_stdout: Whether to write the lines printed to ``sys.stdout``, from ``INIT`` until the run is closed.
+            They are still printed.
+        capture_stderr: The same for ``sys.stderr``. Of a progress bar the last drawing is written.
+        buffer_size: Bytes to buffer before a system call, as in :func:`open`; with 0 or 1 each line is written
+            separately.
+        log_traces: Whether to write which algorithms ran, if the run logs it.
+        flush_interval: Batches between two flushes.
+        overwrite: Whether to overwrite an existing file.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
 
     Raises:
-        ValueError: A name has something else in braces, or ``flush_interval`` or ``buffer_size`` is out of range. At
-            ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
-            logger keeps files.
-        FileExistsError: When the file is made: it exists, is not continued, and ``overwrite`` is False.
+        ValueError: A name contains another field in braces, or ``flush_interval`` or ``buffer_size`` is out of range.
+            At ``INIT``: another FileLogger of the run writes to the file, or there is a ``remote_file_name`` and no
+            logger stores files.
+        FileExistsError: When the file is created: it exists, is not continued, and ``overwrite`` is False.
 
     Example:
         >>> FileLogger("runs/{run_name}/metrics.jsonl", flush_interval=10).filename
@@ -109,17 +117,16 @@ class FileLogger(GatheringLogger):
         check_whole_numbers(buffer_size=buffer_size)
         if buffer_size < 0:
             raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
-        self.filename = to_path("filename", filename)
-        self.remote_file_name = None if remote_file_name is None else to_path("remote_file_name", remote_file_name)
-        _filled_in(self.filename, "filename", run_name="run", rank=0)
-        if self.remote_file_name is not None:
-            _filled_in(self.remote_file_name, "remote_file_name", run_name="run", rank=0)
+        self.filename = check_template(filename, "filename", _FIELDS)
+        self.remote_file_name = (
+            None if remote_file_name is None else check_template(remote_file_name, "remote_file_name", _FIELDS)
+        )
         self.capture_stdout, self.capture_stderr = capture_stdout, capture_stderr
         self.buffer_size = buffer_size
         self.should_log_traces = log_traces
         self.overwrite = overwrite
         self._path: Path | None = None
-        self._is_made = False
+        self._is_open = False
         self._saved: _Place | None = None
         self._state: State | None = None
         self._captured: list[CapturedStream] = []
@@ -131,30 +138,30 @@ class FileLogger(GatheringLogger):
         return self._path
 
     def state_dict(self) -> dict[str, Any]:
-        """Write what was logged, and return the file and its size."""
+        """Flush, and return the file's path, size and digest of the first line."""
         self.flush()
-        if not self._is_made or self._path is None or not self._path.exists():
+        if not self._is_open or self._path is None or not self._path.exists():
             return {}
-        return {"path": str(self._path), "size": self._path.stat().st_size}
+        return {"path": str(self._path), "size": self._path.stat().st_size, "first_line": _digest(self._path)}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+        """Raise the errors of :meth:`load_state_dict` without changing anything.
 
         Raises:
-            ValueError: ``state`` is not what a FileLogger saves.
+            ValueError: ``state`` is not the state of a FileLogger.
         """
         _Place.of(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the file of :attr:`filename` where it was when ``state`` was saved, if it is the same file.
+        """Continue the file of :attr:`filename` at its size when ``state`` was saved, if it is the same file.
 
         Raises:
-            ValueError: ``state`` is not what a FileLogger saves.
+            ValueError: ``state`` is not the state of a FileLogger.
         """
         self._saved = _Place.of(state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings as a line."""
+        """Write hyperparameters as a line."""
         self._add(None, hyperparameters=dict(hyperparameters))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -173,21 +180,21 @@ class FileLogger(GatheringLogger):
         self._add(step, table=name, columns=list(columns), rows=[list(row) for row in rows])
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run, and begin to write down what is printed."""
+        """Reset the state of an earlier run, and start capturing printed lines."""
         self.refuse_if_in_use(logger)
-        self._is_made = False
+        self._is_open = False
         self._state, self._logger = state, logger
-        path = Path(_filled_in(self.filename, "filename", run_name=state.run_name, rank=state.rank)).absolute()
+        path = Path(fill_in_run(self.filename, state)).absolute()
         for other in logger.destinations:
             if other is not self and isinstance(other, FileLogger) and other.path == path:
                 raise ValueError(
                     f"filename names {str(path)!r}, which another FileLogger of this run writes to: their lines would "
-                    "get mixed up. Choose another name."
+                    "be mixed. Choose another name."
                 )
         if self.remote_file_name is not None and not logger.has_file_upload_destination():
             raise ValueError(
-                f"remote_file_name is {self.remote_file_name!r}, but no logger of this run keeps files. Leave it out, "
-                "or add one that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
+                f"remote_file_name is {self.remote_file_name!r}, but no logger of this run stores files. Omit it, "
+                "or add a logger that does, such as MLFlowLogger() or WandBLogger(log_artifacts=True)."
             )
         self._path = path
         if self.capture_stdout:
@@ -198,22 +205,21 @@ class FileLogger(GatheringLogger):
             captured.install()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write what has been logged, give the streams back, and give the file to the loggers that keep files."""
+        """Flush, restore the streams, and upload the file to the loggers that store files."""
         for captured in reversed(self._captured):
             captured.remove()
         self._captured = []
         if self._records and self._path is not None and not self._path.exists():
             self.open(state)
         self.flush()
-        if self.remote_file_name is not None and self._is_made:
-            name = _filled_in(self.remote_file_name, "remote_file_name", run_name=state.run_name, rank=state.rank)
-            logger.upload_file(name, str(self._path), overwrite=True)
+        if self.remote_file_name is not None and self._is_open:
+            logger.upload_file(fill_in_run(self.remote_file_name, state), str(self._path), overwrite=True)
         self._records, self._saved, self._logger = [], None, None
 
     def flush(self) -> None:
-        """Read the values that have been logged and write them to the file, once there is one."""
+        """Read the buffered values and write them to the file, if it is open."""
         self._batches = 0
-        if not self._is_made or self._path is None or not self._records:
+        if not self._is_open or self._path is None or not self._records:
             return
         records, self._records = self._records, []
         try:
@@ -224,26 +230,28 @@ class FileLogger(GatheringLogger):
             self._logger.report_failure(self, "flush", error)
 
     def open(self, state: State) -> None:
-        """Make the file, if it is not, and write what was logged before."""
-        if self._is_made or self._path is None:
+        """Create or continue the file, if it is not open, and write earlier values."""
+        if self._is_open or self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        saved = self._saved if self._saved is not None and self._saved.path == str(self._path) else None
-        # Nothing is read from a pipe, which would wait for somebody who writes to it.
-        if self._path.is_file() and (saved or (self.is_resumed and _is_of_run(self._path, state.run_name))):
-            size = None if saved is None else saved.size
+        saved = self._saved
+        # A pipe is not read, which would block until another process writes to it.
+        is_file = self._path.is_file()
+        is_saved_file = is_file and saved is not None and saved.is_file_at(self._path)
+        if is_saved_file or (is_file and self.is_resumed and _is_of_run(self._path, state.run_name)):
+            size = saved.size if saved is not None and is_saved_file else None
             _cut_off(self._path, size, int(state.timestamp.count(TimeUnit.BATCH)))
         else:
             try:
                 self._path.open("wb" if self.overwrite else "xb").close()
             except FileExistsError:
                 raise FileExistsError(
-                    f"filename names {str(self._path)!r}, which exists. Say overwrite=True to write over it, choose "
-                    "another name, or put {run_name} into it; with several processes put {rank} into it, too."
+                    f"filename names {str(self._path)!r}, which exists. Set overwrite=True to overwrite it, choose "
+                    "another name, or add {run_name} to it; with several processes also add {rank}."
                 ) from None
         if not self._path.stat().st_size:
             self._records.insert(0, {**self._clock(None), "run_name": state.run_name})
-        self._is_made = True
+        self._is_open = True
         self.flush()
 
     def _add_printed(self, name: str, line: str) -> None:
@@ -263,15 +271,19 @@ class FileLogger(GatheringLogger):
         }
 
 
-def _filled_in(name: str, parameter: str, *, run_name: str, rank: int) -> str:
-    return fill_in(name, {"run_name": run_name, "rank": rank}, parameter)
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(_first_line(path)).hexdigest()
 
 
 def _is_of_run(path: Path, run_name: str) -> bool:
-    """Return whether a file's first line names the run, or nothing has been written to it yet."""
+    """Return whether a file's first line contains the run's name, or the file is empty."""
     try:
-        with path.open("rb") as file:
-            first = file.readline()
+        first = _first_line(path)
         return not first or bool(json.loads(first)["run_name"] == run_name)
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -297,29 +309,29 @@ def _step_of(line: bytes) -> float:
 
 
 def _append(path: Path, lines: Iterable[str], buffer_size: int) -> None:
-    # Unbuffered and line by line: Linux may cut a long write off between two pages when the process is killed.
+    # Unbuffered and line by line: Linux may truncate a long write between two pages when the process is killed.
     with path.open("ab", buffering=0) as file:
-        for content in _gathered(lines, buffer_size):
-            whole = file.tell()
+        for content in _buffered(lines, buffer_size):
+            end = file.tell()
             if file.write(content) != len(content):
-                file.truncate(whole)
-                raise OSError(errno.ENOSPC, "there was no room for a whole line")
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, "no space left for a complete line")
 
 
-def _gathered(lines: Iterable[str], size: int) -> Iterable[bytes]:
-    """Yield lines as bytes, several at once until they are ``size`` bytes."""
-    gathered = b""
+def _buffered(lines: Iterable[str], size: int) -> Iterable[bytes]:
+    """Yield lines as bytes, several at once up to about ``size`` bytes."""
+    buffer = b""
     for line in lines:
-        gathered += line.encode()
-        if len(gathered) >= size:
-            yield gathered
-            gathered = b""
-    if gathered:
-        yield gathered
+        buffer += line.encode()
+        if len(buffer) >= size:
+            yield buffer
+            buffer = b""
+    if buffer:
+        yield buffer
 
 
 def _with_numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records with their metrics read, all at once."""
+    """Return the records with the values of their metrics, read together."""
     numbers = iter(read([value for record in records for value in record.get("metrics", {}).values()]))
     return [
         record | {"metrics": dict(zip(record["metrics"], numbers, strict=False))} if "metrics" in record else record
@@ -332,7 +344,7 @@ def _to_line(record: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can write it; what it does not know becomes text."""
+    """Return a value that JSON supports; other types are converted to text."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if value is None or isinstance(value, (bool, int, float)):

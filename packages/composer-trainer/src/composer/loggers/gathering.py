@@ -1,4 +1,4 @@
-"""What loggers have in common that gather what is logged: when they open what they write to, and when they write."""
+"""Base class of loggers that buffer values: when they open their file or run, and when they write."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["GatheringLogger"]
 
 
 class GatheringLogger(LoggerDestination, ABC):
-    """A logger that gathers what is logged, and writes it together. A subclass says how it is opened and written to.
+    """A logger that buffers values and writes them together. Subclasses define how to open and write.
 
     It is opened at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
     begins. It writes every ``flush_interval`` batches, and at the end of each epoch, of evaluations, of predictions and
     of training.
 
     Args:
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
-        flush_interval: Batches between two writings.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        flush_interval: Batches between two flushes.
 
     Raises:
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
     """
 
     def __init__(self, *, every: Interval | Time | str | int | None, flush_interval: int) -> None:
@@ -39,82 +39,51 @@ class GatheringLogger(LoggerDestination, ABC):
         self.every = to_interval(every)
         self.flush_interval = flush_interval
         self._batches = 0
-        self._next_flush = math.inf  # by time.monotonic(); a subclass may want to write then, too
+        self._next_flush = math.inf  # by time.monotonic(); subclasses may set it to flush by time as well
         self._logger: Logger | None = None
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run continues an earlier one, from a checkpoint or from its beginning."""
+        """Whether the run continues an earlier one, from a checkpoint or from its start."""
         return self._logger is not None and self._logger.is_resumed
 
     @abstractmethod
     def open(self, state: State) -> None:
-        """Open what is written to, if it is not open."""
+        """Open the file or run, if it is not open."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what was logged, if there is something open to write to, and count batches anew."""
+        """Write the buffered values, if the file or run is open, and reset the count of batches."""
 
     def refuse_if_in_use(self, logger: Logger) -> None:
-        """Refuse a second run while the first has not been closed.
+        """Refuse a second run while the first is not closed.
 
         Raises:
             RuntimeError: The logger is used by another run.
         """
         if self._logger is not None and self._logger is not logger:
             raise RuntimeError(
-                f"{type(self).__name__} is used by another run, which is not closed: call that Trainer's close() "
-                "first, or make a new logger."
+                f"{type(self).__name__} is used by another run that is not closed: call the close() of its Trainer "
+                "first, or create a new logger."
             )
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Open what is written to."""
+        """Open the file or run, if it is not open; also when training, an evaluation or a prediction starts."""
         del logger
         self.open(state)
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Open what is written to, if it is not open."""
-        del logger
-        self.open(state)
-
-    def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Open what is written to, if it is not open."""
-        del logger
-        self.open(state)
-
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Open what is written to, if it is not open."""
-        del logger
-        self.open(state)
+    fit_start = eval_before_all = predict_start = after_load
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged, when it is time."""
+        """Write the buffered values, if a flush is due."""
         del state, logger
         self._batches += 1
         if self._batches >= self.flush_interval or time.monotonic() >= self._next_flush:
             self.flush()
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
+        """Write the buffered values; also at the end of training, evaluations and predictions."""
         del state, logger
         self.flush()
 
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
-        del state, logger
-        self.flush()
+    fit_end = eval_after_all = eval_standalone_end = predict_end = epoch_end

@@ -1,4 +1,4 @@
-"""Images of any kind as what every product can store."""
+"""Convert images of any kind to a form that all products can store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def to_images(images: Any, *, channels_last: bool = False) -> list[Tensor]:
 
     Args:
         images: A tensor or array ``(H, W)``, ``(C, H, W)`` or ``(N, C, H, W)``, or a sequence of these. Bytes, or
-            floats from 0 to 1; floats beyond that are stretched so that the lowest is black and the highest white.
+            floats from 0 to 1; floats outside of this range are rescaled so that the minimum is black and the maximum
+            white.
         channels_last: Whether the channels come last: ``(H, W, C)`` and ``(N, H, W, C)``.
 
     Raises:
@@ -34,7 +35,7 @@ def to_images(images: Any, *, channels_last: bool = False) -> list[Tensor]:
 
 
 def to_masks(masks: Any) -> list[Tensor]:
-    """Return the classes of pixels, a tensor or array ``(H, W)`` or ``(N, H, W)``, as a list of tensors on the CPU.
+    """Return class ids of pixels, a tensor or array ``(H, W)`` or ``(N, H, W)``, as a list of tensors on the CPU.
 
     Example:
         >>> [mask.shape for mask in to_masks(torch.zeros(2, 8, 4))]

@@ -1,4 +1,4 @@
-"""Everything that was logged, to look at when the run is over, or while it runs."""
+"""Keep all logged values in memory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["InMemoryLogger"]
 
 _MOST_UNREAD = 10_000
 _FIRST_VALUE = 1 + len(Counts._fields)
-_KEPT_AS_THEY_ARE = frozenset({int, float, str, bool, type(None)})
+_STORED_UNCHANGED = frozenset({int, float, str, bool, type(None)})
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keep what is logged.
+    """Keep all logged values in memory.
 
-    Numbers that a device still computes are read together when someone asks for them, and at the end of each epoch. In
-    a second run it starts empty.
+    Numbers that a device still computes are read together when they are accessed, and at the end of each epoch. A
+    second run starts empty.
 
     Args:
-        every: How often metrics are kept: a time, a text or a number of epochs; each time if None.
+        every: How often metrics are stored: a time, a text or a number of epochs; always if None.
 
     Attributes:
-        hyperparameters: Settings by name.
+        hyperparameters: Hyperparameters by name.
         tables: Tables by name, each ``{"columns": […], "rows": [[…], …]}``.
         images: Images by name, each time with the clock: a list of ``(H, W, C)`` tensors of bytes on the CPU.
 
@@ -56,8 +56,8 @@ class InMemoryLogger(LoggerDestination):
         self.tables: dict[str, dict[str, list[Any]]] = {}
         self.images: dict[str, list[tuple[Timestamp, list[Tensor]]]] = {}
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
-        # As it was logged, not yet in `_data`: the names, what the clock holds, and the values, all in one. To sort it
-        # in at every step would cost more than to store it; so would more objects, by memory and garbage collection.
+        # Logged values that are not in `_data` yet: names, counts of the clock and values in one tuple. Sorting them
+        # into `_data` at every step would be slower; so would more objects, through garbage collection.
         self._rows: list[tuple[Any, ...]] = []
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._num_read = 0
@@ -65,7 +65,7 @@ class InMemoryLogger(LoggerDestination):
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
-        """Each metric's values, with the clock when they were logged."""
+        """The values of each metric with their timestamps."""
         self._read()
         for row in self._rows:
             clock = Timestamp.of(Counts(*row[1:_FIRST_VALUE]))
@@ -82,11 +82,11 @@ class InMemoryLogger(LoggerDestination):
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
-        """The clock at the last value of each metric."""
+        """The timestamp of the last value of each metric."""
         return {name: entries[-1][0] for name, entries in self.data.items()}
 
     def get_timeseries(self, metric: str) -> dict[str, list[Any]]:
-        """Return a metric as columns: its values under its name, and one column for each part of the clock.
+        """Return a metric as columns: its values under its name, and one column per field of the clock.
 
         Args:
             metric: The metric's name.
@@ -108,18 +108,19 @@ class InMemoryLogger(LoggerDestination):
         }
 
     def plot(self, metrics: str | Sequence[str], ax: Axes | None = None, x: str = "batch") -> Axes:
-        """Draw metrics as lines.
+        """Plot metrics as lines.
 
         Args:
-            metrics: The name of one, or several.
-            ax: Where to; new axes if None.
-            x: The part of the clock to the right: ``"batch"``, ``"epoch"``, ``"sample"``, ``"total_wct"`` (seconds), …
+            metrics: One or several names.
+            ax: Axes to draw into; new axes if None.
+            x: The field of the clock on the x-axis: ``"batch"``, ``"epoch"``, ``"sample"``, ``"total_wct"`` (seconds),
+                …
 
         Returns:
-            The axes; ``ax.figure.savefig("loss.png")`` stores the picture.
+            The axes; ``ax.figure.savefig("loss.png")`` saves the figure.
 
         Raises:
-            ValueError: Nothing was logged under a name, or the clock has no such part.
+            ValueError: Nothing was logged under a name, or the clock has no such field.
             ModuleNotFoundError: Matplotlib is not installed.
         """
         names = [metrics] if isinstance(metrics, str) else list(metrics)
@@ -130,18 +131,18 @@ class InMemoryLogger(LoggerDestination):
         if ax is None:
             ax = import_product("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
         for name, columns in series.items():
-            # A single value would be a line of no length.
+            # A line through a single value would be invisible.
             ax.plot(columns[x], columns[name], label=name, marker="o" if len(columns[x]) == 1 else None)
         ax.set_xlabel("seconds" if x.endswith("_wct") else x)
         ax.legend() if len(names) > 1 else ax.set_ylabel(names[0])
         return ax
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Keep settings."""
+        """Store hyperparameters."""
         self.hyperparameters.update(hyperparameters)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Keep numbers, with the clock; a ``step`` other than the clock's batch is kept as its batch."""
+        """Store numbers with the clock; a ``step`` replaces the clock's batch."""
         state, names, values = self._state, tuple(metrics), list(metrics.values())
         is_now = state is not None and (step is None or step == state.timestamp.counts.batch)
         clock = state.timestamp.counts if state is not None and is_now else self._clock(step).counts
@@ -149,7 +150,7 @@ class InMemoryLogger(LoggerDestination):
             kind = type(value)
             if kind is Tensor and value.is_cpu and not value.ndim:
                 values[place] = value.item()
-            elif kind not in _KEPT_AS_THEY_ARE:
+            elif kind not in _STORED_UNCHANGED:
                 values[place] = detach_to_host(value)
         rows = self._rows
         rows.append((self._names.setdefault(names, names), *clock, *values))
@@ -159,7 +160,7 @@ class InMemoryLogger(LoggerDestination):
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
     ) -> None:
-        """Keep a table; a later one of the same name takes its place."""
+        """Store a table, replacing an earlier one of the same name."""
         del step
         self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows]}
 
@@ -174,22 +175,22 @@ class InMemoryLogger(LoggerDestination):
         mask_class_labels: Mapping[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
-        """Keep images, with the clock."""
+        """Store images with the clock."""
         del masks, mask_class_labels, use_table
-        kept = to_images(images, channels_last=channels_last)
-        self.images.setdefault(name, []).append((self._clock(step), kept))
+        converted = to_images(images, channels_last=channels_last)
+        self.images.setdefault(name, []).append((self._clock(step), converted))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Keep the run's clock, and forget what another run has logged."""
+        """Store the run's clock, and drop the values of another run."""
         del logger
         if self._state is not None and self._state is not state:
-            # New ones: what the earlier run has returned stays as it is.
+            # New containers: those returned by the earlier run stay unchanged.
             self.hyperparameters, self.tables, self.images, self._data = {}, {}, {}, {}
             self._rows, self._num_read = [], 0
         self._state = state
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Read what the device has computed."""
+        """Read the values that the device has computed."""
         del state, logger
         self._read()
 
@@ -198,7 +199,7 @@ class InMemoryLogger(LoggerDestination):
         return clock if step is None else clock.copy(batch=step)
 
     def _read(self) -> None:
-        """Put numbers in the place of tensors."""
+        """Replace tensors by numbers."""
         rows = self._rows
         unread = [
             place

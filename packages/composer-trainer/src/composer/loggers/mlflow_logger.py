@@ -1,8 +1,7 @@
-"""Metrics, images, tables, settings and files for MLflow."""
+"""Log metrics, images, tables, hyperparameters and files to MLflow."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import shutil
 import sys
@@ -14,10 +13,10 @@ from composer.core.checks import to_options, to_texts
 from composer.functional.checks import check_flags, check_numbers, check_whole_numbers
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
-from composer.loggers.values import Number, flat
+from composer.loggers.values import Number, flat, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -25,41 +24,41 @@ if TYPE_CHECKING:
 
 __all__ = ["MLFlowLogger"]
 
-_MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # what a server takes at once
+_MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # limits of a server's request
 _LONGEST_PARAMETER = 6000
 
 
 class MLFlowLogger(TrackerLogger):
-    """Log to MLflow: to a server, or to a store on this machine (``tracking_uri="sqlite:///mlflow.db"``).
+    """Log to MLflow: to a server, or to a local store (``tracking_uri="sqlite:///mlflow.db"``).
 
-    A resumed run continues the run of the first, if that is in the experiment and has the same name. Settings are the
-    run's parameters, by flat names (``algorithms/MixUp/alpha``); MLflow never changes one that it has, so those of a
-    resumed run add to the first's.
+    A resumed run continues the first run, if that is in the experiment and has the same name. Hyperparameters are the
+    run's parameters, by flat names (``algorithms/MixUp/alpha``); MLflow does not overwrite parameters, so that a
+    resumed run only adds new ones.
 
     Args:
         experiment_name: The experiment; ``MLFLOW_EXPERIMENT_NAME`` or ``"my-mlflow-experiment"`` if None.
-        run_name: The run's name there; that of this run if None.
+        run_name: The run's name in MLflow; the run's own name if None.
         tags: Tags of the run.
-        tracking_uri: The server or store; what MLflow itself is set to if None.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
-        flush_interval: Batches between two writings; they also come every ``logging_buffer_seconds``, at the end of
-            each epoch and after evaluations.
-        model_registry_prefix: What names of registered models begin with, ``"<catalog>.<schema>"``.
-        model_registry_uri: The registry of models; the tracking server if None.
-        synchronous: Whether to wait until MLflow has stored what is written, instead of letting its threads do it.
-        log_system_metrics: Whether MLflow measures the machine, every ten seconds; it needs psutil.
-        rename_metrics: What metrics are called there, by their name here.
-        ignore_metrics: Patterns of metrics to leave out, ``"time/*"``.
-        ignore_hyperparameters: Patterns of settings to leave out.
+        tracking_uri: The server or store; MLflow's own setting if None.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own run.
+        flush_interval: Batches between two flushes; values are also written every ``logging_buffer_seconds``, at the
+            end of each epoch and after evaluations.
+        model_registry_prefix: Prefix of the names of registered models, ``"<catalog>.<schema>"``.
+        model_registry_uri: The model registry; the tracking server if None.
+        synchronous: Whether to wait until MLflow has stored the values, instead of using its threads.
+        log_system_metrics: Whether MLflow logs system metrics every ten seconds; requires psutil.
+        rename_metrics: Names of metrics in MLflow, by their original name.
+        ignore_metrics: Patterns of metrics to skip, ``"time/*"``.
+        ignore_hyperparameters: Patterns of hyperparameters to skip.
         run_group: A tag that groups runs.
-        resume: Whether to go on in the latest run of the experiment that has this run's name, if there is one.
-        logging_buffer_seconds: Seconds between two writings.
-        log_duplicated_metric_every_n_steps: A metric that stays as it is is written only every so many steps.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        resume: Whether to continue the latest run of the experiment with this run's name, if there is one.
+        logging_buffer_seconds: Seconds between two flushes.
+        log_duplicated_metric_every_n_steps: Steps between two writes of an unchanged metric.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
 
     Raises:
         ModuleNotFoundError: MLflow is not installed.
-        ValueError: A number is out of range, or ``every`` no length of time.
+        ValueError: A number is out of range, or ``every`` is not a length of time.
 
     Example:
         >>> MLFlowLogger("digits", tracking_uri="sqlite:///mlflow.db").can_upload_files()
@@ -119,18 +118,19 @@ class MLFlowLogger(TrackerLogger):
         self._mlflow: Any = None
         self._client: Any = None
         self._monitor: Any = None
-        self._under_way: list[Any] = []
+        self._pending: list[Any] = []
         self._last: dict[str, tuple[int, Number]] = {}
 
     def open_run(self, state: State) -> None:
-        """Begin a run, or go on in one."""
+        """Start or continue a run."""
         self._mlflow = import_product("mlflow", "mlflow")
-        self._monitor, self._under_way, self._last = None, [], {}
+        self._monitor, self._pending, self._last = None, [], {}
         self._client = self._mlflow.MlflowClient(self.tracking_uri, self.model_registry_uri)
-        name = self.run_name or state.run_name
-        if not self.rank_zero_only:
-            name = f"{name}-rank{state.rank}"
-        experiment = self._experiment()
+        name = self.name_of_run(state, self.run_name)
+        existing = self._client.get_experiment_by_name(self.experiment_name)
+        experiment = str(
+            self._client.create_experiment(self.experiment_name) if existing is None else existing.experiment_id
+        )
         own = self._runs(experiment, name) if self.resume or self._saved_id is not None else []
         if self._saved_id in own:
             self.run_id = self._saved_id
@@ -144,7 +144,10 @@ class MLFlowLogger(TrackerLogger):
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         if self.log_system_metrics:
-            self._monitor = self._system_monitor()
+            module = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow")
+            self._monitor = module.SystemMetricsMonitor(
+                self.run_id, resume_logging=True, tracking_uri=self.tracking_uri
+            )
             self._monitor.start()
 
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -155,24 +158,24 @@ class MLFlowLogger(TrackerLogger):
             )
             for record in records
             for name, number in record.metrics.items()
-            if not _matches(name, self.ignore_metrics) and self._is_news(name, number, record.step)
+            if not matches(name, self.ignore_metrics) and self._is_new(name, number, record.step)
         ]
         for part in _parts(metrics, _MOST_METRICS):
             self._write_batch(metrics=part)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings as parameters that the run does not have yet."""
+        """Write hyperparameters that the run does not have yet as parameters."""
         known = self._client.get_run(self.run_id).data.params
         parameters = [
             self._mlflow.entities.Param(name, str(value)[:_LONGEST_PARAMETER])
             for name, value in ((_allowed(name), value) for name, value in flat(hyperparameters).items())
-            if name not in known and not _matches(name, self.ignore_hyperparameters)
+            if name not in known and not matches(name, self.ignore_hyperparameters)
         ]
         for part in _parts(parameters, _MOST_PARAMETERS):
             self._write_batch(params=part)
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        """Write a table as a file of JSON, which MLflow shows as a table."""
+        """Write a table as a JSON file, which MLflow displays as a table."""
         cells = [[cell if isinstance(cell, (bool, int, float, str)) else str(cell) for cell in row] for row in rows]
         table = {"columns": list(columns), "data": cells}
         self._client.log_dict(self.run_id, table, f"{_allowed(name)}_{step}.json")
@@ -181,19 +184,19 @@ class MLFlowLogger(TrackerLogger):
         """Write images."""
         del details
         for number, image in enumerate(images):
-            # MLflow tells the images of a key apart by their step and time alone.
+            # MLflow distinguishes images of one key only by step and time.
             key = _allowed(name) if len(images) == 1 else f"{_allowed(name)}/{number}"
             self._client.log_image(self.run_id, image.numpy(), key=key, step=step, synchronous=True)
 
     def can_upload_files(self) -> bool:
-        """Return True: MLflow keeps files."""
+        """Return True: MLflow stores files."""
         return True
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Keep a file, or a folder, among the run's artifacts."""
+        """Upload a file or a folder to the run's artifacts."""
         folder, name = os.path.split(remote_file_name)
         if not overwrite and name in {Path(one.path).name for one in self._client.list_artifacts(self.run_id, folder)}:
-            raise FileExistsError(f"The run has {remote_file_name!r} already; say overwrite=True to replace it.")
+            raise FileExistsError(f"The run already has {remote_file_name!r}; set overwrite=True to replace it.")
         if file_path.name == name:
             self._upload(file_path, folder)
             return
@@ -204,7 +207,7 @@ class MLFlowLogger(TrackerLogger):
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
-        """Fetch a file, or a folder, that the run keeps.
+        """Download a file or a folder of the run's artifacts.
 
         Raises:
             FileExistsError: ``destination`` exists, and ``overwrite`` is False.
@@ -212,9 +215,9 @@ class MLFlowLogger(TrackerLogger):
         """
         del progress_bar
         if self.run_id is None:
-            raise RuntimeError("MLFlowLogger can fetch files of its run only once the run has begun.")
+            raise RuntimeError("MLFlowLogger can download files of its run only after the run has started.")
         if Path(destination).exists() and not overwrite:
-            raise FileExistsError(f"destination {destination!r} exists; say overwrite=True to replace it.")
+            raise FileExistsError(f"destination {destination!r} exists; set overwrite=True to replace it.")
         with tempfile.TemporaryDirectory() as folder:
             fetched = Path(self._client.download_artifacts(self.run_id, remote_file_name, folder))
             if fetched.is_dir():
@@ -224,11 +227,11 @@ class MLFlowLogger(TrackerLogger):
                 shutil.copy(fetched, destination)
 
     def register_model(self, model_uri: str, name: str, tags: dict[str, Any] | None = None) -> Any:
-        """Put a model that the run keeps into the registry of models, and return its version there.
+        """Register a model of the run's artifacts, and return the registered version.
 
         Args:
-            model_uri: Where it is kept, ``"runs:/<run id>/model"``.
-            name: What it is called in the registry; ``model_registry_prefix`` is put before it.
+            model_uri: URI of the model, ``"runs:/<run id>/model"``.
+            name: Its name in the registry, after ``model_registry_prefix``.
             tags: Tags of the version.
         """
         full = f"{self.model_registry_prefix}.{name}" if self.model_registry_prefix else name
@@ -237,33 +240,24 @@ class MLFlowLogger(TrackerLogger):
         return self._client.create_model_version(full, model_uri, run_id=self.run_id, tags=tags)
 
     def close_run(self) -> None:
-        """End the run; one that ends by an error is marked as failed."""
+        """End the run; after an error it is marked as failed."""
         if self._monitor is not None:
             self._monitor.finish()
         error = sys.exception()
         status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         try:
-            for operation in self._under_way:
+            for operation in self._pending:
                 operation.wait()
         finally:
             self._client.set_terminated(self.run_id, status)
 
-    def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment_name)
-        identity = self._client.create_experiment(self.experiment_name) if found is None else found.experiment_id
-        return str(identity)
-
     def _runs(self, experiment: str, name: str) -> list[str]:
-        """Return the ids of the experiment's runs of this name, the latest first."""
+        """Return the ids of the experiment's runs with this name, the latest first."""
         wanted = f"tags.composer_run_name = '{name}'"
         runs = self._client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"])
         return [run.info.run_id for run in runs]
 
-    def _system_monitor(self) -> Any:
-        module = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow")
-        return module.SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.tracking_uri)
-
-    def _is_news(self, name: str, number: Number, step: int) -> bool:
+    def _is_new(self, name: str, number: Number, step: int) -> bool:
         before = self._last.get(name)
         if before is not None and before[1] == number and step - before[0] < self.log_duplicated_metric_every_n_steps:
             return False
@@ -274,10 +268,10 @@ class MLFlowLogger(TrackerLogger):
         operation = self._client.log_batch(self.run_id, synchronous=self.synchronous, **content)
         if operation is None:
             return
-        # Those that are done tell here whether they failed.
-        self._under_way.append(operation)
-        done = [one for one in self._under_way if all(future.done() for future in one._operation_futures)]  # noqa: SLF001
-        self._under_way = [one for one in self._under_way if one not in done]
+        # Waiting for completed operations raises their errors.
+        self._pending.append(operation)
+        done = [one for one in self._pending if all(future.done() for future in one._operation_futures)]  # noqa: SLF001
+        self._pending = [one for one in self._pending if one not in done]
         for one in done:
             one.wait()
 
@@ -286,10 +280,6 @@ class MLFlowLogger(TrackerLogger):
             self._client.log_artifacts(self.run_id, str(path), f"{folder}/{path.name}" if folder else path.name)
         else:
             self._client.log_artifact(self.run_id, str(path), folder or None)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _parts(items: Sequence[Any], length: int) -> list[Sequence[Any]]:

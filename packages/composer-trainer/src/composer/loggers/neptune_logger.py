@@ -1,4 +1,4 @@
-"""Metrics, images, tables, settings and files for Neptune."""
+"""Log metrics, images, tables, hyperparameters and files to Neptune."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ __all__ = ["NeptuneLogger"]
 class NeptuneLogger(TrackerLogger):
     """Log to Neptune.
 
-    Without a network: ``mode="offline"``; ``neptune sync`` uploads the run later. A resumed run continues the run of
-    the first, found by its custom id, if name and project are the same; a ``with_id`` or ``custom_run_id`` in
-    ``neptune_kwargs`` comes before what a checkpoint holds. Metrics are series in ``<base_namespace>/metrics``,
-    settings are in ``<base_namespace>/hyperparameters``.
+    Offline: ``mode="offline"``; ``neptune sync`` uploads the run later. A resumed run continues the first run, found by
+    its custom id, if name and project are the same; a ``with_id`` or ``custom_run_id`` in ``neptune_kwargs`` takes
+    precedence over the checkpoint. Metrics are series in ``<base_namespace>/metrics``, hyperparameters are in
+    ``<base_namespace>/hyperparameters``.
 
     Args:
         project: The project, ``"<workspace>/<project>"``; ``NEPTUNE_PROJECT`` if None.
         api_token: The token; ``NEPTUNE_API_TOKEN`` if None.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
-        upload_checkpoints: Whether files that the run offers, such as checkpoints, are kept there.
-        base_namespace: The folder of the run that everything is in.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own run.
+        upload_checkpoints: Whether to upload the run's files, such as checkpoints.
+        base_namespace: The folder in the run that contains all values.
         mode: How Neptune connects: ``"async"``, ``"sync"``, ``"offline"`` or ``"debug"``; ``NEPTUNE_MODE`` if None.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
-        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
-            after evaluations.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
+            and after evaluations.
         neptune_kwargs: Further arguments of ``neptune.init_run``.
 
     Raises:
         ModuleNotFoundError: neptune is not installed.
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Attributes:
-        run: The run of Neptune's; None before it was begun.
+        run: The Neptune run; None before it starts.
 
     Example:
         >>> NeptuneLogger(mode="offline").base_namespace
@@ -79,11 +79,10 @@ class NeptuneLogger(TrackerLogger):
         self.run: Any = None
 
     def open_run(self, state: State) -> None:
-        """Begin a run, or go on in one."""
+        """Start or continue a run."""
         neptune = import_product("neptune", "neptune")
-        rank = "" if self.rank_zero_only else f"-rank{state.rank}"
         settings = {"project": self.project, "api_token": self._api_token, "mode": self.mode}
-        settings |= {"name": state.run_name + rank, **self.neptune_kwargs}
+        settings |= {"name": self.name_of_run(state), **self.neptune_kwargs}
         if "with_id" not in settings:
             if not settings.get("custom_run_id"):
                 settings["custom_run_id"] = self.choose_run_id(self.project, settings["name"])
@@ -97,7 +96,7 @@ class NeptuneLogger(TrackerLogger):
                 self._place("metrics", name).append(number, step=record.step, timestamp=record.seconds)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings."""
+        """Write hyperparameters."""
         plain = import_product("neptune.utils", "neptune").stringify_unsupported(dict(hyperparameters))
         self.run[f"{self.base_namespace}/hyperparameters"] = plain
 
@@ -117,11 +116,11 @@ class NeptuneLogger(TrackerLogger):
             place.append(types.File.as_image(image.numpy() / 255), step=step)
 
     def can_upload_files(self) -> bool:
-        """Return whether files are kept."""
+        """Return whether files are uploaded."""
         return self.upload_checkpoints
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Keep a file, or each file of a folder; Neptune replaces one of the same name."""
+        """Upload a file, or each file of a folder; Neptune replaces a file of the same name."""
         del overwrite
         if file_path.is_file():
             self._place("files", remote_file_name).upload(str(file_path))

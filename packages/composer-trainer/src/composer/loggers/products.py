@@ -1,4 +1,4 @@
-"""Products that are not always installed: found when a logger is made, imported when it is first used."""
+"""Optional products: checked when a component is created, imported at first use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["import_product", "require_product"]
 
 
 def require_product(module: str, extra: str) -> None:
-    """Raise if a product is not installed; it is not imported.
+    """Raise an error if a product is not installed, without importing it.
 
     Args:
         module: The name of its module.
-        extra: The extra of composer-trainer that it comes with.
+        extra: The extra of composer-trainer that installs it.
 
     Raises:
         ModuleNotFoundError: It is not installed.
@@ -29,11 +29,11 @@ def require_product(module: str, extra: str) -> None:
 
 
 def import_product(module: str, extra: str) -> Any:
-    """Return a module of a product.
+    """Import and return a module of a product.
 
     Args:
         module: Its name.
-        extra: The extra of composer-trainer that it comes with.
+        extra: The extra of composer-trainer that installs it.
 
     Raises:
         ModuleNotFoundError: It is not installed.

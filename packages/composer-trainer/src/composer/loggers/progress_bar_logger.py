@@ -1,4 +1,4 @@
-"""A bar that shows how far a run has come, with the loss and the last evaluation."""
+"""Show a progress bar with the loss and the last evaluation."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _WITHOUT_RATE = "{l_bar}{bar}| {n:.0f}/{total_fmt}s{postfix}"
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Draw one bar for a whole fit, and one that disappears for each evaluation in it and each prediction.
+    """Draw one bar for a fit, and a temporary one for each evaluation in it and each prediction.
 
-    The fit's bar counts what ``max_duration`` is in; epochs are counted in batches, whose number is known if the data
-    loader has a length. The loss is read only when the bar is drawn, at most ten times a second. In a distributed run
-    the first process draws.
+    The bar of a fit counts in the unit of ``max_duration``; epochs are counted in batches, whose number is known if the
+    data loader has a length. The loss is read only when the bar is drawn, at most ten times per second. In a
+    distributed run the process of rank 0 draws.
 
     Args:
         stream: ``"stderr"``, ``"stdout"`` or an open text file.
-        log_traces: Whether to write above the bar which algorithms ran.
+        log_traces: Whether to print above the bar which algorithms ran.
 
     Raises:
         ValueError: ``stream`` is none of these.
@@ -53,7 +53,7 @@ class ProgressBarLogger(LoggerDestination):
         self._is_evaluating = False
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Remember the loss, and the metrics of an evaluation, until the bar is drawn."""
+        """Store the loss, and the metrics of an evaluation, until the bar is drawn."""
         del step
         if self._is_evaluating:
             self._evaluation.update({name: value for name, value in metrics.items() if name.startswith("metrics/")})
@@ -63,13 +63,13 @@ class ProgressBarLogger(LoggerDestination):
                 self._loss = loss.detach() if getattr(loss, "requires_grad", False) else loss
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Write above the bar which algorithms ran, if asked to."""
+        """Print above the bar which algorithms ran, if ``log_traces`` is True."""
         if self.should_log_traces and self._fit_bar is not None:
             for name, trace in traces.items():
                 self._fit_bar.write(f"{name}: {trace}")
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run."""
+        """Reset the state of an earlier run."""
         del state, logger
         self._loss, self._evaluation = None, {}
 
@@ -86,38 +86,41 @@ class ProgressBarLogger(LoggerDestination):
             self._fit_bar = self._open_bar(_epoch_of(state), _total(state), self._unit, self._done(state))
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        """Show the epoch, and how much there is to do, which may only be known now."""
+        """Show the epoch and the total, which may be known only now."""
         del logger
         if self._fit_bar is not None:
             self._fit_bar.describe(_epoch_of(state), _total(state))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Draw the bar, when it is time."""
+        """Draw the bar, if it is due."""
         del logger
         if self._fit_bar is not None and time.monotonic() >= self._fit_bar.due_at:
             self._fit_bar.draw(self._done(state), self._numbers())
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Draw the bar a last time and leave it there."""
+        """Draw the bar a last time and leave it."""
         del logger
         self._draw_fit_bar(state)
         self._close_bars()
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Draw the batch that was just finished, which the fit's bar will show during the evaluation."""
+        """Draw the last batch, which the fit's bar shows during the evaluation."""
         del logger
         self._is_evaluating = True
         self._draw_fit_bar(state)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Open the bar of an evaluation, which stays if it is not one of a fit."""
+        """Open the bar of an evaluation, which stays if there is no fit."""
         del logger
         self._open_short_bar(state, state.dataloader_label or "eval", leave=self._fit_bar is None)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Draw the bar of the evaluation, when it is time."""
+        """Draw the bar of the evaluation or prediction, if it is due."""
         del state, logger
-        self._advance_short_bar()
+        if self._short_bar is not None:
+            self._short_bar.count += 1
+            if time.monotonic() >= self._short_bar.due_at:
+                self._short_bar.draw(self._short_bar.count, "")
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the evaluation; one that stays shows the metrics."""
@@ -128,7 +131,7 @@ class ProgressBarLogger(LoggerDestination):
         self._finish_short_bar()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Show on the fit's bar what the evaluation found."""
+        """Show the metrics of the evaluation on the fit's bar."""
         del logger
         self._is_evaluating = False
         self._draw_fit_bar(state)
@@ -138,10 +141,7 @@ class ProgressBarLogger(LoggerDestination):
         del logger
         self._open_short_bar(state, "Predicting")
 
-    def predict_batch_end(self, state: State, logger: Logger) -> None:
-        """Draw the bar of the prediction, when it is time."""
-        del state, logger
-        self._advance_short_bar()
+    predict_batch_end = eval_batch_end
 
     def predict_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the prediction."""
@@ -149,7 +149,7 @@ class ProgressBarLogger(LoggerDestination):
         self._finish_short_bar()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Close what is open, as after an error."""
+        """Close the open bars, for example after an error."""
         del state, logger
         self._close_bars()
 
@@ -188,12 +188,6 @@ class ProgressBarLogger(LoggerDestination):
         if state.rank == 0:
             self._short_bar = self._open_bar(description, state.dataloader_len, TimeUnit.BATCH, leave=leave)
 
-    def _advance_short_bar(self) -> None:
-        if self._short_bar is not None:
-            self._short_bar.count += 1
-            if time.monotonic() >= self._short_bar.due_at:
-                self._short_bar.draw(self._short_bar.count, "")
-
     def _finish_short_bar(self) -> None:
         if self._short_bar is not None:
             self._short_bar.finish()
@@ -213,15 +207,15 @@ class ProgressBarLogger(LoggerDestination):
 
 @functools.cache
 def _bar_class() -> type[tqdm[Any]]:
-    # Only runs with a bar load it, and ask it whether they are in a notebook.
+    # Imported only by runs with a bar.
     from tqdm.auto import tqdm  # noqa: PLC0415
 
-    # tqdm's thread looks after bars whose drawing it decides about itself; data loaders fork better without it.
+    # tqdm's monitor thread is not needed, and data loaders fork more safely without it.
     return type("tqdm", (tqdm,), {"monitor_interval": 0})
 
 
 class _Bar:
-    """A bar of tqdm's that is drawn when it is told to, which is only asked for when some time has passed."""
+    """A tqdm bar that is drawn on request, at most every ``_SECONDS_BETWEEN_DRAWINGS``."""
 
     def __init__(self, bar: tqdm[Any]) -> None:
         self.count = 0
@@ -234,7 +228,7 @@ class _Bar:
         self.due_at = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def finish(self) -> None:
-        # In a notebook one that is closed before its end stays, in red; its last batches may not have been drawn.
+        # In a notebook a bar that is closed before its end stays, in red; its last batches may not have been drawn.
         self._bar.n = max(self._bar.n, self.count)
 
     def describe(self, description: str, total: float | None) -> None:
@@ -259,7 +253,7 @@ def _epoch_of(state: State) -> str:
 
 
 def _total(state: State) -> float | None:
-    """Return how far the bar of a fit has to go; None where that is not known."""
+    """Return the total of the bar of a fit; None if it is unknown."""
     whole = state.max_duration
     if whole is None or whole.unit not in {TimeUnit.EPOCH, TimeUnit.ITERATION}:
         return None if whole is None else whole.value

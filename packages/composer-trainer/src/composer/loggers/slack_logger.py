@@ -1,8 +1,7 @@
-"""Metrics as messages in a channel of Slack."""
+"""Send metrics as messages to a Slack channel."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import queue
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from composer.core.background import Task, ThreadError
 from composer.core.checks import to_options, to_texts
 from composer.functional.checks import check_sizes
 from composer.loggers.products import import_product, require_product
-from composer.loggers.values import flat, read
+from composer.loggers.values import flat, matches, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,17 +26,17 @@ _MOST_WAITING = 1000
 
 
 class SlackLogger(LoggerDestination):
-    """Send chosen metrics and settings to a channel of Slack, every so often the newest values.
+    """Send selected metrics and hyperparameters to a Slack channel.
 
-    Messages are sent by a thread, so that training does not wait for the network; what has not been sent when the run
-    is closed is given half a minute. In a distributed run the first process sends.
+    Messages are sent by a thread, so that training does not wait for the network; closing the run waits up to 30
+    seconds for pending messages. In a distributed run the process of rank 0 sends.
 
     Args:
         include_keys: Patterns of the names to send, ``["loss/*", "metrics/eval/*"]``.
-        formatter_func: ``f(data, step=...)`` with a dictionary of numbers (or of settings, whose step is None): returns
-            the text of a message, or a list of Slack's blocks. One line a name if None.
+        formatter_func: ``f(data, step=...)`` with a dictionary of numbers (or of hyperparameters, with step None) that
+            returns the text of a message, or a list of Slack blocks. One line per name if None.
         log_interval: How often metrics are sent: a time, a text or a number of epochs.
-        max_logs_per_message: Names in a message, at most; more come in several.
+        max_logs_per_message: Maximum number of names per message; more are split into several messages.
         slack_logging_api_key: The token; ``SLACK_LOGGING_API_KEY`` of the environment if None.
         channel_id: The channel; ``SLACK_LOGGING_CHANNEL_ID`` of the environment if None.
         client_kwargs: Further arguments of ``slack_sdk.WebClient``, such as ``proxy`` or ``base_url``.
@@ -66,7 +65,7 @@ class SlackLogger(LoggerDestination):
         require_product("slack_sdk", "slack")
         self.include_keys = to_texts("include_keys", include_keys)
         if not self.include_keys:
-            raise ValueError("include_keys is empty, so nothing would be sent: give patterns, such as ['loss/*'].")
+            raise ValueError("include_keys is empty, so nothing would be sent: pass patterns such as ['loss/*'].")
         check_sizes(max_logs_per_message=max_logs_per_message)
         self.formatter_func = formatter_func
         self.every = Interval.named("log_interval", log_interval)
@@ -79,27 +78,27 @@ class SlackLogger(LoggerDestination):
         self._logger: Logger | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Send the chosen numbers."""
+        """Send the selected numbers."""
         chosen = self._chosen(metrics)
         if chosen and not self._is_silent:
             self._send(dict(zip(chosen, read(list(chosen.values())), strict=True)), step)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Send the chosen settings, by flat names."""
+        """Send the selected hyperparameters, by flat names."""
         if not self._is_silent:
             self._send(self._chosen(flat(hyperparameters)), None)
 
     def init(self, state: State, logger: Logger) -> None:
-        """Let the first process send."""
+        """Send only from the process of rank 0."""
         self._is_silent, self._logger = state.rank != 0, logger
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Report a message that could not be sent."""
+        """Report an error of the sending thread."""
         del state, logger
         self._report()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Send the rest."""
+        """Wait for the pending messages."""
         del state, logger
         if self._sender is not None:
             self._sender.close()
@@ -107,11 +106,7 @@ class SlackLogger(LoggerDestination):
             self._sender = None
 
     def _chosen(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in named.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.include_keys)
-        }
+        return {name: value for name, value in named.items() if matches(name, self.include_keys)}
 
     def _send(self, data: dict[str, Any], step: int | None) -> None:
         if self._sender is None:
@@ -128,7 +123,7 @@ class SlackLogger(LoggerDestination):
 
 
 class _Sender:
-    """A thread that sends messages one after the other; the first error is kept."""
+    """A thread that sends messages in order and stores the first error."""
 
     def __init__(self, token: str, channel: str, options: dict[str, Any]) -> None:
         self.error: Exception | None = None
@@ -140,11 +135,11 @@ class _Sender:
         self._task = Task(self._run)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Let a message be sent; where a thousand wait already, raise an error."""
+        """Queue a message; raise ``queue.Full`` if a thousand are waiting."""
         self._messages.put_nowait(message)
 
     def close(self) -> None:
-        """Wait until all is sent, but not for ever."""
+        """Wait until all messages are sent, with a timeout."""
         try:
             self._messages.put(None, timeout=_SECONDS_TO_SEND_THE_REST)
         except queue.Full:
@@ -161,7 +156,7 @@ class _Sender:
         while (message := self._messages.get()) is not None:
             try:
                 self._client.chat_postMessage(channel=self._channel, **message)
-            except Exception as error:  # noqa: BLE001  (whatever it is, the main thread reports it)
+            except Exception as error:  # noqa: BLE001  (the main thread reports it)
                 self.error = self.error or error
 
 
@@ -172,7 +167,7 @@ def _lines(data: Mapping[str, Any], step: int | None) -> str:
 
 
 def _given(parameter: str, value: str | None, variable: str) -> str:
-    found = value or os.environ.get(variable)
-    if not found:
-        raise ValueError(f"{parameter} is missing: give it, or set {variable} in the environment.")
-    return found
+    setting = value or os.environ.get(variable)
+    if not setting:
+        raise ValueError(f"{parameter} is missing: pass it, or set {variable} in the environment.")
+    return setting

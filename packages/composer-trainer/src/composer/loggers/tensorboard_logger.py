@@ -1,4 +1,4 @@
-"""Metrics, images and settings for TensorBoard."""
+"""Log metrics, images and hyperparameters to TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["TensorboardLogger"]
 
 
 class TensorboardLogger(TrackerLogger):
-    """Write metrics, images, tables and settings to files that TensorBoard reads: ``tensorboard --logdir <log_dir>``.
+    """Log metrics, images, tables and hyperparameters to files for ``tensorboard --logdir <log_dir>``.
 
-    Each run has a folder of its name in ``log_dir``; a checkpoint does not change that. When a run is resumed,
-    TensorBoard leaves out what was logged there from the resumed step on. Settings are on the page of hyperparameters,
-    tables are text.
+    Each run has a folder with its name in ``log_dir``, independent of the checkpoint. When a run is resumed,
+    TensorBoard hides the values logged from the resumed step on. Hyperparameters are on the HParams page, tables are
+    text.
 
     Args:
-        log_dir: The folder with the runs; ``tensorboard_logs`` if None.
-        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
-            after evaluations.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a folder of its own.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
+        log_dir: The folder of the runs; ``tensorboard_logs`` if None.
+        flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
+            and after evaluations.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own folder.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed.
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Example:
         >>> TensorboardLogger("runs", every="10ba").log_dir
@@ -60,8 +60,8 @@ class TensorboardLogger(TrackerLogger):
         self._writer: Any = None
 
     def open_run(self, state: State) -> None:
-        """Open the run's file of events."""
-        # torch's writer itself imports TensorBoard's parts.
+        """Open the run's event file."""
+        # Imports TensorBoard.
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
         rank = "" if self.rank_zero_only else f"rank{state.rank}"
@@ -77,14 +77,14 @@ class TensorboardLogger(TrackerLogger):
         self._writer.flush()
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings to the page of hyperparameters."""
+        """Write hyperparameters to the HParams page."""
         from torch.utils.tensorboard.summary import hparams  # noqa: PLC0415
 
         plain = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value)
             for name, value in flat(hyperparameters).items()
         }
-        # The writer's own add_hparams would open another file, in a folder named after the time.
+        # SummaryWriter.add_hparams would open another file, in a folder named after the time.
         for summary in hparams(plain, {}):  # type: ignore[no-untyped-call]
             self._writer.file_writer.add_summary(summary)
         self._writer.flush()
@@ -96,7 +96,7 @@ class TensorboardLogger(TrackerLogger):
         self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images: side by side if they are of one size, else each by its number."""
+        """Write images: side by side if they have one size, else each by its number."""
         del details
         if len({image.shape for image in images}) == 1:
             self._writer.add_images(name, torch.stack(list(images)), step, dataformats="NHWC")

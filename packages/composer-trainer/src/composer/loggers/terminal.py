@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a run."""
+"""The loggers that show a run in a terminal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def terminal_destinations(
     log_interval: Time | str | int = "1ba",
     log_traces: bool = False,
 ) -> list[LoggerDestination]:
-    """Return the destinations that show a run: a progress bar, lines of text, both or none.
+    """Return the destinations that show a run in a terminal: a progress bar, lines of text, both or none.
 
     Args:
-        progress_bar: Whether to draw a bar.
+        progress_bar: Whether to show a progress bar.
         log_to_console: Whether to print metrics as lines.
-        stream: Where to: ``"stdout"``, ``"stderr"`` or an open text file.
+        stream: ``"stdout"``, ``"stderr"`` or an open text file.
         log_interval: How often lines are printed.
         log_traces: Whether to print which algorithms ran.
 
@@ -34,9 +34,9 @@ def terminal_destinations(
         >>> terminal_destinations(progress_bar=False, log_to_console=False)
         []
     """
-    shown: list[LoggerDestination] = []
+    destinations: list[LoggerDestination] = []
     if progress_bar:
-        shown.append(ProgressBarLogger(stream=stream, log_traces=log_traces))
+        destinations.append(ProgressBarLogger(stream=stream, log_traces=log_traces))
     if log_to_console:
-        shown.append(ConsoleLogger(log_interval=log_interval, stream=stream, log_traces=log_traces))
-    return shown
+        destinations.append(ConsoleLogger(log_interval=log_interval, stream=stream, log_traces=log_traces))
+    return destinations

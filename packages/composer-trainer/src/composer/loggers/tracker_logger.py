@@ -1,4 +1,4 @@
-"""What loggers of experiment trackers have in common: they gather numbers, and read and write them together."""
+"""Base class of loggers for experiment trackers, which buffer numbers and read and write them together."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class Record:
-    """Numbers that were logged together.
+    """Numbers logged together.
 
     Args:
-        step: The batch that they belong to.
-        seconds: When, by the system's clock.
+        step: Their batch.
+        seconds: Their time, by the system's clock.
         metrics: The numbers by name.
     """
 
@@ -48,24 +48,24 @@ class Record:
 
 
 class TrackerLogger(GatheringLogger, ABC):
-    """A logger that keeps a run in some experiment tracker. A subclass says how a run is opened, written to and closed.
+    """A logger for an experiment tracker. Subclasses define how to open, write and close a run.
 
-    The run is opened at ``AFTER_LOAD``, when it is known whether it goes on with an earlier one (or, in a loop without
-    this event, when training, an evaluation or a prediction begins); what is logged before is written then. Numbers are
-    kept as they come, and are read together and written every ``flush_interval`` batches and every few seconds, at the
-    end of each epoch, after evaluations and at the end.
+    The run is opened at ``AFTER_LOAD``, when it is known whether it continues an earlier one (or, in a loop without
+    this event, when training, an evaluation or a prediction starts); earlier values are written then. Numbers are
+    buffered, and read and written together every ``flush_interval`` batches and every few seconds, at the end of each
+    epoch, after evaluations and at the end.
 
-    A checkpoint holds the run's id. The id does not choose which run is written to: :meth:`choose_run_id` uses it only
-    if it belongs to a run with this logger's own settings.
+    A checkpoint contains the run's id. :meth:`choose_run_id` uses it only if it belongs to a run with this logger's
+    settings, so that a checkpoint cannot select another run to write to.
 
     Args:
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
-        flush_interval: Batches between two writings.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do.
-        seconds_between_flushes: Seconds after which the next batch's end writes, too.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        flush_interval: Batches between two flushes.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes.
+        seconds_between_flushes: Seconds after which the next end of a batch flushes as well.
 
     Raises:
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Attributes:
         run_id: The run's id in the tracker; None before the run is open.
@@ -95,7 +95,7 @@ class TrackerLogger(GatheringLogger, ABC):
 
     @abstractmethod
     def open_run(self, state: State) -> None:
-        """Begin a run, or go on with the one whose state was loaded, and set :attr:`run_id`."""
+        """Start a run, or continue the loaded one, and set :attr:`run_id`."""
 
     @abstractmethod
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -103,28 +103,28 @@ class TrackerLogger(GatheringLogger, ABC):
 
     @abstractmethod
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings, a nested dictionary."""
+        """Write hyperparameters, a nested dictionary."""
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        """Write a table; a tracker that has none leaves it out."""
+        """Write a table; ignored by trackers without tables."""
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
-        """Write images, each ``(H, W, C)`` and uint8 on the CPU; a tracker that has none leaves them out."""
+        """Write images, each ``(H, W, C)`` and uint8 on the CPU; ignored by trackers without images."""
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Write a file; a tracker that keeps none leaves it out."""
+        """Write a file; ignored by trackers that store no files."""
 
     @abstractmethod
     def close_run(self) -> None:
         """End the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Write what was logged, so that a kill after the checkpoint does not lose it, and return the run's id."""
+        """Flush, so that a kill after the checkpoint loses nothing, and return the run's id."""
         self.flush()
         return {} if self.run_id is None else {self.saved_as: self.run_id}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+        """Raise the errors of :meth:`load_state_dict` without changing anything.
 
         Raises:
             ValueError: ``state`` is not the id of a run.
@@ -142,7 +142,7 @@ class TrackerLogger(GatheringLogger, ABC):
         return self._saved_id is not None or super().is_resumed
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the id of the earlier run, to continue that run if it is this logger's own.
+        """Store the id of the earlier run, to continue that run if it belongs to this logger.
 
         Raises:
             ValueError: ``state`` is not the id of a run.
@@ -150,13 +150,17 @@ class TrackerLogger(GatheringLogger, ABC):
         self.check_state_dict(state)
         self._saved_id = state[self.saved_as]
 
-    def choose_run_id(self, *own: str | None) -> str:
-        """Return the saved id if it was made for the same ``own`` settings, else a new one of 32 letters and digits.
+    def name_of_run(self, state: State, name: str | None = None) -> str:
+        """Return ``name`` or else the run's own name, with the rank if every process has a run."""
+        return (name or state.run_name) + ("" if self.rank_zero_only else f"-rank{state.rank}")
 
-        An id begins with a digest of these settings, so that a checkpoint cannot name another run to write to.
+    def choose_run_id(self, *own: str | None) -> str:
+        """Return the saved id if it was created for the same ``own`` settings, else a new one of 32 letters and digits.
+
+        An id starts with a digest of these settings, so that a checkpoint cannot name another run to write to.
 
         Args:
-            own: What the run is known by: the project, the run's name and so on.
+            own: Settings that identify the run: the project, the run's name and so on.
         """
         digest = hashlib.sha256(repr(own).encode()).hexdigest()[:16]
         saved = self._saved_id
@@ -166,22 +170,22 @@ class TrackerLogger(GatheringLogger, ABC):
         return digest + secrets.token_hex(8)
 
     def report_new_run(self) -> None:
-        """Log that the checkpoint's run is not continued, if the checkpoint has one."""
+        """Warn that the run in the checkpoint is not continued, if there is one."""
         if self._saved_id is not None:
             _log.warning(
-                "%s: the checkpoint was saved by a run of another name or with other settings, so a new run begins.",
+                "%s: the checkpoint was saved by a run with another name or other settings, so a new run starts.",
                 type(self).__name__,
             )
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Write numbers, at the next flush."""
+        """Buffer numbers until the next flush."""
         if not self._is_silent:
             self._records.append(
                 (step or 0, time.time(), {name: detach_to_host(value) for name, value in metrics.items()})
             )
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings."""
+        """Write hyperparameters."""
         self._when_open("log_hyperparameters", partial(self.write_hyperparameters, dict(hyperparameters)))
 
     def log_table(
@@ -206,13 +210,13 @@ class TrackerLogger(GatheringLogger, ABC):
 
         Args:
             images: One or several, as a tensor or array ``(C, H, W)``, ``(H, W)`` or ``(N, C, H, W)``, or a list of
-                these; numbers are 0 to 255, or floats from 0 to 1.
-            name: What they are called.
+                these, with integers from 0 to 255 or floats from 0 to 1.
+            name: Name of the images.
             channels_last: Whether the shapes are ``(H, W, C)`` and ``(N, H, W, C)``.
-            step: The batch that they belong to.
-            masks: Classes of pixels ``(N, H, W)`` by name, where the tracker can show them.
-            mask_class_labels: What the classes are called.
-            use_table: Whether they are rows of a table, where the tracker has such.
+            step: Their batch.
+            masks: Class ids of pixels ``(N, H, W)`` by name, if the tracker supports them.
+            mask_class_labels: Names of the classes.
+            use_table: Whether to log them as rows of a table, if the tracker supports it.
         """
         if self._is_silent:
             return
@@ -221,13 +225,13 @@ class TrackerLogger(GatheringLogger, ABC):
         self._when_open("log_images", partial(self.write_images, shown, name, step or 0, details))
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool = False) -> None:
-        """Keep a file in the run, if :meth:`can_upload_files`."""
+        """Upload a file to the run, if :meth:`can_upload_files`."""
         del state
         if self.can_upload_files():
             self._when_open("upload_file", partial(self.write_file, remote_file_name, file_path, overwrite=overwrite))
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run, and note which process this is."""
+        """Reset the state of an earlier run."""
         self.refuse_if_in_use(logger)
         if self._was_tried:
             self._was_tried, self.run_id, self._early, self._records = False, None, [], []
@@ -237,14 +241,14 @@ class TrackerLogger(GatheringLogger, ABC):
             self._early, self._records = [], []
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write what was logged."""
+        """Flush."""
         del logger
         if self._records or self._early:
             self.open(state)
         self.flush()
 
     def post_close(self) -> None:
-        """End the run, which others may have written to while they were closed."""
+        """End the run, after other components may have logged while they were closed."""
         self.flush()
         if self._is_open:
             self._is_open = False
@@ -252,14 +256,14 @@ class TrackerLogger(GatheringLogger, ABC):
         self._saved_id = self._logger = None
 
     def flush(self) -> None:
-        """Read what was logged, waiting once for the device, and write it, if the run is open."""
+        """Read the buffered values with one synchronization, and write them, if the run is open."""
         self._batches, self._next_flush = 0, time.monotonic() + self.seconds_between_flushes
         if self._is_open and self._records:
             records, self._records = self._records, []
             self._try("flush", lambda: self.write_metrics(_read(records)))
 
     def open(self, state: State) -> None:
-        """Open the run, if it is not, and write what was logged before."""
+        """Open the run, if it is not open, and write earlier values."""
         if self._is_open or self._is_silent or self._was_tried:
             return
         self._was_tried = True

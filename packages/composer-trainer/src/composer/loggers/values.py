@@ -1,7 +1,8 @@
-"""Metric values that may still be being computed: keep them without waiting, read many at once, show one."""
+"""Metric values that a device may still compute: read many with one synchronization, and format them."""
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Mapping
 from numbers import Real
@@ -21,6 +22,7 @@ __all__ = [
     "check_stream",
     "detach_to_host",
     "flat",
+    "matches",
     "numbers_by_name",
     "open_stream",
     "read",
@@ -34,7 +36,7 @@ Stream: TypeAlias = str | TextIO
 
 
 def read(values: Sequence[Any]) -> list[Any]:
-    """Return values with tensors as numbers (or lists of numbers), waiting once for each device and type of number.
+    """Return values with tensors converted to numbers or lists, with one synchronization per device and dtype.
 
     Example:
         >>> read([torch.tensor(0.5), "as it is", torch.tensor([1, 2])])
@@ -56,9 +58,10 @@ def read(values: Sequence[Any]) -> list[Any]:
 
 
 def numbers_by_name(logged: Sequence[Mapping[str, Any]]) -> list[dict[str, Number]]:
-    """Return the numbers of several dictionaries, waiting once for each device and type of number.
+    """Return the numbers of several dictionaries, with one synchronization per device and dtype.
 
-    Of a tensor of several numbers each gets a name of its own, by its place; what is no number is left out.
+    Each element of a tensor with several elements gets its own name, with its index; values that are not numbers are
+    skipped.
 
     Example:
         >>> numbers_by_name([{"loss": torch.tensor(0.5), "text": "none"}, {"recall": torch.tensor([0.25, 1.0])}])
@@ -80,7 +83,7 @@ def _plain_number(value: Any) -> Number:
 
 
 def flat(nested: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """Return what is in dictionaries and lists in a dictionary and lists by one name each; empty ones stay.
+    """Return nested dictionaries and lists as one dictionary with joined names; empty ones are kept as values.
 
     Example:
         >>> flat({"algorithms": {"MixUp": {"alpha": 0.2}}, "betas": [0.9, 0.99], "tags": []})
@@ -97,8 +100,18 @@ def flat(nested: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
     return flattened
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name matches one of several patterns such as ``"loss/*"``.
+
+    Example:
+        >>> matches("loss/train/total", ["metrics/*", "loss/*"])
+        True
+    """
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def show(names_and_values: Iterable[tuple[str, Any]]) -> str:
-    """Return named values on one line; this waits for their tensors.
+    """Return named values as one line; this synchronizes with the device of tensors.
 
     Example:
         >>> show([("loss", torch.tensor(0.123456)), ("batches", 7)])
@@ -114,7 +127,7 @@ def check_stream(stream: Stream) -> Stream:
     """Return the stream.
 
     Raises:
-        ValueError: It is neither one of the two names nor something to write to.
+        ValueError: It is neither one of the two names nor a writable file.
     """
     if stream not in {"stdout", "stderr"} and not hasattr(stream, "write"):
         raise ValueError(f"stream must be 'stderr', 'stdout' or an open text file, got {stream!r}.")
@@ -122,7 +135,7 @@ def check_stream(stream: Stream) -> Stream:
 
 
 def open_stream(stream: Stream) -> TextIO:
-    """Return what to write to: the standard stream of that name as it is now, or the file that was given."""
+    """Return the current standard stream of that name, or the open file."""
     if isinstance(stream, str):
         return sys.stdout if stream == "stdout" else sys.stderr
     return stream

@@ -1,4 +1,4 @@
-"""Metrics, images, tables, settings and files for Weights & Biases."""
+"""Log metrics, images, tables, hyperparameters and files to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ __all__ = ["WandBLogger"]
 class WandBLogger(TrackerLogger):
     """Log to Weights & Biases.
 
-    Without a network: ``init_kwargs={"mode": "offline"}``, or set ``WANDB_MODE=offline``; ``wandb sync`` uploads the
-    run later. A resumed run continues the run of the first if name, project, group and entity are the same; a run begun
-    by ``wandb.init``, an ``id`` in ``init_kwargs`` and ``WANDB_RUN_ID`` come before what a checkpoint holds.
-    Numbers of a step earlier than what was written already, as ``every`` may leave them, are shown at the latest step.
+    Offline: ``init_kwargs={"mode": "offline"}``, or set ``WANDB_MODE=offline``; ``wandb sync`` uploads the run later. A
+    resumed run continues the first run if name, project, group and entity are the same; a run started by
+    ``wandb.init``, an ``id`` in ``init_kwargs`` and ``WANDB_RUN_ID`` take precedence over the checkpoint. Numbers of an
+    earlier step than the last written one, which ``every`` can cause, appear at the last step.
 
     Args:
         project: The project.
-        group: The group of runs that it belongs to.
-        name: The run's name there; that of this run if None.
+        group: The group of the run.
+        name: The run's name at Weights & Biases; the run's own name if None.
         entity: The user or team.
         tags: Tags of the run.
-        log_artifacts: Whether files that the run offers, such as checkpoints, are kept there as artifacts.
-        rank_zero_only: Whether the first process of a distributed run logs, or all do, each in a run of its own.
+        log_artifacts: Whether to upload the run's files, such as checkpoints, as artifacts.
+        rank_zero_only: Whether only the process of rank 0 logs, or all processes, each to its own run.
         init_kwargs: Further arguments of ``wandb.init``.
-        every: How often metrics are logged: a time, a text or a number of epochs; each time if None.
-        flush_interval: Batches between two writings; they also come every ten seconds, at the end of each epoch and
-            after evaluations.
+        every: How often metrics are logged: a time, a text or a number of epochs; always if None.
+        flush_interval: Batches between two flushes; values are also written every ten seconds, at the end of each epoch
+            and after evaluations.
 
     Raises:
         ModuleNotFoundError: wandb is not installed.
-        ValueError: ``flush_interval`` is less than 1, or ``every`` no length of time.
+        ValueError: ``flush_interval`` is less than 1, or ``every`` is not a length of time.
 
     Attributes:
-        run: The run of wandb's; None before it was begun.
+        run: The wandb run; None before it starts.
 
     Example:
         >>> WandBLogger("digits", init_kwargs={"mode": "offline"}).can_upload_files()
@@ -83,17 +83,16 @@ class WandBLogger(TrackerLogger):
         self._last_step = 0
 
     def open_run(self, state: State) -> None:
-        """Begin a run, or go on in one."""
+        """Start or continue a run."""
         self._wandb = import_product("wandb", "wandb")
         self._is_ours = self._wandb.run is None
         if not self._is_ours:
             self.run = self._wandb.run
         else:
-            rank = "" if self.rank_zero_only else f"-rank{state.rank}"
             own = {
                 "project": self.project,
                 "group": self.group or (None if self.rank_zero_only else state.run_name),
-                "name": (self.name or state.run_name) + rank,
+                "name": self.name_of_run(state, self.name),
                 "entity": self.entity,
             }
             settings: dict[str, Any] = {**own, "tags": self.tags}
@@ -109,7 +108,7 @@ class WandBLogger(TrackerLogger):
             self._log(dict(record.metrics), record.step)
 
     def write_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Write settings to the run's configuration."""
+        """Write hyperparameters to the run's configuration."""
         self.run.config.update(dict(hyperparameters), allow_val_change=True)
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
@@ -129,11 +128,11 @@ class WandBLogger(TrackerLogger):
             self._log({name: shown}, step)
 
     def can_upload_files(self) -> bool:
-        """Return whether files are kept as artifacts."""
+        """Return whether files are uploaded as artifacts."""
         return self.log_artifacts
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Keep a file, or a folder, as an artifact; one of the same name gets a new version."""
+        """Upload a file or a folder as an artifact; an existing artifact gets a new version."""
         del overwrite
         kind = "file" if file_path.is_file() else "folder"
         artifact = self._wandb.Artifact(name=_allowed(remote_file_name), type=kind)
@@ -141,12 +140,12 @@ class WandBLogger(TrackerLogger):
         self.run.log_artifact(artifact)
 
     def close_run(self) -> None:
-        """Finish the run, if it was begun here."""
+        """Finish the run, if it was started here."""
         if self._is_ours:
             self.run.finish(exit_code=0 if sys.exception() is None else 1)
 
     def _log(self, values: dict[str, Any], step: int) -> None:
-        # Of a step before its latest wandb takes nothing any more.
+        # wandb ignores values of a step before its latest one.
         self._last_step = max(step, self._last_step)
         self.run.log(values, step=self._last_step)
 
