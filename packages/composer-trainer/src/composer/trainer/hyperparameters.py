@@ -1,4 +1,4 @@
-"""What a run was made of, as plain data: the settings of its parts, versions, the program's commit, the machine."""
+"""The hyperparameters of a run as plain data: settings of its components, versions, commit and hardware."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Algorithm, Callback, Precision, Time
+from composer.core import Algorithm, Callback, Time
 from composer.core.checks import describe
 from composer.core.plan import component_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.optim import Optimizer
 
-    from composer.core import LoggerDestination, State
+    from composer.core import Evaluator, LoggerDestination, State
 
 __all__ = ["commit", "hardware", "hyperparameters", "plain_settings", "versions"]
 
@@ -53,21 +53,21 @@ def hyperparameters(
     schedulers: Iterable[Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what a run is made of, as nested plain data: numbers, text, None, lists and dictionaries.
+    """Return the hyperparameters of a run as nested plain data: numbers, text, None, lists and dictionaries.
 
-    Secrets (``api_key``, ``token``, ``password``, … and users in addresses) are hidden.
+    Secrets (``api_key``, ``token``, ``password``, … and users in URLs) are hidden.
 
     Args:
         state: The run.
-        loggers: Where it logs to.
-        schedulers: Its learning rate schedules as they were given; those of the state if None.
-        extra: What else there is to say; it stands under ``"trainer"``.
+        loggers: Its logger destinations.
+        schedulers: Its schedulers as they were passed; those of the state if None.
+        extra: Further settings, for the key ``"trainer"``.
 
     Returns:
         ``run_name``, ``rank_zero_seed``, ``device``, ``precision``, ``max_duration``,
         ``device_train_microbatch_size``; ``model``, ``train_dataloader`` and ``evaluators``; ``algorithms``,
         ``callbacks``, ``loggers``, ``optimizers`` and ``schedulers``, each a dictionary of settings by name;
-        ``versions``, ``git`` and ``hardware``; and ``trainer``, if there is something extra.
+        ``versions``, ``git`` and ``hardware``; and ``trainer`` if ``extra`` is given.
 
     Example:
         >>> from composer.core import State
@@ -98,7 +98,7 @@ def hyperparameters(
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as plain data, with secrets hidden. What is no data becomes text that says what it is.
+    """Return settings as plain data, with secrets hidden. Other objects become a text that describes them.
 
     Example:
         >>> plain_settings({"sizes": (1, 2), "device": torch.device("cpu"), "api_key": "abc", "act": torch.nn.GELU()})
@@ -108,15 +108,19 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what computes: composer, torch, Python, CUDA and cuDNN; None of what is not there.
+    """Return the versions of composer, torch, Python, CUDA and cuDNN; None where not available.
 
     Example:
         >>> versions()["torch"] == torch.__version__
         True
     """
+    try:
+        composer = importlib.metadata.version("composer-trainer")
+    except importlib.metadata.PackageNotFoundError:
+        composer = None
     cudnn: Any = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     return {
-        "composer": _version("composer-trainer"),
+        "composer": composer,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -125,11 +129,11 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> dict[str, Any]:
-    """Return which commit the program is of: that of its own folder's repository, or else of the working folder's.
+    """Return the commit of the repository of the program's folder, or else of the working folder.
 
     Returns:
-        ``commit``, the hash, and ``is_dirty``, whether files that it knows have been changed since; both None where
-        there is no repository, no git, or git takes longer than two seconds.
+        ``commit``, the hash, and ``is_dirty``, whether tracked files have changed since; both None if there is no
+        repository, no git, or git takes longer than two seconds.
     """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path.cwd()] if program is None else [Path(program).resolve().parent, Path.cwd()]
@@ -142,19 +146,23 @@ def commit() -> dict[str, Any]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return what the run computes on.
+    """Return the hardware of the run.
 
     Args:
-        device: The model's.
+        device: The model's device.
 
     Returns:
         ``device_name``, ``num_devices``, ``device_memory_gib``, ``num_cpus`` (that the process may use),
-        ``memory_gib`` and ``hostname``; None where it is not known.
+        ``memory_gib`` and ``hostname``; None where unknown.
 
     Example:
         >>> hardware(torch.device("cpu"))["num_devices"]
         1
     """
+    try:
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):  # Windows
+        memory = None
     is_cuda = device.type == "cuda"
     properties: Any = torch.cuda.get_device_properties(device) if is_cuda else None
     return {
@@ -162,21 +170,23 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "num_devices": torch.cuda.device_count() if is_cuda else 1,
         "device_memory_gib": round(properties.total_memory / 2**30, 1) if is_cuda else None,
         "num_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": memory,
         "hostname": platform.node() or None,
     }
 
 
 def _named(components: Iterable[Any]) -> dict[str, Any]:
-    return _by_key(components, lambda one: plain_settings(_settings_of(one)))
+    return _by_key(components, lambda component: plain_settings(_settings_of(component)))
 
 
-def _by_key(components: Iterable[Any], describe_one: Any) -> dict[str, Any]:
-    given = list(components)
-    keys = component_keys(given)
+def _by_key(components: Iterable[Any], to_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    components = list(components)
+    keys = component_keys(components)
     return {
-        describe(one).rpartition(".")[2] if inspect.isroutine(one) else keys[id(one)]: describe_one(one)
-        for one in given
+        describe(component).rpartition(".")[2] if inspect.isroutine(component) else keys[id(component)]: to_settings(
+            component
+        )
+        for component in components
     }
 
 
@@ -188,10 +198,10 @@ def _settings_of(component: Any) -> dict[str, Any]:
         return {str(field.alias): getattr(component, field.name) for field in attrs.fields(kind) if field.init}
     try:
         arguments = list(inspect.signature(kind).parameters)
-    except (TypeError, ValueError):  # of some that are written in C nobody knows it
+    except (TypeError, ValueError):  # some classes written in C have no signature
         return {}
-    held = getattr(component, "__dict__", {})
-    return {name: held[name] for name in arguments if name in held and name not in _NO_SETTINGS}
+    attributes = getattr(component, "__dict__", {})
+    return {name: attributes[name] for name in arguments if name in attributes and name not in _NO_SETTINGS}
 
 
 def _model(model: Any) -> dict[str, Any]:
@@ -205,100 +215,67 @@ def _model(model: Any) -> dict[str, Any]:
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    groups = [
-        {
-            "num_parameters": sum(one.numel() for one in group["params"]),
-            **plain_settings(
-                {
-                    name: value
-                    for name, value in group.items()
-                    if name != "params" and not _is_same(value, optimizer.defaults.get(name))
-                }
-            ),
-        }
-        for group in optimizer.param_groups
-    ]
-    return plain_settings(optimizer.defaults) | {"groups": groups}
+    """Return the defaults of an optimizer, and the settings of each group that differ from them."""
+    defaults = plain_settings(optimizer.defaults)
+    groups = []
+    for group in optimizer.param_groups:
+        settings = plain_settings({name: value for name, value in group.items() if name != "params"})
+        different = {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
+        groups.append({"num_parameters": sum(parameter.numel() for parameter in group["params"]), **different})
+    return defaults | {"groups": groups}
 
 
-def _is_same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and not isinstance(value, Tensor) and value == default)
-
-
-def _evaluator(evaluator: Any) -> dict[str, Any]:
-    names = ("metric_names", "subset_num_batches", "eval_interval", "device_eval_microbatch_size")
-    settings = {name: getattr(evaluator, name) for name in names}
-    settings["eval_interval"] = None if settings["eval_interval"] is None else repr(settings["eval_interval"])
-    return plain_settings(settings) | {"dataloader": _loader(evaluator.dataloader.dataloader)}
+def _evaluator(evaluator: Evaluator) -> dict[str, Any]:
+    names = ("metric_names", "subset_num_batches", "device_eval_microbatch_size")
+    interval = None if evaluator.eval_interval is None else repr(evaluator.eval_interval)
+    settings = plain_settings({name: getattr(evaluator, name) for name in names})
+    return settings | {"eval_interval": interval, "dataloader": _loader(evaluator.dataloader.dataloader)}
 
 
 def _loader(loader: Any) -> dict[str, Any] | None:
     if loader is None:
         return None
-    names = ("batch_size", "num_workers", "drop_last")
-    found = {name: getattr(loader, name) for name in names if isinstance(getattr(loader, name, None), int)}
-    return {"class": type(loader).__name__, **found}
+    settings = {name: getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last")}
+    settings = {name: value for name, value in settings.items() if isinstance(value, int)}
+    return {"class": type(loader).__name__, **settings}
 
 
-def _plain(value: Any, name: str, depth: int) -> Any:
-    if _is_secret(name, value):
+def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, (str, bytes)) and value and _SECRET.search(name) and not _TOKEN_OF_TEXT.search(name):
         return _HIDDEN
     if value is None or type(value) in {bool, int, float}:
         return value
-    if isinstance(value, enum.Enum):
-        return _plain(value.value, name, depth)
-    if isinstance(value, (Mapping, Sequence, set, frozenset)) and not isinstance(value, (str, bytes)):
-        return _plain_container(value, name, depth)
-    return _plain_text(value, depth)
-
-
-def _plain_container(value: Any, name: str, depth: int) -> Any:
-    if depth >= _DEEPEST or len(value) > _LONGEST:
-        return f"{type(value).__name__} of {len(value)}"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, str(key), depth + 1) for key, item in value.items()}
-    items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
-    return [_plain(item, name, depth + 1) for item in items]
-
-
-def _plain_text(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return _USER_IN_URL.sub(f"://{_HIDDEN}@", value)
-    if isinstance(value, Tensor):
-        # A learning rate may be a tensor on the device; to read it once before training costs nothing.
+    if isinstance(value, (Mapping, Sequence, set, frozenset)) and not isinstance(value, bytes):
+        if depth >= _DEEPEST or len(value) > _LONGEST:
+            return f"{type(value).__name__} of {len(value)}"
+        if isinstance(value, Mapping):
+            return {str(key): _plain(item, str(key), depth + 1) for key, item in value.items()}
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+        return [_plain(item, name, depth + 1) for item in items]
+    if isinstance(value, Tensor):  # a learning rate may be a tensor on the device, which is read once before training
         return value.item() if value.numel() == 1 else f"tensor {tuple(value.shape)}"
     if isinstance(value, Number):
-        number: Any = value
-        return number.item() if callable(getattr(number, "item", None)) else str(number)
-    if isinstance(value, (Time, Precision, Path, torch.device, torch.dtype, torch.memory_format)):
+        to_python: Any = getattr(value, "item", lambda: str(value))
+        return to_python()
+    if isinstance(value, (Time, Path, torch.device, torch.dtype, torch.memory_format)):
         return str(value)
-    return _plain_object(value, depth) if attrs.has(type(value)) and depth < _DEEPEST else describe(value)
-
-
-def _plain_object(value: Any, depth: int) -> Any:
-    settings = _settings_of(value)
-    if list(settings) == ["every"]:  # an Interval
-        return str(settings["every"])
-    plain = {name: _plain(item, name, depth + 1) for name, item in settings.items()}
-    return {"class": type(value).__name__} | plain
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    is_named_so = _SECRET.search(name) is not None and _TOKEN_OF_TEXT.search(name) is None
-    return is_named_so and isinstance(value, (str, bytes)) and bool(value)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    if attrs.has(type(value)) and depth < _DEEPEST:
+        settings = _settings_of(value)
+        if list(settings) == ["every"]:  # an Interval
+            return str(settings["every"])
+        plain = {name: _plain(item, name, depth + 1) for name, item in settings.items()}
+        return {"class": type(value).__name__} | plain
+    return describe(value)
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """Return what git says in a folder; None if it says nothing in time, whatever the reason."""
+    """Return the output of git in a folder; None if it fails or takes too long."""
     try:
-        done = subprocess.run(  # noqa: S603  (nothing in it comes from outside)
+        done = subprocess.run(  # noqa: S603  (no argument comes from outside)
             ["git", "-C", str(folder), *command],  # noqa: S607  (the user's own git)
             capture_output=True,
             text=True,
@@ -310,10 +287,3 @@ def _git(folder: Path, *command: str) -> str | None:
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):  # Windows
-        return None
