@@ -267,7 +267,7 @@ class TestBatchesThatAreNone:
         """The evaluator is named."""
         evaluator = Evaluator(label="held out", dataloader=loaders_with_none()[kind])
 
-        with pytest.raises(ValueError, match=r"^The loader of 'held out' gave None as batch 2 of the epoch"):
+        with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' gave None as batch 2 of the epoch"):
             make_trainer(max_duration="1ep").eval(evaluator)
 
     @pytest.mark.parametrize("kind", loaders_with_none())
@@ -278,7 +278,7 @@ class TestBatchesThatAreNone:
 
     @pytest.mark.parametrize(
         ("do", "whose"),
-        [("fit", "train_dataloader"), ("eval", "the loader of 'eval'"), ("predict", "dataloader")],
+        [("fit", "train_dataloader"), ("eval", "eval_dataloader 'eval'"), ("predict", "dataloader")],
     )
     def test_of_transforms(self, make_trainer, do, whose):
         """A ``batch_transforms`` that returns nothing is named."""

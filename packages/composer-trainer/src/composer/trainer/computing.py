@@ -1,4 +1,4 @@
-"""Where a model computes and in which number formats, and what is done to it for that."""
+"""The device, precision, compilation and microbatch size of a run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ import torch
 
 from composer.core import Precision
 from composer.distributed import device_of_process
-from composer.trainer.device import choose_device, choose_precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
-__all__ = ["ComputeConfig", "check_microbatch_size"]
+__all__ = ["ComputeConfig", "check_microbatch_size", "choose_device", "choose_precision"]
 
 _FP8_CAPABILITY = (8, 9)
+_AVAILABLE: dict[str, Callable[[], bool]] = {
+    "cpu": lambda: True,
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+}
 
 
 @attrs.frozen
 class ComputeConfig:
-    """How the model computes.
+    """How a model computes.
 
     Args:
-        device: Where.
-        precision: In which number formats.
+        device: The device.
+        precision: The precision.
         precision_config: Settings of torchao's ``Float8LinearConfig``, or ``{"recipe": name}`` of one of its recipes.
-        compile_config: Arguments of ``torch.nn.Module.compile``; None leaves the model as it is.
-        microbatch_size: Samples that are put through the model at once, ``"auto"``, or None for whole batches.
+        compile_config: Arguments of ``torch.nn.Module.compile``; None does not compile.
+        microbatch_size: The number of samples in a microbatch, ``"auto"``, or None for complete batches.
     """
 
     device: torch.device
@@ -48,7 +54,7 @@ class ComputeConfig:
         compile_config: Mapping[str, Any] | None,
         microbatch_size: int | str | None,
     ) -> ComputeConfig:
-        """Return the settings, checked.
+        """Return the validated settings.
 
         Raises:
             ValueError: One of them is out of range, or two contradict each other.
@@ -71,7 +77,7 @@ class ComputeConfig:
         return made
 
     def check_fp8(self) -> None:
-        """Raise an error that says why this device cannot compute in 8 bits, if so."""
+        """Raise an error if this device cannot compute in 8 bits."""
         emulated = (self.precision_config or {}).get("emulate", False)
         if not emulated and (self.device.type != "cuda" or torch.cuda.get_device_capability() < _FP8_CAPABILITY):
             raise ValueError(
@@ -86,7 +92,7 @@ class ComputeConfig:
             ) from None
 
     def prepare(self, model: nn.Module) -> None:
-        """Let the model's linear layers compute in 8 bits, if asked to; weights and their names stay."""
+        """Convert the model's linear layers for ``"amp_fp8"``; weights and their names do not change."""
         if self.precision is not Precision.AMP_FP8:
             return
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  (an extra)
@@ -105,7 +111,7 @@ class ComputeConfig:
             )
 
     def compile(self, model: nn.Module) -> None:
-        """Compile the model in place, if asked to; the names of its weights stay."""
+        """Compile the model in place if configured; the names of its weights do not change."""
         if self.compile_config is not None:
             model.compile(**self.compile_config)
 
@@ -114,7 +120,7 @@ def check_microbatch_size(size: int | str | None) -> int | str | None:
     """Return the size.
 
     Raises:
-        ValueError: It is neither None, nor ``"auto"``, nor a whole number from 1 on.
+        ValueError: The size is neither None, nor ``"auto"``, nor an integer of at least 1.
     """
     wrong = size is not None and size != "auto"
     if wrong and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
@@ -135,3 +141,36 @@ def _checked_config(name: str, config: Mapping[str, Any] | None) -> dict[str, An
 def _fits_fp8(module: nn.Module, name: str) -> bool:
     del name
     return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """Return a device by its name (``"gpu"`` is a CUDA device), or the best available device.
+
+    Raises:
+        ValueError: The device does not exist on this machine, or its type is not supported.
+
+    Example:
+        >>> choose_device("cpu")
+        device(type='cpu')
+    """
+    if device is None:
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if _AVAILABLE[kind]()))
+    try:
+        chosen = torch.device("cuda" if device == "gpu" else device)
+    except RuntimeError:
+        raise ValueError(f"device must be 'cpu', 'gpu', 'mps' or a torch.device, got {device!r}.") from None
+    if chosen.type not in _AVAILABLE or not _AVAILABLE[chosen.type]():
+        usable = [kind for kind, is_available in _AVAILABLE.items() if is_available()]
+        raise ValueError(f"device={str(device)!r} cannot be used here; this machine has {', '.join(usable)}.")
+    return chosen
+
+
+def choose_precision(precision: Precision | str | None, device: torch.device) -> Precision:
+    """Return a precision by its name; by default ``amp_fp16`` on a CUDA device and ``fp32`` elsewhere.
+
+    Raises:
+        ValueError: The precision is unknown.
+    """
+    if precision is None:
+        return Precision.AMP_FP16 if device.type == "cuda" else Precision.FP32
+    return Precision(precision)

@@ -1,4 +1,4 @@
-"""Evaluation: the model's metrics on one or several data sets."""
+"""Evaluation of the model's metrics on one or several data sets, and prediction of its outputs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ __all__ = [
     "SupportsMetrics",
     "evaluate",
     "in_evaluation",
+    "predict",
+    "prepare_batch",
     "prepare_metrics",
     "to_evaluators",
     "with_evaluation_weights",
@@ -58,10 +60,10 @@ EvalInterval: TypeAlias = int | str | Time | Callable[[State, Event], bool]
 
 @runtime_checkable
 class SupportsMetrics(Protocol):
-    """What the trainer needs of a model that is to be measured."""
+    """The methods that evaluation requires of a model."""
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Return the outputs for the metrics; ``outputs`` if they are known already."""
+        """Return the outputs for the metrics; ``outputs`` if they are already computed."""
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
         """Return the metrics by name."""
@@ -71,7 +73,7 @@ class SupportsMetrics(Protocol):
 
 
 def check_can_be_evaluated(model: object) -> None:
-    """Raise a TypeError if a model has no metrics."""
+    """Raise a TypeError if a model lacks a method that evaluation requires."""
     if not isinstance(model, SupportsMetrics):
         missing = [name for name in ("eval_forward", "get_metrics", "update_metric") if not hasattr(model, name)]
         raise TypeError(
@@ -82,19 +84,19 @@ def check_can_be_evaluated(model: object) -> None:
 
 @attrs.frozen
 class Evaluations:
-    """What a run is evaluated on, and how often.
+    """The data sets that a run is evaluated on, and how often.
 
     Args:
-        given: The data; None for none.
-        interval: How often, where an evaluator does not say so itself.
-        subset_num_batches: Only so many batches, where an evaluator does not say so itself.
+        data: The data sets; None for none.
+        interval: The interval of evaluators without one of their own.
+        subset_num_batches: The number of batches of evaluators without one of their own.
 
     Raises:
         TypeError: Several data sets are given that are not all evaluators.
         ValueError: The interval or the number of batches is out of range.
     """
 
-    given: EvalData | None = None
+    data: EvalData | None = None
     interval: EvalInterval = 1
     subset_num_batches: int = attrs.field(default=-1)
     evaluators: list[Evaluator] = attrs.field(init=False)
@@ -109,25 +111,25 @@ class Evaluations:
         default = interval if callable(interval) else evaluate_periodically(interval)
         return [
             evaluator if evaluator.eval_interval is not None else attrs.evolve(evaluator, eval_interval=default)
-            for evaluator in ([] if self.given is None else to_evaluators(self.given))
+            for evaluator in ([] if self.data is None else to_evaluators(self.data))
         ]
 
-    def with_changes(self, given: EvalData | None, interval: EvalInterval | None, subset: int | None) -> Evaluations:
-        """Return what holds when some of it is given anew.
+    def with_changes(self, data: EvalData | None, interval: EvalInterval | None, subset: int | None) -> Evaluations:
+        """Return a copy with the arguments that are not None.
 
         Raises:
-            ValueError: An interval is given, and nothing to evaluate on.
+            ValueError: An interval is given without data to evaluate on.
         """
-        if given is None and interval is not None and self.given is None:
-            raise ValueError("eval_interval is given, but there is nothing to evaluate on: give eval_dataloader, too.")
+        if data is None and interval is not None and self.data is None:
+            raise ValueError("eval_interval is given without data to evaluate on: give eval_dataloader, too.")
         return Evaluations(
-            self.given if given is None else given,
+            self.data if data is None else data,
             self.interval if interval is None else interval,
             self.subset_num_batches if subset is None else subset,
         )
 
     def install(self, state: State) -> None:
-        """Let a state have the evaluators, with metrics of their own."""
+        """Set a state's evaluators, and give each its own metrics."""
         if self.evaluators:
             check_can_be_evaluated(state.model)
             for evaluator in self.evaluators:
@@ -136,38 +138,42 @@ class Evaluations:
             prepare_metrics(state, state.evaluators)
 
     def run_if_due(self, engine: Engine, event: Event) -> None:
-        """Evaluate on what is due at an event."""
+        """Evaluate with the evaluators that are due at an event."""
         state = engine.state
-        due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
+        due = [
+            evaluator
+            for evaluator in state.evaluators
+            if evaluator.eval_interval and evaluator.eval_interval(state, event)
+        ]
         if due:
             evaluate(engine, due, self.subset_num_batches)
 
 
-def to_evaluators(given: EvalData) -> list[Evaluator]:
-    """Return evaluators from one, from several, or from a data loader.
+def to_evaluators(data: EvalData) -> list[Evaluator]:
+    """Return the evaluators of one or several data sets.
 
     Raises:
         TypeError: Several data sets are given that are not all evaluators.
     """
-    if not isinstance(given, (list, tuple)) or not any(
-        isinstance(one, (Evaluator, DataSpec, DataLoader)) for one in given
+    if not isinstance(data, (list, tuple)) or not any(
+        isinstance(one, (Evaluator, DataSpec, DataLoader)) for one in data
     ):
-        return [ensure_evaluator(given)]
-    for one in given:
+        return [ensure_evaluator(data)]
+    for one in data:
         if not isinstance(one, Evaluator):
             raise TypeError(
                 f"Several data sets to evaluate on must each be an Evaluator, got {type(one).__name__} among them. "
                 "Give each a name: Evaluator(label='...', dataloader=...)."
             )
-    return list(given)
+    return list(data)
 
 
 def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Give every evaluator its own copy of the model's metrics that it asks for, on the state's device.
+    """Give every evaluator its own copy of those of the model's metrics that it names, on the state's device.
 
     Raises:
-        ValueError: Two evaluators have one label, one has that of the training data, or one asks for a metric that the
-            model does not have.
+        ValueError: Two evaluators have the same label, one has that of the training data, or one names a metric that
+            the model does not have.
     """
     labels = [evaluator.label for evaluator in evaluators]
     if len(set(labels)) != len(labels):
@@ -177,21 +183,20 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
             f"An Evaluator must not have the label of the training data, got {state.dataloader_label!r}: the metrics "
             "of both would have the same names. Choose another label, or another train_dataloader_label."
         )
-    offered = state.model.get_metrics(is_train=False)
+    metrics = state.model.get_metrics(is_train=False)
     for evaluator in evaluators:
-        names = _chosen(evaluator, list(offered))
-        state.eval_metrics[evaluator.label] = {name: copy.deepcopy(offered[name]).to(state.device) for name in names}
-
-
-def _chosen(evaluator: Evaluator, offered: list[str]) -> list[str]:
-    if evaluator.metric_names is None:
-        return offered
-    for pattern in evaluator.metric_names:
-        if not fnmatch.filter(offered, pattern):
-            raise ValueError(
-                f"Evaluator {evaluator.label!r} asks for the metric {pattern!r}, but the model has {offered}."
-            )
-    return [name for name in offered if any(fnmatch.fnmatch(name, pattern) for pattern in evaluator.metric_names)]
+        patterns = ["*"] if evaluator.metric_names is None else evaluator.metric_names
+        matches = {pattern: fnmatch.filter(metrics, pattern) for pattern in patterns}
+        for pattern in evaluator.metric_names or ():
+            if not matches[pattern]:
+                raise ValueError(
+                    f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has {list(metrics)}."
+                )
+        state.eval_metrics[evaluator.label] = {
+            name: copy.deepcopy(metric).to(state.device)
+            for name, metric in metrics.items()
+            if any(name in names for names in matches.values())
+        }
 
 
 def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: int = -1) -> dict[str, dict[str, Any]]:
@@ -213,12 +218,12 @@ def evaluate(engine: Engine, evaluators: Sequence[Evaluator], default_subset: in
 
 @contextlib.contextmanager
 def in_evaluation(engine: Engine) -> Iterator[None]:
-    """Without gradients and in the model's evaluation mode; afterwards the state is as it was, whatever happens."""
+    """Disable gradients and put the model into evaluation mode; restore the state at the end, also after an error."""
     state = engine.state
     data = state.dataloader, state.dataloader_label, state.dataloader_len
     step = state.batch, state.outputs
     try:
-        # Training shall draw what it would without the evaluation.
+        # Training draws the same random numbers as without the evaluation.
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad():
             yield
     except BaseException:
@@ -231,7 +236,7 @@ def in_evaluation(engine: Engine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_evaluation_weights(state: State) -> Iterator[None]:
-    """Within the block the model has the weights that it is evaluated with, and rank 0's buffers in every process."""
+    """Give the model its evaluation weights within the block, and the buffers of rank 0 in every process."""
     with evaluation_weights(state):
         broadcast_buffers(state.model)
         yield
@@ -247,7 +252,7 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
         metric.reset()
     engine.run_event(Event.EVAL_START)
     loader = evaluator.dataloader.dataloader
-    # Of samples that were dealt to two processes, so that all have equally many, one does not count.
+    # A sample that several processes have, so that all have equally many, is counted by one of them.
     num_real = num_real_samples_in_loader(loader)
     for batch in itertools.islice(make_order(loader, state.rank_zero_seed).begin(0), None if subset == -1 else subset):
         num_samples = _evaluate_batch(engine, evaluator, batch, num_real)
@@ -262,28 +267,19 @@ def _evaluate_one(engine: Engine, evaluator: Evaluator, subset: int) -> dict[str
 
 
 def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: int | None) -> int:
-    """Count a batch, of whose samples the first ``num_real`` are this process's own; return how many there are."""
+    """Update the metrics with a batch, of which the first ``num_real`` samples count; return its number of samples."""
     state, spec, began = engine.state, evaluator.dataloader, time.perf_counter()
-    if batch is None:
-        raise none_given(f"The loader of {evaluator.label!r}", int(state.eval_timestamp.batch))
-    batch = move_batch(batch, state.device)
-    batch = batch if spec.batch_transforms is None else spec.batch_transforms(batch)
-    if batch is None:
-        raise none_given(f"batch_transforms of the loader of {evaluator.label!r}", int(state.eval_timestamp.batch))
-    num_samples, num_tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
-    state.batch = batch
+    state.batch = prepare_batch(batch, spec, state, f"eval_dataloader {evaluator.label!r}", state.eval_timestamp)
+    num_samples, num_tokens = spec.get_num_samples_in_batch(state.batch), spec.get_num_tokens_in_batch(state.batch)
     engine.run_event(Event.EVAL_BATCH_START)
     size = evaluator.device_eval_microbatch_size
     parts = [state.batch] if size is None else spec.split_batch(state.batch, size)
     for part, counts in real_parts(parts, num_real, spec):
         state.batch = part if spec.microbatch_transforms is None else spec.microbatch_transforms(part)
         engine.run_event(Event.EVAL_BEFORE_FORWARD)
-        try:
-            with get_precision_context(state.precision, state.device.type):
-                state.outputs = state.model.eval_forward(state.batch)
-        except Exception as error:
-            note_batch(error, Event.EVAL_BEFORE_FORWARD, f"{type(state.model).__name__}.eval_forward", state.batch)
-            raise
+        _forward(
+            state, state.model.eval_forward, f"{type(state.model).__name__}.eval_forward", Event.EVAL_BEFORE_FORWARD
+        )
         engine.run_event(Event.EVAL_AFTER_FORWARD)
         for metric in state.eval_metrics[evaluator.label].values() if counts else ():
             state.model.update_metric(state.batch, state.outputs, metric)
@@ -291,3 +287,63 @@ def _evaluate_batch(engine: Engine, evaluator: Evaluator, batch: Any, num_real: 
     state.eval_timestamp = state.eval_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
     engine.run_event(Event.EVAL_BATCH_END)
     return num_samples
+
+
+def predict(engine: Engine, spec: DataSpec, subset: int, *, return_outputs: bool) -> list[Any]:
+    """Run the model over the data; algorithms and callbacks see the ``PREDICT_*`` events.
+
+    Returns:
+        The outputs of each batch, on the CPU; an empty list unless ``return_outputs``.
+    """
+    state, outputs = engine.state, []
+    forward = getattr(state.model, "eval_forward", state.model)
+    with in_evaluation(engine), with_evaluation_weights(state):
+        lengths = [length for length in (spec.length, subset) if length is not None and length != -1]
+        state.set_dataloader(spec.dataloader, "predict", min(lengths, default=None))
+        state.predict_timestamp = Timestamp()
+        engine.run_event(Event.PREDICT_START)
+        batches = make_order(spec.dataloader, state.rank_zero_seed).begin(0)
+        for batch in itertools.islice(batches, None if subset == -1 else subset):
+            began = time.perf_counter()
+            state.batch = prepare_batch(batch, spec, state, "dataloader", state.predict_timestamp)
+            engine.run_event(Event.PREDICT_BATCH_START)
+            if spec.microbatch_transforms is not None:  # the batch is its only microbatch
+                state.batch = spec.microbatch_transforms(state.batch)
+            engine.run_event(Event.PREDICT_BEFORE_FORWARD)
+            _forward(state, forward, type(state.model).__name__, Event.PREDICT_BEFORE_FORWARD)
+            engine.run_event(Event.PREDICT_AFTER_FORWARD)
+            if return_outputs:
+                outputs.append(move_batch(state.outputs, torch.device("cpu")))
+            num_samples = spec.get_num_samples_in_batch(state.batch)
+            num_tokens = spec.get_num_tokens_in_batch(state.batch)
+            elapsed = datetime.timedelta(seconds=time.perf_counter() - began)
+            state.predict_timestamp = state.predict_timestamp.to_next_batch(num_samples, num_tokens, elapsed)
+            engine.run_event(Event.PREDICT_BATCH_END)
+        engine.run_event(Event.PREDICT_END)
+    return outputs
+
+
+def prepare_batch(batch: Any, spec: DataSpec, state: State, name: str, clock: Timestamp) -> Any:
+    """Return a batch on the state's device, with the batch transforms applied.
+
+    Raises:
+        ValueError: The loader, which errors call ``name``, or its transforms returned None.
+    """
+    if batch is None:
+        raise none_given(name, int(clock.batch))
+    batch = move_batch(batch, state.device)
+    if spec.batch_transforms is not None:
+        batch = spec.batch_transforms(batch)
+        if batch is None:
+            raise none_given(f"batch_transforms of {name}", int(clock.batch))
+    return batch
+
+
+def _forward(state: State, forward: Callable[[Any], Any], name: str, event: Event) -> None:
+    """Compute the state's outputs for its batch, in its precision."""
+    try:
+        with get_precision_context(state.precision, state.device.type):
+            state.outputs = forward(state.batch)
+    except Exception as error:
+        note_batch(error, event, name, state.batch)
+        raise

@@ -27,7 +27,6 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
-from composer.core.data_spec import move_batch
 from composer.core.naming import check_run_name
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
@@ -50,11 +49,9 @@ from composer.trainer.arguments import (
     check_text,
     set_log_level,
 )
-from composer.trainer.batches import none_given
 from composer.trainer.checkpoints import Loading, save_on_rank_zero
-from composer.trainer.computing import ComputeConfig, check_microbatch_size
+from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
 from composer.trainer.data_order import make_order
-from composer.trainer.device import choose_precision
 from composer.trainer.evaluation import (
     EvalData,
     EvalInterval,
@@ -62,6 +59,8 @@ from composer.trainer.evaluation import (
     Loader,
     check_can_be_evaluated,
     evaluate,
+    predict,
+    prepare_batch,
     prepare_metrics,
     to_evaluators,
 )
@@ -69,7 +68,6 @@ from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
-from composer.trainer.prediction import predict
 from composer.trainer.progress import ResumeState, SavesProgress
 from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
 from composer.trainer.run import Run
@@ -609,12 +607,9 @@ class Trainer:
             raise ValueError("There is no batch to export with: give sample_input.")
         with preserve_rng_state(self.state.device):
             batch = next(make_order(specs[0].dataloader, self.state.rank_zero_seed).begin(0))
-            if batch is None:
-                raise none_given("The loader whose first batch is to be exported with", 0)
-            batch = move_batch(batch, self.state.device)
-            for transform in filter(None, (specs[0].batch_transforms, specs[0].microbatch_transforms)):
-                batch = transform(batch)
-            return batch
+            batch = prepare_batch(batch, specs[0], self.state, "the loader whose first batch is exported", Timestamp())
+            transform = specs[0].microbatch_transforms
+            return batch if transform is None else transform(batch)
 
     def close(self) -> None:
         """Close callbacks and loggers, once; the trainer cannot be used any more."""
