@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import composer.trainer.batches
+import composer.trainer.training_data
 from composer.core import DataSpec, Evaluator
 from composer.models import ComposerClassifier
 from composer.trainer import Trainer
@@ -442,7 +442,7 @@ class TestEndlessLoaders:
 
     def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
         """An epoch of unknown length that does not end is reported, once."""
-        monkeypatch.setattr(composer.trainer.batches, "_MANY", 3)
+        monkeypatch.setattr(composer.trainer.training_data, "_MANY", 3)
 
         class Stream:
             def __iter__(self):

@@ -1,4 +1,4 @@
-"""The order of the data and the randomness in it, by key: the same whatever happened before, whatever the workers."""
+"""Order and randomness of the data: they depend only on seed and epoch, for any number of workers."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _WITHOUT_REFERENCES = 2
 
 
 class DataOrder:
-    """Gives the batches of any epoch of a loader, from any batch on.
+    """Iterates over any epoch of a loader, from any batch on.
 
     Args:
         loader: The loader.
-        seed: The run's seed, which all draws hang on.
+        seed: The run's seed, from which all seeds are derived.
 
     Attributes:
-        skips: Whether an epoch can be begun in its middle without loading what comes before.
-        num_real_batches: How many of an epoch's batches have a sample that no other process counts; None is all.
+        skips: Whether an epoch can start in its middle without loading the batches before.
+        num_real_batches: The number of an epoch's batches with a sample that no other process counts; None for all.
     """
 
     skips = True
@@ -70,16 +70,16 @@ class DataOrder:
         return iter(itertools.islice(self.loader, skip, None)) if skip else iter(self.loader)
 
     def fingerprint(self, batches: int) -> str | None:
-        """Return a digest of the begun epoch's order, where it is not certain to come again; else None.
+        """Return a digest of the current epoch's order if it may differ in a resumed run; else None.
 
         Args:
-            batches: How many of its batches have been given.
+            batches: The number of batches so far.
         """
         del batches
         return None
 
     def sizes(self) -> dict[str, int]:
-        """Return the numbers of samples that decide which of them are in which batch, as far as they are known.
+        """Return the known sizes on which the contents of the batches depend.
 
         Example:
             >>> make_order(DataLoader(range(10), batch_size=4), seed=17).sizes()
@@ -92,30 +92,30 @@ class DataOrder:
         return {name: number for name, number in found.items() if type(number) is int and number}
 
     def choose_again(self, epoch: int, batches: int) -> str | None:
-        """Return the :meth:`fingerprint` of an epoch that the sampler chooses again, without loading a batch."""
+        """Draw the order of an epoch again and return its :meth:`fingerprint`, without loading a batch."""
         del epoch
         return self.fingerprint(batches)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the loader's own state, if it keeps one."""
+        """Return the loader's ``state_dict()``, if it has one."""
         return None
 
 
 def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
-    """Return the order of a loader, of the kind that suits it.
+    """Return the order of a loader, depending on its type.
 
-    - A loader with ``state_dict`` and ``load_state_dict`` keeps its place by itself.
-    - A ``DataLoader`` is copied: its sampler draws by (seed, epoch), its dataset and ``collate_fn`` by
-      (seed, rank, epoch, place of the batch).
-    - A list of batches is what it is.
-    - Anything else is iterated over, with the global generators seeded for each batch.
+    - A loader with ``state_dict`` and ``load_state_dict`` stores its position itself.
+    - A ``DataLoader`` is copied: its sampler is seeded by (seed, epoch), its dataset and ``collate_fn`` by
+      (seed, rank, epoch, number of the batch).
+    - A list of batches is used as it is.
+    - Other loaders are iterated over, with the global generators seeded for each batch.
 
     Example:
         >>> order = make_order([1, 2, 3], seed=17)
         >>> list(order.begin(epoch=0, skip=1))
         [2, 3]
     """
-    # Processes share the order of a dataset, of which each has its part. What else they draw differs by rank.
+    # Processes share the order of a dataset, of which each has a part. All other draws differ by rank.
     own = seed if get_global_rank() == 0 else derive_seed(seed, "rank", get_global_rank())
     if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         return StatefulOrder(loader, own)
@@ -126,41 +126,41 @@ def make_order(loader: Iterable[Batch], seed: int) -> DataOrder:
 
 
 class StatefulOrder(DataOrder):
-    """A loader that knows its place."""
+    """A loader that stores its position itself."""
 
     loader: Any
-    skips = False  # but by a state of its own, which is not there if another loader was saved
+    skips = False  # except by its own state, which is missing if another loader was saved
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Return the batches that the loader has left; it has been told where it is by ``load_state_dict``."""
-        _tell_epoch(self.loader, epoch)
+        """Return the remaining batches; ``load_state_dict`` has restored the position."""
+        _set_epoch(self.loader, epoch)
         return _seeded_batches(lambda: iter(self.loader), self.seed, epoch, first=skip)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the loader says."""
+        """Return the loader's own state."""
         state: dict[str, Any] = self.loader.state_dict()
         return state
 
 
 class OpaqueOrder(DataOrder):
-    """Something to iterate over, of which no more is known."""
+    """An iterable of unknown type."""
 
     skips = False
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Return the batches; those to skip are loaded and thrown away."""
-        _tell_epoch(self.loader, epoch)
+        """Return the batches; those to skip are loaded and discarded."""
+        _set_epoch(self.loader, epoch)
         return itertools.islice(_seeded_batches(lambda: iter(self.loader), self.seed, epoch), skip, None)
 
 
 class _CopiedOrder(DataOrder):
-    """A ``DataLoader``, copied, so that the user's own stays as it is and draws nothing from global generators."""
+    """A copy of a ``DataLoader``, so that the user's own does not change and draws nothing from global generators."""
 
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        given = loader.generator
-        super().__init__(_copied(loader), seed if given is None else derive_seed(seed, given.initial_seed()))
+        generator = loader.generator
+        super().__init__(_copied(loader), seed if generator is None else derive_seed(seed, generator.initial_seed()))
         self.loader.generator = torch.Generator()
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
 
@@ -169,11 +169,11 @@ class _CopiedOrder(DataOrder):
         self.loader.generator.manual_seed(derive_seed(self.seed, "loader", epoch))
         if self.loader.num_workers or self._is_plain:
             return iter(self.loader)
-        return _torch_kept_between(lambda: iter(self.loader))
+        return _preserve_torch_rng_state(lambda: iter(self.loader))
 
 
 class IndexedOrder(_CopiedOrder):
-    """A ``DataLoader`` of a dataset with indices: what is skipped is skipped among the indices."""
+    """A ``DataLoader`` of a map-style dataset: skipped batches are skipped among the indices."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         super().__init__(loader, seed)
@@ -181,7 +181,7 @@ class IndexedOrder(_CopiedOrder):
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._name)
         self._chosen: list[Any] | _Noted | None = None
-        # Workers that outlive an epoch ask the same object again.
+        # Persistent workers use the same object in the next epoch.
         self._keys = self.loader.__dict__[self._name] = _Keys(self._sampler)
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not (self._is_plain or self._loads_here):
@@ -208,8 +208,7 @@ class IndexedOrder(_CopiedOrder):
     def _iterate(self, epoch: int) -> Iterator[Batch]:
         if not self._loads_here:
             return super()._iterate(epoch)
-        # As torch's loader does, without the range that it records for profilers: that takes as long as seeding does,
-        # and the trainer's profiler has its own.
+        # As torch's loader does, without the range that it records for profilers, which takes as long as seeding.
         dataset, collate = self._dataset, self.loader.collate_fn
         load = getattr(dataset, "__getitems__", None)
 
@@ -225,19 +224,19 @@ class IndexedOrder(_CopiedOrder):
         return map(one_batch, self._keys.next) if self._is_plain else _load_seeded(one_batch, self._keys.next)
 
     def _choose(self, epoch: int) -> Iterable[Any]:
-        _tell_epoch(self._dataset, epoch)
+        _set_epoch(self._dataset, epoch)
         keys = _order_of(self._sampler, self._order_seed, epoch)
         self._chosen = keys if isinstance(keys, (list, _Noted)) else None
         return keys
 
     def fingerprint(self, batches: int) -> str | None:
-        """Return a digest of the epoch's indices where an unknown sampler has chosen them."""
+        """Return a digest of the epoch's indices if the type of the sampler is unknown."""
         if isinstance(self._chosen, _Noted):
             return self._chosen.fingerprint(batches)
         return None if self._chosen is None else hashlib.blake2b(repr(self._chosen).encode(), digest_size=8).hexdigest()
 
     def choose_again(self, epoch: int, batches: int) -> str | None:
-        """Return the :meth:`fingerprint` of an epoch that the sampler chooses again."""
+        """Draw the order of an epoch again and return its :meth:`fingerprint`."""
         keys = self._choose(epoch)
         if isinstance(keys, _Noted):
             _advance(keys, batches)
@@ -245,7 +244,7 @@ class IndexedOrder(_CopiedOrder):
 
 
 class StreamOrder(_CopiedOrder):
-    """A ``DataLoader`` of an ``IterableDataset``: it can only be gone through from its beginning."""
+    """A ``DataLoader`` of an ``IterableDataset``, which is iterated over from its beginning."""
 
     skips = False
 
@@ -255,9 +254,9 @@ class StreamOrder(_CopiedOrder):
         self._stream = self.loader.__dict__["dataset"] = _SeededStream(loader.dataset, self.seed, loader.batch_size)
 
     def begin(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Return the epoch's batches; those to skip are loaded and thrown away."""
-        _tell_epoch(self._set, epoch)
-        if epoch != self._next_epoch:  # workers that outlive an epoch count on
+        """Return the epoch's batches; those to skip are loaded and discarded."""
+        _set_epoch(self._set, epoch)
+        if epoch != self._next_epoch:  # persistent workers count epochs themselves
             self.loader.__dict__["_iterator"] = None
         self._next_epoch = epoch + 1
         self._stream.begin(epoch)
@@ -270,8 +269,8 @@ def _copied(loader: DataLoader[Any]) -> DataLoader[Any]:
     return copied
 
 
-def _tell_epoch(told: Any, epoch: int) -> None:
-    set_epoch = getattr(told, "set_epoch", None)
+def _set_epoch(target: Any, epoch: int) -> None:
+    set_epoch = getattr(target, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
 
@@ -285,8 +284,8 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
-    """Return a sampler's keys for an epoch; of an unknown one as a list or, if it may not end, as :class:`_Noted`."""
-    _tell_epoch(sampler, epoch)
+    """Return a sampler's keys for an epoch; for unknown types a list or, if it may be endless, a :class:`_Noted`."""
+    _set_epoch(sampler, epoch)
     in_order: Iterator[Any]
     if type(sampler) is BatchSampler:
         batches = copy.copy(sampler)
@@ -310,7 +309,7 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
 def _unknown_order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | _Noted:
     if callable(getattr(sampler, "set_epoch", None)):
         return _Noted(iter(sampler))
-    _tell_epoch(getattr(sampler, "sampler", None), epoch)
+    _set_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
         return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
     key = derive_seed(seed, "order", epoch)
@@ -334,17 +333,17 @@ def _has_length(sampler: Any) -> bool:
 
 
 def _first_key(*words: object) -> int:
-    """Return the key of an epoch's first batch; the others have the numbers after it, all of 64 bits."""
+    """Return the seed of an epoch's first batch; later batches have the following numbers, all of 64 bits."""
     return derive_seed("batches", *words) >> 1
 
 
 def _seeded_batches(begin: Callable[[], Iterator[Any]], seed: int, epoch: int, first: int = 0) -> Iterator[Any]:
-    """Yield what an iterator gives, with the global generators seeded for each; ``first`` is the first one's place."""
-    return _torch_kept_between(lambda: _seeded(begin, _first_key(seed, epoch), first))
+    """Yield an iterator's items, with the global generators seeded for each; ``first`` is the first one's number."""
+    return _preserve_torch_rng_state(lambda: _seeded(begin, _first_key(seed, epoch), first))
 
 
 def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every: int = 1) -> Iterator[Any]:
-    """Yield what an iterator gives, with the global generators seeded before it begins and ``every`` so many items."""
+    """Yield an iterator's items, with the global generators seeded at the start and before ``every`` so many items."""
     seed_globals(derive_seed(key, "begin"))
     iterator = begin()
     for place in itertools.count(first):
@@ -357,11 +356,11 @@ def _seeded(begin: Callable[[], Iterator[Any]], key: int, first: int = 0, every:
         yield item
 
 
-def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Yield what an iterator gives, and give torch's generator back as it was each time.
+def _preserve_torch_rng_state(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yield an iterator's items, and restore torch's global generator, from which layers draw, after each.
 
-    Layers draw from that one. Python's and NumPy's take a hundred times longer to give back and are left where the last
-    sample's seed has brought them, which is the same in every run.
+    Restoring those of Python and NumPy takes a hundred times longer. Their states follow from the last sample's seed,
+    which is the same in every run.
     """
     generator, iterator = torch.default_generator, None
     while True:
@@ -379,7 +378,7 @@ def _torch_kept_between(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) -> Iterator[Batch]:
     """Yield the batches that ``load(indices)`` returns, each with the global generators seeded by its key.
 
-    Torch's generator is restored after each batch, as :func:`_torch_kept_between` does, with fewer calls in a step.
+    Torch's generator is restored after each batch, as in :func:`_preserve_torch_rng_state`, with fewer calls in a step.
     """
     generator = torch.default_generator
     while True:
@@ -397,7 +396,7 @@ def _load_seeded(load: Callable[[Any], Batch], keys: Iterator[tuple[int, Any]]) 
 
 
 class _Noted:
-    """Gives what an iterator gives, and keeps a digest of all up to each item."""
+    """Yields an iterator's items, and stores a digest of the items up to each."""
 
     def __init__(self, keys: Iterator[Any]) -> None:
         self.keys = keys
@@ -423,7 +422,7 @@ class _Noted:
 
 
 class _Keys:
-    """What a sampler gives, without what is skipped, and of its length."""
+    """The remaining keys of a sampler, with its length."""
 
     def __init__(self, sampler: Any, keys: Iterator[Any] = iter(())) -> None:  # noqa: B008  (it is empty)
         self._sampler, self.next = sampler, keys
@@ -435,8 +434,8 @@ class _Keys:
         return len(self._sampler)
 
 
-class _StandIn:
-    """Holds a dataset, and is that dataset to all who ask for or set its attributes, such as a worker's set-up."""
+class _DatasetWrapper:
+    """Wraps a dataset and forwards attributes to it, for example for a ``worker_init_fn``."""
 
     def __init__(self, dataset: Any) -> None:
         self.__dict__["_dataset"] = dataset
@@ -453,15 +452,15 @@ class _StandIn:
         setattr(self._dataset, name, value)
 
 
-class _SeededDataset(_StandIn, Dataset[Any]):
-    """A dataset whose process is seeded once for each batch that it loads, by the key beside the batch's indices.
+class _SeededDataset(_DatasetWrapper, Dataset[Any]):
+    """A dataset that seeds the global generators for each batch, by the key beside the batch's indices.
 
-    What a ``collate_fn`` draws follows on what the samples have drawn. Seeding takes longer than to load many a sample,
-    and a run resumes between batches only.
+    The draws of ``collate_fn`` follow those of the samples. Seeding for each sample would take longer than loading many
+    samples, and a run resumes only between batches.
     """
 
     def __getitem__(self, batch: tuple[int, Any]) -> Any:
-        """Load what a loader without automatic batching asks for."""
+        """Load the item of a loader without automatic batching."""
         key, index = batch
         seed_globals(key)
         return self._dataset[index]
@@ -475,15 +474,15 @@ class _SeededDataset(_StandIn, Dataset[Any]):
         return load(indices) if load else [dataset[index] for index in indices]
 
 
-class _SeededStream(_StandIn, IterableDataset[Any]):
-    """A stream whose process is seeded once for each batch, by (seed, epoch, worker, place of the worker's batch)."""
+class _SeededStream(_DatasetWrapper, IterableDataset[Any]):
+    """A stream that seeds the global generators for each batch, by (seed, epoch, worker, number of its batch)."""
 
     def __init__(self, dataset: Any, seed: int, batch_size: int | None) -> None:
         super().__init__(dataset)
         self.__dict__.update(_seed=seed, _batch_size=batch_size or 1)
 
     def begin(self, epoch: int) -> None:
-        """Count from an epoch on; workers that outlive it count by themselves."""
+        """Set the epoch; persistent workers count later epochs themselves."""
         self.__dict__.update(_epoch=epoch, _times=0)
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import fnmatch
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import torch
@@ -34,16 +34,15 @@ from composer.core.evaluator import evaluation_mode
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import broadcast_buffers, check_sampler, num_real_samples_in_loader, real_parts
 from composer.trainer.arguments import check_subset
-from composer.trainer.batches import none_given
 from composer.trainer.data_order import make_order
-from composer.trainer.metrics import compute_metrics
+from composer.trainer.metrics import SupportsMetrics, compute_metrics
+from composer.trainer.training_data import none_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
     "Evaluations",
-    "SupportsMetrics",
     "evaluate",
     "in_evaluation",
     "predict",
@@ -56,20 +55,6 @@ __all__ = [
 Loader: TypeAlias = Iterable[Any] | DataSpec
 EvalData: TypeAlias = Loader | Evaluator | Sequence[Evaluator]
 EvalInterval: TypeAlias = int | str | Time | Callable[[State, Event], bool]
-
-
-@runtime_checkable
-class SupportsMetrics(Protocol):
-    """The methods that evaluation requires of a model."""
-
-    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Return the outputs for the metrics; ``outputs`` if they are already computed."""
-
-    def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        """Return the metrics by name."""
-
-    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        """Add a batch to a metric."""
 
 
 def check_can_be_evaluated(model: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SavedMetric",
+    "SupportsMetrics",
     "check_metrics",
     "compute_metrics",
     "load_metrics",
@@ -21,6 +22,20 @@ __all__ = [
     "save_metrics",
     "update_train_metrics",
 ]
+
+
+@runtime_checkable
+class SupportsMetrics(Protocol):
+    """The methods that evaluation requires of a model."""
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Return the outputs for the metrics; ``outputs`` if they are already computed."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        """Return the metrics by name."""
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric."""
 
 
 def update_train_metrics(state: State, batch: Batch) -> None:

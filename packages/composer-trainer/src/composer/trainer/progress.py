@@ -15,10 +15,10 @@ from composer.core.components import by_key
 from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.core.serialization import from_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
-from composer.trainer.batches import check_place
 from composer.trainer.data_state import data_components
 from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
 from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
+from composer.trainer.training_data import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,27 +1,383 @@
-"""What a run trains on."""
+"""The data of training: its settings, and its batches, one epoch after the other, from any resume point on."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
+from attrs.validators import ge
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
-from composer.distributed import check_lengths, check_sampler
+from composer.core.data_spec import move_batch
+from composer.core.serialization import from_data
+from composer.distributed import (
+    all_agree,
+    all_gather_object,
+    all_reduce_min,
+    check_lengths,
+    check_sampler,
+    get_world_size,
+)
+from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
 from composer.trainer.arguments import check_subset, check_text
-from composer.trainer.batches import Batches
-from composer.trainer.evaluation import SupportsMetrics
+from composer.trainer.data_order import make_order
+from composer.trainer.data_state import DataState, check_data_state
+from composer.trainer.metrics import SupportsMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from composer.core import State
+    from composer.core import Batch, State
 
-__all__ = ["TrainingData", "check_model", "check_trainable"]
+__all__ = ["END", "Batches", "TrainingData", "check_model", "check_place", "check_trainable", "none_given"]
+
+
+@attrs.frozen
+class _Place:
+    """The data of :meth:`Batches.state_dict`."""
+
+    epoch: int = attrs.field(validator=ge(0))
+    batches: int = attrs.field(validator=ge(0))
+    samples: int = attrs.field(validator=ge(0))
+    length: int | None
+    sizes: dict[str, int]
+    order: str | None
+    order_epoch: int = attrs.field(validator=ge(0))
+    order_batches: int = attrs.field(validator=ge(0))
+    loader: Any
+    own_state: dict[str, Any]
+
+
+_log = logging.getLogger(__name__)
+
+_MANY = 100_000
+"""Batches after which an epoch of unknown length is reported, because it may never end."""
+
+END: Any = object()
+"""The value that :meth:`Batches.next` returns at the end of an epoch."""
+_COMPARED = 1000
+
+
+class Batches:
+    """Iterates over the batches of a loader, epoch by epoch.
+
+    Order and randomness of the data depend only on the seed and the epoch; see :mod:`composer.trainer.data_order`.
+
+    Args:
+        spec: The loader and its transforms.
+        subset_num_batches: The number of batches in an epoch, if fewer than the loader has; -1 for all.
+        device: The device that batches are moved to.
+        seed: The run's seed.
+        epoch: The number of the first epoch.
+        spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point; else
+            it starts at the beginning of the epoch.
+        own_state: The state of the loader's components, if it is already watched.
+
+    Raises:
+        ValueError: The loader has no batches, or ``subset_num_batches`` is out of range.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import DataSpec
+        >>> batches = Batches(DataSpec([torch.zeros(2), torch.ones(2)]), -1, torch.device("cpu"))
+        >>> batches.length, batches.next(), batches.epoch_is_over
+        (2, tensor([0., 0.]), False)
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        subset_num_batches: int,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        spin: bool = True,
+        own_state: DataState | None = None,
+    ) -> None:
+        check_subset("train_subset_num_batches", subset_num_batches)
+        loader_length = spec.length
+        if loader_length == 0:
+            raise ValueError(
+                "train_dataloader has no batches: its data set is empty, or smaller than one batch with drop_last=True."
+            )
+        lengths = [length for length in (loader_length, subset_num_batches) if length is not None and length != -1]
+        self.spec = spec
+        self.subset_num_batches = subset_num_batches
+        self.length = min(lengths) if lengths else None
+        self.spin = spin
+        self._order = make_order(spec.dataloader, seed)
+        self.own_state = DataState(spec, skips=self._order.skips) if own_state is None else own_state
+        self._device = device
+        self._epoch = epoch
+        self._iterator: Iterator[Batch] | None = None
+        self._given = 0
+        self._finished: tuple[int, int] | None = None
+        self.num_samples = 0
+        """The number of samples in the batches of the epoch so far, which the caller of :meth:`next` counts."""
+        self._exhausted = False
+        # Loaders without a length, or that are only iterated over, may end earlier in some processes.
+        self._may_end_apart = get_world_size() > 1 and (loader_length is None or not self._order.skips)
+        self._may_be_equal = get_world_size() > 1 and not is_split_by_rank(spec.dataloader)
+        if get_world_size() > 1 and self._order.num_real_batches is None:
+            _warn_of_repeats(spec.dataloader)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the last batch has a sample that no other process counts; else its weight is 0."""
+        num_real = self._order.num_real_batches
+        return num_real is None or self._given <= num_real
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether the epoch has no batch left; for loaders without a length, known only after :data:`END`."""
+        return self._exhausted or self._given == self.length
+
+    def next(self) -> Batch:
+        """Return the epoch's next batch; :data:`END` if there is none.
+
+        Raises:
+            ValueError: The loader returned no batch in the epoch, or None as a batch.
+        """
+        iterator = self._begin(self._given) if self._iterator is None else self._iterator
+        batch = next(iterator, END)
+        if self._may_end_apart and not all_reduce_min(batch is not END):
+            self._warn_if_others_have_more(batch is not END)
+            batch = END
+        if batch is END:
+            if not self._given:
+                raise ValueError(
+                    "train_dataloader gave no batch in a complete epoch. A generator can be iterated over only once: "
+                    "give an iterable that can be iterated over again."
+                )
+            self._exhausted = True
+            return END
+        if batch is None:
+            raise none_given("train_dataloader", self._given)
+        self._given += 1
+        if self._device.type != "cpu":
+            batch = move_batch(batch, self._device)
+        if self.spec.batch_transforms is not None:
+            batch = self.spec.batch_transforms(batch)
+            if batch is None:
+                raise none_given("batch_transforms of train_dataloader", self._given - 1)
+        if self._may_be_equal:
+            self._may_be_equal = False
+            _warn_if_equal(batch)
+        return batch
+
+    def _warn_if_others_have_more(self, has_more: bool) -> None:
+        ended = [rank for rank, has in enumerate(all_gather_object(has_more)) if not has]
+        if len(ended) < get_world_size():
+            warnings.warn(
+                f"train_dataloader ended after {self._given} batches in {_ranks(ended)} and has more in the other "
+                "processes: the epoch ends here in all of them, and their further batches are not used. Give every "
+                "process equally many batches.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _begin(self, skip: int = 0) -> Iterator[Batch]:
+        self.own_state.begin_epoch()
+        batches = self._order.begin(self._epoch, skip)
+        self._iterator = batches if self.length is not None else _watched(batches)
+        return self._iterator
+
+    def rewind(self, epoch: int | None = None) -> None:
+        """Start the next epoch, or the given one, with the next batch."""
+        self._finished = (self._epoch, self._given) if epoch is None else None
+        self._epoch = self._epoch + 1 if epoch is None else epoch
+        self._iterator = None
+        self._given = self.num_samples = 0
+        self._exhausted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data: the epoch, its number of batches so far, and the data to verify it."""
+        in_epoch = self._given > 0 and not self.epoch_is_over
+        order_epoch, order_batches = (self._epoch, self._given) if self._given else self._finished or (0, 0)
+        order = self._order.fingerprint(order_batches) if order_batches else None
+        return {
+            "epoch": self._epoch,
+            "batches": self._given,
+            "samples": self.num_samples,
+            "length": self.spec.length,
+            "sizes": self._order.sizes(),
+            "order": order,
+            "order_epoch": order_epoch,
+            "order_batches": order_batches,
+            "loader": self._order.state_dict(),
+            "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
+        }
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the problems of a saved position, valid by :func:`check_place`, that does not fit this data."""
+        given = state["batches"]
+        if self.length is not None and given > self.length:
+            return [
+                (
+                    f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}. "
+                    "Is it the same data, with the same batch size?"
+                )
+            ]
+        return []
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
+        self.rewind(state["epoch"])
+        self._given = given = state["batches"]
+        self.num_samples = state.get("samples", 0)
+        own, own_state, order = state.get("loader"), state.get("own_state", {}), state.get("order")
+        in_epoch, first = bool(given) and not self.epoch_is_over, None
+        is_replayed = self.own_state.load_at_begin(own_state, self._device)
+        if own is not None and hasattr(self.spec.dataloader, "load_state_dict"):
+            try:
+                self.spec.dataloader.load_state_dict(own)
+            except Exception as error:
+                raise ValueError(
+                    "train_dataloader.load_state_dict refused what was saved of it: is it the same loader, of the same "
+                    f"data? {type(error).__name__}: {error}"
+                ) from error
+        elif in_epoch and not self._order.skips:
+            first = self._replay(given)
+        elif isinstance(self.spec.dataloader, (list, tuple)):
+            first = self._count_samples(self.spec.dataloader[:given])
+        if given:
+            self._check_sizes(state, first)
+        if in_epoch:
+            if self._order.skips and (is_replayed or order is not None):
+                self._begin(given)
+            if order is not None:
+                self._compare_order(self._order.fingerprint(given), order)
+        else:
+            # The data may change between two epochs. The order of a finished epoch is verified if they did not.
+            is_same = (state.get("length"), state.get("sizes")) == (self.spec.length, self._order.sizes())
+            if order is not None and "order_epoch" in state and is_same:
+                again = self._order.choose_again(state["order_epoch"], state.get("order_batches", 0))
+                self._compare_order(again, order)
+            self.own_state.load_between(own_state, self._device)
+        self.own_state.load_now(own_state, self._device)
+
+    def _replay(self, given: int) -> int | None:
+        if not self.spin:
+            self._given = self.num_samples = 0
+            return None
+        warnings.warn(
+            f"train_dataloader cannot begin in the middle of an epoch: its first {given} batches are loaded again, and "
+            "the run goes on with the next one. The result is exact only if the loader returns the same batches again: "
+            "if it draws from the global generators, and stores its position in attributes that are numbers. A "
+            "DataLoader of a map-style dataset, or a loader with state_dict() and load_state_dict() such as "
+            "torchdata's StatefulDataLoader, resumes without loading them.",
+            UserWarning,
+            stacklevel=2,
+        )
+        from tqdm.auto import tqdm  # noqa: PLC0415  (only here)
+
+        again = itertools.islice(self._begin(), given)
+        return self._count_samples(tqdm(again, desc="going to where the run stopped", total=given))
+
+    def _count_samples(self, batches: Iterable[Batch]) -> int | None:
+        """Iterate over batches and return their number of samples; None if it is counted after transforms."""
+        count = self.spec.get_num_samples_in_batch if self.spec.batch_transforms is None else None
+        found = sum(count(batch) if count is not None and batch is not None else 0 for batch in batches)
+        return None if count is None else found
+
+    def _check_sizes(self, state: Mapping[str, Any], first: int | None) -> None:
+        """Warn if sizes, such as the number of samples in the first batches, show that the data has changed."""
+        counted = f"samples in the first {state['batches']} batches"
+        before = {"batches": state.get("length"), **state.get("sizes", {}), counted: state.get("samples")}
+        now = {"batches": self.spec.length, **self._order.sizes(), counted: first}
+        changed = [name for name in now if None not in (now[name], before.get(name)) and now[name] != before[name]]
+        if changed:
+            warnings.warn(
+                f"train_dataloader had {before[changed[0]]} {changed[0]} when the run stopped in an epoch, and has "
+                f"{now[changed[0]]}, so some samples of this epoch may come twice and others not at all. Is it the "
+                "same data, with the same batch size?",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _compare_order(self, now: str | None, saved: object) -> None:
+        if now != saved:
+            warnings.warn(
+                "train_dataloader's sampler gives another order than before the run stopped, so some samples are "
+                "repeated and others skipped, and the run differs from an uninterrupted one. Let the sampler draw from "
+                "the global generators of torch, NumPy or Python, or store its state in attributes that are numbers or "
+                "generators.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def check_place(place: Mapping[str, Any], path: str) -> None:
+    """Check that a saved position in the data is what :meth:`Batches.state_dict` returns.
+
+    Raises:
+        ValueError: It is not; the message begins with ``path``.
+    """
+    added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
+    check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
+
+
+def none_given(what: str, place: int) -> ValueError:
+    """Return the error for a loader, or transforms, that returned None as a batch."""
+    return ValueError(
+        f"{what} gave None as batch {place} of the epoch (counted from 0). Every batch must hold data: does the "
+        "loader's collate_fn or a transform end without a return, or does its list or iterator hold None?"
+    )
+
+
+def _warn_of_repeats(loader: object) -> None:
+    repeated = num_repeated_samples(loader)
+    if repeated:
+        warnings.warn(
+            f"{repeated} samples of each epoch are trained on twice, as the processes cannot share them out evenly and "
+            f"a {type(loader).__name__} iterates by itself, so that repeats cannot be left out. Give its sampler "
+            "drop_last=True: composer.distributed.get_sampler(dataset, drop_last=True).",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_if_equal(batch: Batch) -> None:
+    """Warn if all processes have the same first batch, by the first numbers of each tensor."""
+    values = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
+    beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
+    if all_agree(beginnings) and beginnings:
+        warnings.warn(
+            f"train_dataloader gave all {get_world_size()} processes the same first batch, so that each of them trains "
+            "on every sample. Split the data by rank: an IterableDataset may yield itertools.islice(samples, "
+            "composer.distributed.get_global_rank(), None, composer.distributed.get_world_size()).",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"process {ranks[0]}" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))}"
+
+
+def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a loader without a length, and log a warning if there are very many."""
+    for number, batch in enumerate(batches, start=1):
+        if number == _MANY:
+            _log.warning(
+                "train_dataloader has no length and has given %d batches in one epoch. If it is endless, the "
+                "epoch never ends, nor do its evaluations and checkpoints come: give train_subset_num_batches.",
+                number,
+            )
+        yield batch
+
 
 _ENDLESS = (itertools.cycle, itertools.count)
 
@@ -32,13 +388,13 @@ def _to_spec(given: DataSpec | Iterable[Any] | None) -> DataSpec | None:
 
 @attrs.define
 class TrainingData:
-    """The data to train on.
+    """The data to train on, and the current position in it.
 
     Args:
-        spec: The loader; None if there is none yet.
+        spec: The loader; None if not given yet.
         label: Its name in logs.
-        subset_num_batches: Batches in an epoch; -1 is all.
-        spin: Whether a loader that cannot begin in the middle of an epoch is gone through up to where a run stopped.
+        subset_num_batches: The number of batches in an epoch; -1 for all.
+        spin: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume point.
 
     Raises:
         TypeError: ``spec`` cannot be iterated over.
@@ -60,7 +416,7 @@ class TrainingData:
         check_text("train_dataloader_label", label)
 
     def check_end(self, duration: Time | None) -> None:
-        """Refuse a training in epochs on data of which an epoch cannot end.
+        """Raise an error for a duration in epochs if the data is endless.
 
         Raises:
             ValueError: The loader, or its sampler, is ``itertools.cycle``, ``count`` or ``repeat``.
@@ -73,7 +429,7 @@ class TrainingData:
             )
 
     def install(self, state: State) -> None:
-        """Let a state train on this data, from the epoch on that its clock shows."""
+        """Make this the training data of a state, from the epoch of its timestamp on."""
         if self.spec is None:
             return
         known = self.batches is not None and self.batches.spec.dataloader is self.spec.dataloader
@@ -95,10 +451,10 @@ class TrainingData:
             state.train_metrics = {name: metric.to(state.device) for name, metric in metrics.items()}
 
     def select(self, state: State) -> None:
-        """Let this be the data in use.
+        """Make this the dataloader in use.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no training data.
         """
         if self.batches is None or self.spec is None:
             raise ValueError("There is nothing to train on: give train_dataloader to the Trainer or to fit().")
@@ -112,7 +468,7 @@ class TrainingData:
         subset: int | None,
         spin: bool | None,
     ) -> None:
-        """Take what is given anew; a place in the data stays if the loader and the epoch's length do."""
+        """Apply the arguments that are not None; the position is kept for the same loader and length of an epoch."""
         if label is not None:
             self.label = label
         if spin is not None:
@@ -140,7 +496,7 @@ def _is_endless(loader: object) -> bool:
 
 
 def check_model(model: object) -> None:
-    """Raise a TypeError if a model cannot be trained."""
+    """Raise a TypeError if a model does not have the methods that training requires."""
     if isinstance(model, type):
         raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
     if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
@@ -152,7 +508,7 @@ def check_model(model: object) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Raise a ValueError if a model has no weight to train."""
+    """Raise a ValueError if a model has no trainable parameters."""
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         found = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 
 from composer.core import DataSpec
 from composer.distributed import get_sampler
-from composer.trainer.batches import Batches
+from composer.trainer.training_data import Batches
 
 
 class OwnLoader(DataLoader):
