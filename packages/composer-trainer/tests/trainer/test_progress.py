@@ -314,7 +314,7 @@ class TestResume:
         backwards = plain_loader(sampler=list(range(19, -1, -1)))
         other = make_trainer(train_dataloader=backwards, max_duration="1ep", load_path=path)
 
-        with pytest.warns(UserWarning, match="sampler gives another order than it gave before the run stopped"):
+        with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             other.fit()
 
     @pytest.mark.parametrize("place", ["in an epoch", "after its last batch", "at its end"])
@@ -343,7 +343,7 @@ class TestResume:
         COUNTED.clear()  # as in a new process
         again = make_trainer(train_dataloader=plain_loader(sampler=SAMPLERS[kind]()), load_path=path, **options)
 
-        with pytest.warns(UserWarning, match="sampler gives another order than it gave before the run stopped"):
+        with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             again.fit()
 
     def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
