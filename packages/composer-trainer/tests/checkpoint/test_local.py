@@ -150,7 +150,7 @@ class TestWrite:
 
     def test_a_folder_that_is_gone(self, runs, tmp_path):
         """A folder that was removed during the run is not created again."""
-        with pytest.raises(CheckpointSaveError, match="its folder is not there any more"):
+        with pytest.raises(CheckpointSaveError, match="its folder does not exist any more"):
             LocalFolder(tmp_path / "gone").write("one", take_snapshot(runs.make()))
 
         assert not names_in(tmp_path)
@@ -279,7 +279,7 @@ class TestSetAside:
         (folder.path / "ep2-ba9").mkdir()
         monkeypatch.setattr(Path, "rename", failing(errno.EACCES))
 
-        with pytest.raises(CheckpointSaveError, match="ep2-ba9 was not saved: what has its name cannot be moved"):
+        with pytest.raises(CheckpointSaveError, match="ep2-ba9 was not saved: what has its name cannot be renamed"):
             folder.set_aside("ep2-ba9")
 
 

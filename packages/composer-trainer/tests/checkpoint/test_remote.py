@@ -193,7 +193,7 @@ class TestRemoteFolder:
         """What others keep under a checkpoint's name is neither replaced nor deleted."""
         put(f"{url}/one/notes.txt", b"precious")
 
-        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' is there and is no file of ours"):
+        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' in it is not a file of a checkpoint"):
             save_checkpoint(runs.make(), f"{url}/one", overwrite=True)
 
         assert names(f"{url}/one") == ["notes.txt"]
@@ -267,7 +267,7 @@ class TestFailures:
 
     def test_unknown_protocol(self, runs):
         """An address that fsspec does not know is refused with a sentence."""
-        with pytest.raises(CheckpointError, match="is no address that fsspec knows"):
+        with pytest.raises(CheckpointError, match="is not an address that fsspec supports"):
             load_checkpoint("teapot://runs/one", runs.make())
 
 

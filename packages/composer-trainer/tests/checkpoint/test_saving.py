@@ -225,7 +225,7 @@ class TestSaveCheckpoint:
         (tmp_path / "one").mkdir()
         (tmp_path / "one" / "model.safetensors").write_text("precious")
 
-        with pytest.raises(CheckpointSaveError, match="that is no checkpoint"):
+        with pytest.raises(CheckpointSaveError, match="of that name is not a checkpoint"):
             save_checkpoint(runs.make(), tmp_path / "one", overwrite=overwrite)
 
         assert (tmp_path / "one" / "model.safetensors").read_text() == "precious"
@@ -234,7 +234,7 @@ class TestSaveCheckpoint:
         """A checkpoint in which somebody has put a file is not replaced, as that file would be gone."""
         (saved / "notes.txt").write_text("precious")
 
-        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' is there and is no file of ours"):
+        with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' in it is not a file of a checkpoint"):
             save_checkpoint(runs.make(batch=6), saved, overwrite=True)
 
         assert (saved / "notes.txt").read_text() == "precious"

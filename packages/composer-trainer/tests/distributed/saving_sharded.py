@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from composer import Trainer, distributed
 from composer.callbacks import CheckpointSaver
@@ -67,6 +68,8 @@ def main(folder):
     with tempfile.TemporaryDirectory() as elsewhere:
         path = save_checkpoint(State(ComposerClassifier(nn.Linear(4, 3), num_classes=3)), f"{elsewhere}/one")
         told["loading"] = refusal(load_checkpoint, path, trainer.state, weights_only=True)
+    wrapped = State(nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 3), device_id=torch.device("cpu"))))
+    told["wrapper of FSDP 1"] = refusal(save_checkpoint, wrapped, f"{folder}/wrapped")
     trainer.close()
     distributed.barrier()
     print(json.dumps({"told": told, "left": [path.name for path in Path(folder).iterdir()]}), flush=True)

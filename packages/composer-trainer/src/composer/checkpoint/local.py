@@ -135,7 +135,7 @@ def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callabl
 
 @attrs.frozen
 class LocalFolder:
-    """A folder on this machine in which checkpoints are, each a folder itself.
+    """A local folder of checkpoints, each of which is a folder.
 
     Args:
         path: The folder.
@@ -147,14 +147,14 @@ class LocalFolder:
         return str(self.path)
 
     def at(self, name: str) -> str:
-        """Return where the checkpoint of a name is."""
+        """Return the path of a checkpoint."""
         return str(self.path / name)
 
     def make(self) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            CheckpointSaveError: It cannot be made.
+            CheckpointSaveError: It cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -162,54 +162,50 @@ class LocalFolder:
             raise CheckpointSaveError(self.path, _reason(error)) from error
 
     def tidy(self) -> None:
-        """Remove what killed processes have left half done; only for who knows that no other process is saving here.
+        """Delete the unfinished checkpoints of killed processes; call it only if no other process saves here.
 
         Raises:
             CheckpointSaveError: The folder cannot be read.
         """
         try:
-            for left in self.path.iterdir():
-                is_left = _TEMPORARY.fullmatch(left.name) and left.name not in _being_written
-                if is_left and left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
+            for entry in self.path.iterdir():
+                is_left = _TEMPORARY.fullmatch(entry.name) and entry.name not in _being_written
+                if is_left and entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
         except OSError as error:
             raise CheckpointSaveError(self.path, _reason(error)) from error
 
     def names(self) -> list[str]:
-        """Return the names of the folders in it that may be checkpoints, and of those that one was about to replace."""
+        """Return the names of possible checkpoints, and of those whose replacement was interrupted."""
         try:
-            folders = [one.name for one in self.path.iterdir() if one.is_dir() and not one.is_symlink()]
+            folders = [entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(self.path, f"cannot be read: {error.strerror}.") from None
-        whole = {name for name in folders if not name.startswith(".")}
-        aside = {
-            name
-            for name in folders
-            if name.startswith(".") and name.endswith(_SET_ASIDE) and name[1 : -len(_SET_ASIDE)] not in whole
-        }
-        return sorted(whole | aside)
+        visible = {name for name in folders if not name.startswith(".")}
+        hidden = {name for name in folders if name.startswith(".") and name.endswith(_SET_ASIDE)}
+        return sorted(visible | {name for name in hidden if name[1 : -len(_SET_ASIDE)] not in visible})
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of a checkpoint; see :func:`read_manifest`."""
         return read_manifest(self.path / name)
 
     def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
-        """Check the contents of a checkpoint; see :func:`check_files`."""
+        """Compare the contents of a checkpoint with its manifest; see :func:`check_files`."""
         check_files(self.path / name, manifest, thoroughly=thoroughly)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is anything of a name."""
+        """Return whether a file or folder has a name."""
         return os.path.lexists(self.path / name)
 
     def write(self, name: str, snapshot: Snapshot) -> Manifest:
-        """Write a checkpoint, in place of one that has the name.
+        """Write a checkpoint atomically, and replace one that has the name.
 
-        All files are on the disk before the folder gets its name, so that a crash leaves either nothing or all of it.
+        All files are on the disk before the folder gets its name.
 
         Raises:
-            CheckpointSaveError: It could not be written; what was there before is as it was.
+            CheckpointSaveError: It could not be written; an existing checkpoint is unchanged.
         """
         temporary = self._temporary(name)
         _being_written.add(temporary.name)
@@ -238,17 +234,14 @@ class LocalFolder:
         if not self.path.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if os.path.lexists(target) and not _is_ours(target):
-            raise CheckpointSaveError(
-                target, "there is something of that name that is no checkpoint; move it elsewhere."
-            )
+            raise CheckpointSaveError(target, "a file or folder of that name is not a checkpoint; move it elsewhere.")
         if foreign := self.foreign(name):
-            raise CheckpointSaveError(target, f"{foreign[0]!r} is there and is no file of ours; move it elsewhere.")
+            raise CheckpointSaveError(target, f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere.")
 
     def _put_in_place(self, temporary: Path, name: str) -> None:
         target, aside = self.path / name, self.path / f".{name}{_SET_ASIDE}"
         if os.path.lexists(target):
-            # A folder cannot take the place of another in one step: until the new one is there, the old one is found
-            # under the name that it has aside.
+            # A folder cannot replace another in one step. In between, the old one is found under a hidden name.
             shutil.rmtree(aside, ignore_errors=True)
             target.rename(aside)
         try:
@@ -265,21 +258,21 @@ class LocalFolder:
         return self.path / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
     def foreign(self, name: str) -> list[str]:
-        """Return which files in a checkpoint are somebody else's."""
+        """Return which files in a checkpoint are not ours."""
         try:
-            return foreign_files(one.name for one in (self.path / name).iterdir())
+            return foreign_files(entry.name for entry in (self.path / name).iterdir())
         except OSError:
             return []
 
     def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
-        """Move what no checkpoint can replace to a hidden name, and return where it is; None if there is no such thing.
+        """Rename what a checkpoint cannot replace to a hidden name, and return its new path; None if there is nothing.
 
         Args:
-            name: The name of the checkpoint that is to be written.
-            for_link: Whether it is a link that is to be written, whose place only a folder takes.
+            name: The name of the checkpoint to be written.
+            for_link: Whether a link is to be written, which can replace anything but a folder.
 
         Raises:
-            CheckpointSaveError: It cannot be moved.
+            CheckpointSaveError: It cannot be renamed.
         """
         target = self.path / name
         if for_link:
@@ -292,11 +285,11 @@ class LocalFolder:
         try:
             target.rename(aside)
         except OSError as error:
-            raise CheckpointSaveError(target, f"what has its name cannot be moved: {_reason(error)}") from error
+            raise CheckpointSaveError(target, f"what has its name cannot be renamed: {_reason(error)}") from error
         return str(aside)
 
     def delete(self, name: str) -> None:
-        """Delete a checkpoint; it is none from the first moment on.
+        """Delete a checkpoint. It is renamed first, so that it is never found incomplete.
 
         Raises:
             CheckpointSaveError: It cannot be deleted.
@@ -311,10 +304,10 @@ class LocalFolder:
         shutil.rmtree(temporary, ignore_errors=True)
 
     def set_latest(self, latest: str, name: str) -> None:
-        """Let the link ``latest`` lead to a checkpoint; a file with its name, where there are no links.
+        """Point the link ``latest`` to a checkpoint; it is a file with its name where links are not supported.
 
         Raises:
-            CheckpointSaveError: Something else has the link's name, or it cannot be written.
+            CheckpointSaveError: A folder has the link's name, or it cannot be written.
         """
         target, temporary = self.path / latest, self._temporary(latest)
         if target.is_dir() and not target.is_symlink():
@@ -330,7 +323,7 @@ class LocalFolder:
             raise CheckpointSaveError(target, _reason(error)) from error
 
     def get_latest(self, latest: str) -> str | None:
-        """Return the name of the checkpoint that ``latest`` leads to; None if there is none."""
+        """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
         path = self.path / latest
         try:
             if path.is_symlink():
@@ -341,7 +334,7 @@ class LocalFolder:
 
 
 def _is_ours(checkpoint: Path) -> bool:
-    """Return whether a folder is a checkpoint, though it may be damaged."""
+    """Return whether a folder is a checkpoint, even a damaged one."""
     manifest = checkpoint / MANIFEST
     if checkpoint.is_symlink() or not manifest.is_file() or manifest.stat().st_size > MAX_MANIFEST_BYTES:
         return False
@@ -371,13 +364,13 @@ def _sync_folder(path: Path) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """Return what to do about an error of the system, as the rest of a sentence."""
+    """Return the cause of a system error and what to do, as the rest of a sentence."""
     if error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
         return "the disk is full. Free some space, or keep fewer with save_num_checkpoints_to_keep."
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return f"there is no permission to write to {error.filename or 'its folder'}."
     if error.errno == errno.ENOENT:
-        return "its folder is not there any more; was it removed or unmounted?"
+        return "its folder does not exist any more; was it removed or unmounted?"
     return f"{error.strerror or error}."
 
 
@@ -386,14 +379,13 @@ _changing = threading.Lock()
 
 
 class FolderLock:
-    """Says of a folder on this machine that this process saves to it.
+    """A lock on a local folder that only one living process can hold, so that no other process saves to it.
 
-    The lock belongs to the process: several savers in one process share it, processes that it starts do not have it,
-    and the system takes it back when the process ends, also by a kill. Where the system or the file system has no
-    such locks, there is none.
+    The savers of a process share the lock, child processes do not have it, and the system releases it when the process
+    ends, even if it is killed. Nothing is locked where the system or the file system has no such locks.
 
     Args:
-        folder: The folder, which exists.
+        folder: An existing folder.
 
     Raises:
         FolderInUseError: Another living process has the lock.
@@ -420,7 +412,7 @@ class FolderLock:
             self._key = key
 
     def release(self) -> None:
-        """Give the lock back; the last saver of the process that does so frees the folder."""
+        """Release the lock; the folder is free when the last saver of the process has done so."""
         key, self._key = self._key, None
         if key is None:
             return
@@ -438,7 +430,7 @@ def _locked(folder: Path) -> IO[str] | None:
     except ImportError:
         return None
     try:
-        # Not flock: a process that has been forked, such as a loader's worker, would hold on to it after a kill.
+        # Not flock: a forked process, such as a worker of a DataLoader, would hold the lock after a kill.
         file = (folder / _LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise CheckpointSaveError(folder, f"{error.strerror or error}.") from error

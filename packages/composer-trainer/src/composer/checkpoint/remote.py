@@ -1,4 +1,4 @@
-"""Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and whatever else it knows."""
+"""Checkpoints in remote folders, through fsspec: ``s3://``, ``gs://``, ``memory://`` and its other protocols."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ def _without_slash(url: str) -> str:
     return url.rstrip("/")
 
 
+def _file_name(entry: dict[str, Any]) -> str:
+    return str(entry["name"]).rpartition("/")[2]
+
+
 @attrs.frozen
 class RemoteFolder:
-    """A remote folder in which checkpoints are.
+    """A remote folder of checkpoints.
 
-    There is no renaming in one step there: a checkpoint is one as soon as its manifest, the last file, has arrived.
-    What fails is tried again, a little later each time. Nothing keeps two runs from saving to one remote folder.
+    Remote folders have no atomic rename: a checkpoint is complete as soon as its manifest, the last file, is written.
+    Failed operations are retried with growing delays. There is no lock: two runs can save to one remote folder.
 
     Args:
         url: The address.
-        tries: How often something is tried in all.
-        wait: Seconds before the second try; twice as long before each further one.
+        tries: How often an operation is tried in total.
+        wait: Seconds before the second try; doubled before each further one.
     """
 
     url: str = attrs.field(converter=_without_slash)
@@ -50,31 +54,33 @@ class RemoteFolder:
         return self.url
 
     def at(self, name: str) -> str:
-        """Return where the checkpoint of a name is."""
+        """Return the address of a checkpoint."""
         return f"{self.url}/{name}"
 
     def make(self) -> None:
-        """Do nothing: remote folders are there as soon as something is in them."""
+        """Do nothing: remote folders exist as soon as they have a file."""
 
     def names(self) -> list[str]:
-        """Return the names of the folders in it that may be checkpoints."""
-        return self._read(self.url, self._names)
+        """Return the names of possible checkpoints."""
+        root = self._files()[1].strip("/")
+        entries = self._read(self.url, self._list)
+        paths = [entry["name"].strip("/") for entry in entries if entry["type"] == "directory"]
+        return sorted(path.rpartition("/")[2] for path in paths if path != root)
 
-    def _names(self) -> list[str]:
+    def _list(self, name: str = "") -> list[dict[str, Any]]:
+        """Return the entries of a folder; none if it does not exist."""
         files, root = self._files()
         try:
-            found = files.ls(root, detail=True)
+            entries: list[dict[str, Any]] = files.ls(f"{root}/{name}" if name else root, detail=True)
         except FileNotFoundError:
             return []
-        own = root.strip("/")
-        names = [one["name"].rstrip("/") for one in found if one["type"] == "directory"]
-        return sorted(name.rpartition("/")[2] for name in names if name.strip("/") != own)
+        return entries
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of a checkpoint, after a look at which files are there and how large they are.
+        """Return the manifest of a checkpoint, after checking the names and sizes of its files.
 
         Raises:
-            CheckpointError: There is no whole checkpoint of the name.
+            CheckpointError: There is no complete checkpoint of the name.
         """
         path = f"{self.at(name)}/{MANIFEST}"
         try:
@@ -87,35 +93,35 @@ class RemoteFolder:
         for file, record in manifest.files.items():
             if sizes[file] != record.size:
                 raise CheckpointError(
-                    f"{self.at(name)}/{file}", f"has {sizes[file]} bytes, and the manifest says {record.size}."
+                    f"{self.at(name)}/{file}", f"has {sizes[file]} bytes, and the manifest lists {record.size}."
                 )
         warn_of_unknown(self.at(name), sizes.keys() - manifest.files.keys())
         return manifest
 
     def _manifest_and_sizes(self, name: str) -> tuple[bytes, dict[str, int]]:
-        files, root = self._files()
-        found = files.ls(f"{root}/{name}", detail=True)
-        sizes = {one["name"].rpartition("/")[2]: int(one["size"] or 0) for one in found if one["type"] == "file"}
+        entries = [entry for entry in self._list(name) if entry["type"] == "file"]
+        sizes = {_file_name(entry): int(entry["size"] or 0) for entry in entries}
         if MANIFEST not in sizes:
             raise FileNotFoundError(MANIFEST)
         if sizes.pop(MANIFEST) > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{self.at(name)}/{MANIFEST}", "is larger than any manifest.")
+        files, root = self._files()
         return files.cat_file(f"{root}/{name}/{MANIFEST}"), {file: size for file, size in sizes.items() if file}
 
     def check(self, name: str, manifest: Manifest, *, thoroughly: bool = False) -> None:
-        """Check the contents of a checkpoint, for which all of it is read.
+        """Download the contents of a checkpoint, and compare them with its manifest.
 
         Raises:
-            CheckpointError: A file is not as it was written.
+            CheckpointError: The content of a file is not the one that was written.
         """
         for file in manifest.files:
             self._fetch(name, file, manifest, None, thoroughly=thoroughly)
 
     def download(self, name: str, manifest: Manifest, to: Path, names: list[str]) -> None:
-        """Put files of a checkpoint into a folder of this machine, and check them on the way.
+        """Download files of a checkpoint to a local folder, and compare them with its manifest.
 
         Raises:
-            CheckpointError: One cannot be read, or is not as it was written.
+            CheckpointError: A file cannot be read, or its content is not the one that was written.
         """
         for file in names:
             self._fetch(name, file, manifest, to / file)
@@ -142,25 +148,18 @@ class RemoteFolder:
         record.compare(path, hashes)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is anything of a name."""
-        return self._read(self.at(name), lambda: self._exists(name))
-
-    def _exists(self, name: str) -> bool:
-        files, root = self._files()
-        try:
-            return bool(files.ls(f"{root}/{name}"))
-        except FileNotFoundError:
-            return False
+        """Return whether a file or folder has a name."""
+        return bool(self._read(self.at(name), lambda: self._list(name)))
 
     def write(self, name: str, snapshot: Snapshot) -> Manifest:
-        """Write a checkpoint, in place of one that has the name.
+        """Write a checkpoint, and replace one that has the name.
 
         Raises:
-            CheckpointSaveError: It could not be written; what has been does not look like a checkpoint.
+            CheckpointSaveError: It could not be written; the files that were are not a checkpoint.
         """
         contents = snapshot.files()
         with records_while(contents) as records:
-            if self._write(name, lambda: self._exists(name)):
+            if self._write(name, lambda: self._list(name)):
                 self.delete(name)
             for file, pieces in contents.items():
                 self._write(name, partial(self._put, f"{name}/{file}", pieces))
@@ -176,18 +175,11 @@ class RemoteFolder:
                     file.write(bytes(piece[begin : begin + _CHUNK]))
 
     def foreign(self, name: str) -> list[str]:
-        """Return which files in a checkpoint are somebody else's."""
-        return self._read(self.at(name), lambda: self._foreign(name))
-
-    def _foreign(self, name: str) -> list[str]:
-        files, root = self._files()
-        try:
-            return foreign_files(one["name"].rpartition("/")[2] for one in files.ls(f"{root}/{name}", detail=True))
-        except FileNotFoundError:
-            return []
+        """Return which files in a checkpoint are not ours."""
+        return foreign_files(map(_file_name, self._read(self.at(name), lambda: self._list(name))))
 
     def set_aside(self, name: str, *, for_link: bool = False) -> str | None:
-        """Do nothing: there is no renaming, and what is half written is replaced."""
+        """Do nothing: there is no rename, and incomplete checkpoints are replaced."""
         del name, for_link
         return None
 
@@ -200,21 +192,18 @@ class RemoteFolder:
         self._write(name, lambda: self._delete(name))
 
     def _delete(self, name: str) -> None:
-        files, root = self._files()
-        try:
-            found = [one["name"] for one in files.ls(f"{root}/{name}", detail=True)]
-        except FileNotFoundError:  # also when this is tried again, and the last file was deleted the first time
-            return
-        foreign = foreign_files(path.rpartition("/")[2] for path in found)
+        files, _ = self._files()
+        entries = self._list(name)  # none if this is tried again after the last file was deleted
+        foreign = foreign_files(map(_file_name, entries))
         if foreign:
             raise CheckpointSaveError(
-                self.at(name), f"{foreign[0]!r} is there and is no file of ours; move it elsewhere."
+                self.at(name), f"{foreign[0]!r} in it is not a file of a checkpoint; move it elsewhere."
             )
-        for path in sorted(found, key=lambda path: not path.endswith(f"/{MANIFEST}")):
-            files.rm_file(path)
+        for entry in sorted(entries, key=lambda entry: _file_name(entry) != MANIFEST):
+            files.rm_file(entry["name"])
 
     def set_latest(self, latest: str, name: str) -> None:
-        """Write the file ``latest`` with the name of a checkpoint.
+        """Write the name of a checkpoint to the file ``latest``.
 
         Raises:
             CheckpointSaveError: It cannot be written.
@@ -222,11 +211,11 @@ class RemoteFolder:
         self._write(latest, lambda: self._put(latest, (memoryview(f"{name}\n".encode()),)))
 
     def get_latest(self, latest: str) -> str | None:
-        """Return the name of the checkpoint that ``latest`` leads to; None if there is none."""
+        """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
         try:
             files, root = self._files()
             return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
-        except Exception:  # noqa: BLE001  (each file system has its own errors; there is none to be found)
+        except Exception:  # noqa: BLE001  (each file system has its own errors)
             return None
 
     def _files(self) -> tuple[Any, str]:
@@ -235,9 +224,11 @@ class RemoteFolder:
         try:
             files, root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
-            raise ImportError(f"{self.url} needs a package more: {error}. For s3://: {_S3}") from None
+            raise ImportError(
+                f'{self.url} needs another package: {error}. For s3://: pip install "composer-trainer[s3]".'
+            ) from None
         except ValueError as error:
-            raise CheckpointError(self.url, f"is no address that fsspec knows: {error}") from None
+            raise CheckpointError(self.url, f"is not an address that fsspec supports: {error}") from None
         files.invalidate_cache()
         return files, root.rstrip("/")
 
@@ -266,6 +257,3 @@ class RemoteFolder:
             except Exception:  # noqa: BLE001  (each file system has its own errors; the last is raised below)
                 time.sleep(self.wait * 2**again)
         return call()
-
-
-_S3 = 'pip install "composer-trainer[s3]".'

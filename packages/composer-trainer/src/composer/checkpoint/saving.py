@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fnmatch
 import gc
@@ -10,9 +11,8 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -27,9 +27,6 @@ from composer.core.checks import shortened
 from composer.core.naming import fill_in
 from composer.core.serialization import plain
 from composer.distributed.sharding import is_sharded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "IgnoreKeys",
@@ -58,23 +55,27 @@ def save_checkpoint(
     ignore_keys: IgnoreKeys = None,
     overwrite: bool = False,
 ) -> str:
-    """Save a run as a checkpoint, and return where it is when it is all there.
+    """Save a run as a checkpoint, and return its path when it is complete.
+
+    The checkpoint is written atomically and without a lock. Do not save into a folder to which the
+    :class:`~composer.callbacks.CheckpointSaver` of another process saves: it deletes unfinished checkpoints when it
+    starts.
 
     Args:
         state: The run.
         path: The checkpoint's folder or address, such as ``"runs/{run_name}/ep{epoch}-ba{batch}"``.
-        extra: More to save, by name: plain data and tensors. :func:`load_checkpoint` gives it back.
+        extra: More to save, by name: plain data and tensors. :func:`load_checkpoint` returns it.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
             them. See :func:`composer.core.evaluation_weights`.
-        ignore_keys: What not to save: patterns of paths such as ``"optimizers/*"``, or a function that takes it out of
-            the dictionary that it is given.
-        overwrite: Whether to replace another checkpoint of the name. One of this run at this very moment is left as it
-            is, and one that is damaged is replaced, in any case.
+        ignore_keys: What not to save: patterns of paths such as ``"optimizers/*"``, or a function that removes it from
+            the dictionary that it is called with.
+        overwrite: Whether to replace another checkpoint of the name. If False, one of the same run and moment is kept,
+            a damaged one is replaced, and any other raises an error.
 
     Raises:
         NotImplementedError: The model is sharded.
-        NotSerializableError: Something is neither data nor a tensor; it is said where.
-        CheckpointSaveError: It could not be written. What was there before is as it was.
+        NotSerializableError: A value is neither data nor a tensor; the error names its place.
+        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
 
     Example:
         >>> import tempfile, torch
@@ -93,16 +94,16 @@ def save_checkpoint(
 
 
 def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's name") -> str:
-    """Return the name of a checkpoint at this moment.
+    """Return the name of a checkpoint at the current time of a run.
 
     Args:
-        pattern: Text in which ``{run_name}``, ``{rank}``, ``{epoch}``, ``{batch}``, ``{iteration}``, ``{sample}``,
-            ``{token}``, ``{batch_in_epoch}`` and so on are filled in.
+        pattern: A name with ``{run_name}``, ``{rank}``, ``{epoch}``, ``{batch}``, ``{iteration}``, ``{sample}``,
+            ``{token}``, ``{batch_in_epoch}`` and so on in it.
         state: The run.
-        parameter: Whose value the pattern is, for the error.
+        parameter: The parameter with the pattern, for the error.
 
     Raises:
-        ValueError: There is something else in braces, or it cannot be the name of a folder.
+        ValueError: Another name is in braces, or the result cannot be the name of a folder.
 
     Example:
         >>> checkpoint_name("ep{epoch}-ba{batch}", State(model=None))
@@ -117,10 +118,10 @@ def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's
 
 
 def filled_in(pattern: str, state: State, parameter: str = "A checkpoint's path") -> str:
-    """Return a text with the run's name and clock filled in.
+    """Return a path with the run's name and clock filled in.
 
     Raises:
-        ValueError: Something else is in braces, or it is no name at all.
+        ValueError: Another name is in braces, or the pattern is empty.
     """
     clock = state.timestamp
     values = {
@@ -132,47 +133,14 @@ def filled_in(pattern: str, state: State, parameter: str = "A checkpoint's path"
     return fill_in(pattern, values, parameter)
 
 
-def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: bool) -> Manifest:
-    """Write what was taken of a run, unless it is there already.
-
-    Raises:
-        CheckpointSaveError: It could not be written, or there is another checkpoint of the name.
-    """
-    there = None if overwrite else _there_already(folder, name, snapshot.manifest)
-    return folder.write(name, snapshot) if there is None else there
-
-
-def _there_already(folder: Folder, name: str, wanted: Manifest) -> Manifest | None:
-    """Return the manifest of the same moment's checkpoint, None if there is none that is whole."""
-    if not folder.exists(name):
-        return None
-    try:
-        there = folder.manifest(name)
-        folder.check(name, there)
-    except CheckpointError:
-        return None
-    if _moment(there) != _moment(wanted):
-        raise CheckpointSaveError(
-            folder.at(name),
-            f"there is one already, of run {there.run_name!r} at batch {there.timestamp.count(TimeUnit.BATCH)}. "
-            "Say overwrite (save_overwrite=True of a Trainer) to replace it, or choose another folder or run_name.",
-        )
-    return there
-
-
-def _moment(manifest: Manifest) -> tuple[Any, ...]:
-    counts = {name: value for name, value in manifest.timestamp.state_dict().items() if not name.endswith("_wct")}
-    return (manifest.run_name, manifest.weights_only, counts)
-
-
 @attrs.frozen(eq=False)
 class Snapshot:
-    """A checkpoint that is not written yet; later changes of the run do not touch it.
+    """The contents of a checkpoint in memory; later changes of the run do not affect it.
 
     Args:
-        data: What :data:`STATE` is to say.
+        data: The content of :data:`STATE`.
         tensors: The contents of the other files by name.
-        manifest: What they hold; its ``files`` are filled in when they are written.
+        manifest: The manifest without ``files``, which are added when they are written.
     """
 
     data: Any
@@ -185,13 +153,47 @@ class Snapshot:
         return pieces | {STATE: (memoryview(write_json(self.data, sort=False)),)}
 
 
-def refuse_sharded(model: object) -> None:
-    """Refuse a model whose weights are sharded (DTensors, as FSDP2 makes them); all processes have to call it.
+def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: bool) -> Manifest:
+    """Write a checkpoint, unless an undamaged one of the same run and moment exists.
 
     Raises:
-        NotImplementedError: It is sharded.
+        CheckpointSaveError: It could not be written, or another checkpoint has the name.
     """
-    if isinstance(model, torch.nn.Module) and is_sharded(model):
+    if not overwrite and folder.exists(name):
+        with contextlib.suppress(CheckpointError):
+            existing = folder.manifest(name)
+            folder.check(name, existing)
+            if _moment(existing) == _moment(snapshot.manifest):
+                return existing
+            raise CheckpointSaveError(
+                folder.at(name),
+                f"there is one already, of run {existing.run_name!r} at batch "
+                f"{existing.timestamp.count(TimeUnit.BATCH)}. Set overwrite (save_overwrite=True of a Trainer) to "
+                "replace it, or choose another folder or run_name.",
+            )
+    return folder.write(name, snapshot)
+
+
+def _moment(manifest: Manifest) -> tuple[Any, ...]:
+    counts = {name: value for name, value in manifest.timestamp.state_dict().items() if not name.endswith("_wct")}
+    return (manifest.run_name, manifest.weights_only, counts)
+
+
+def refuse_sharded(model: object) -> None:
+    """Raise an error if the weights of a model are sharded by FSDP; all processes have to call it.
+
+    Raises:
+        NotImplementedError: The model is sharded.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it, nothing can be wrapped
+    is_wrapped = fsdp is not None and any(
+        isinstance(module, fsdp.FullyShardedDataParallel)
+        and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
+        for module in model.modules()
+    )
+    if is_wrapped or is_sharded(model):
         raise NotImplementedError(
             "Checkpoints of sharded models are not supported yet. Get the full weights with "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
@@ -208,104 +210,91 @@ def take_snapshot(
     copy: bool = True,
     memory: CopyMemory | None = None,
 ) -> Snapshot:
-    """Return a run as it is now: its tensors are copied to the CPU, once.
+    """Return the state of a run as the contents of a checkpoint, with one copy of its tensors on the CPU.
 
     Args:
         state: The run.
         extra: More to save, by name: plain data and tensors, such as the position in the data.
-        weights_only: Whether to take only the weights that the model is evaluated with, and what describes them.
-        ignore_keys: What to leave out.
-        copy: Whether the run may go on before the snapshot is written.
-        memory: Where the copy may go; it is given back by whoever has written the snapshot.
+        weights_only: Whether to save only the weights that the model is evaluated with, and what describes them.
+        ignore_keys: What not to save.
+        copy: Whether the run may change before the snapshot is written.
+        memory: Where the copy is allocated; call its ``give`` when the snapshot is written.
 
     Raises:
         NotImplementedError: The model is sharded.
-        NotSerializableError: Something is neither data nor a tensor; it is said where.
+        NotSerializableError: A value is neither data nor a tensor; the error names its place.
     """
     refuse_sharded(state.model)
-    with _no_collection():
-        if not weights_only:
-            return _take(state, extra, weights_only=False, ignore_keys=ignore_keys, copy=copy, memory=memory)
-        with evaluation_weights(state) as may_differ:
-            copy = copy or may_differ
-            return _take(state, None, weights_only=True, ignore_keys=ignore_keys, copy=copy, memory=memory)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Put off the collection of garbage: thousands of small objects would set it off, and it can outlast the copy."""
+    block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
+    # Thousands of new objects would start the garbage collector, which can take longer than the copy.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with block as may_differ:
+            saved = _saved_state(state, extra, ignore_keys, weights_only=weights_only)
+            data, tensors = _split_files(saved)
+            packed = {
+                name: pack_tensors(group, copy=copy or may_differ, memory=memory) for name, group in tensors.items()
+            }
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _take(
-    state: State,
-    extra: Mapping[str, Any] | None,
-    *,
-    weights_only: bool,
-    ignore_keys: IgnoreKeys,
-    copy: bool,
-    memory: CopyMemory | None,
-) -> Snapshot:
-    saved = state.state_dict() | {"model": state.get_model_state_dict()}
-    if not weights_only:
-        saved["optimizers"] = state.get_optim_state_dict()
-    saved |= {"extra": plain(dict(extra or {}), "extra")}
-    metrics = _metric_values(state)
-    ignored_keys(saved, ignore_keys)
-    if weights_only:
-        saved = {
-            name: saved[name] for name in ("version", "model", "algorithms", "timestamp", "run_name") if name in saved
-        }
-        saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
-    saved |= {
-        "environment": environment(state),
-        "integrations": _integrations(state.model),
-        "modules": module_classes(state.model),
-    }
-    data, tensors = _packed(saved, copy=copy, memory=memory)
     manifest = Manifest(
         files={},
         timestamp=state.timestamp,
         run_name=state.run_name,
         created=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         weights_only=weights_only,
-        versions={name: saved["environment"][name] for name in ("python", "torch", "composer-trainer")},
-        metrics=metrics,
+        versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
+        metrics=_metric_values(state),
     )
-    return Snapshot(data, tensors, manifest)
+    return Snapshot(data, packed, manifest)
 
 
-def _packed(saved: dict[str, Any], *, copy: bool, memory: CopyMemory | None) -> tuple[Any, dict[str, PackedTensors]]:
-    """Return a saved state as data and files of tensors."""
-    held = saved.pop("model", None)
-    weights = {name: plain(value, f"model.{name}") for name, value in (held or {}).items() if isinstance(value, Tensor)}
-    others = {name: value for name, value in (held or {}).items() if name not in weights}
-    # The model's come first: a tensor that is there twice goes by its first name, and weights are loaded alone, too.
-    data, tensors = split_tensors({"model": others, **saved})
-    of_optimizers = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizers.")}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in of_optimizers}
-    groups = {MODEL: None if held is None else weights, OPTIMIZERS: of_optimizers or None, EXTRA: rest or None}
-    return data, {
-        name: pack_tensors(group, copy=copy, memory=memory) for name, group in groups.items() if group is not None
+def _saved_state(
+    state: State, extra: Mapping[str, Any] | None, ignore_keys: IgnoreKeys, *, weights_only: bool
+) -> dict[str, Any]:
+    saved = state.state_dict() | {"model": state.get_model_state_dict()}
+    if weights_only:
+        ignored_keys(saved, ignore_keys)
+        names = ("version", "model", "algorithms", "timestamp", "run_name")
+        saved = {name: saved[name] for name in names if name in saved}
+        saved["algorithms"] = [{**record, "state": {}} for record in saved.get("algorithms", [])]
+    else:
+        saved |= {"optimizers": state.get_optim_state_dict(), "extra": plain(dict(extra or {}), "extra")}
+        ignored_keys(saved, ignore_keys)
+    get_metadata = getattr(state.model, "get_metadata", None)
+    return saved | {
+        "environment": environment(state),
+        "integrations": plain(get_metadata(), "integrations") if callable(get_metadata) else {},
+        "modules": module_classes(state.model),
     }
 
 
+def _split_files(saved: dict[str, Any]) -> tuple[Any, dict[str, dict[str, Tensor]]]:
+    """Return a saved state as JSON data and the tensors of each file."""
+    has_model = "model" in saved
+    model = saved.pop("model", {})
+    weights = {name: plain(value, f"model.{name}") for name, value in model.items() if isinstance(value, Tensor)}
+    # The model comes first: tensors that share memory are saved once, under the first name.
+    others = {name: value for name, value in model.items() if name not in weights}
+    data, tensors = split_tensors({"model": others, **saved})
+    files: dict[str, dict[str, Tensor]] = {MODEL: weights} if has_model else {}
+    for name, tensor in tensors.items():
+        files.setdefault(OPTIMIZERS if name.startswith("optimizers.") else EXTRA, {})[name] = tensor
+    return data, files
+
+
 def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, ...]:
-    """Take out of a saved state what is to be ignored, and return the paths of what was taken out.
+    """Remove from a saved state what is to be ignored, and return the paths of what was removed.
 
     Args:
         saved: A saved state; changed in place.
-        ignore_keys: Patterns of paths, in the manner of file names, such as ``"model/head.*"``, ``"optimizers/*"``,
-            ``"algorithms/EMA"``, ``"timestamp"``; or a function that changes the dictionary itself.
+        ignore_keys: Patterns of paths as of file names, such as ``"model/head.*"``, ``"optimizers/*"``,
+            ``"algorithms/EMA"``, ``"timestamp"``; or a function that changes the dictionary.
 
     Raises:
-        TypeError: ``ignore_keys`` is something else.
+        TypeError: ``ignore_keys`` is neither.
 
     Example:
         >>> saved = {"model": {"body.weight": 1, "head.weight": 2}, "timestamp": {}}
@@ -324,10 +313,10 @@ def ignored_keys(saved: dict[str, Any], ignore_keys: IgnoreKeys) -> tuple[str, .
         patterns = [pattern.removeprefix("state/") for pattern in patterns]
         for path in before:
             if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
-                _take_out(saved, path)
+                _remove(saved, path)
     after = _paths(saved)
-    gone = [path for path in before if path not in after]
-    return tuple(path for path in gone if path.rpartition("/")[0] not in gone)
+    removed = [path for path in before if path not in after]
+    return tuple(path for path in removed if path.rpartition("/")[0] not in removed)
 
 
 def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
@@ -337,45 +326,45 @@ def _paths(saved: Mapping[str, Any]) -> dict[str, None]:
         if isinstance(value, Mapping) and name != "timestamp":
             paths |= {f"{name}/{inner}": None for inner in value}
         elif isinstance(value, list):
-            paths |= {f"{name}/{one['key']}": None for one in value if isinstance(one, Mapping) and "key" in one}
+            paths |= {
+                f"{name}/{record['key']}": None for record in value if isinstance(record, Mapping) and "key" in record
+            }
     return paths
 
 
-def _take_out(saved: dict[str, Any], path: str) -> None:
+def _remove(saved: dict[str, Any], path: str) -> None:
     name, _, inner = path.partition("/")
     if not inner or name not in saved:
         saved.pop(name, None)
     elif isinstance(saved[name], list):
-        saved[name] = [one for one in saved[name] if not isinstance(one, Mapping) or one.get("key") != inner]
+        saved[name] = [
+            record for record in saved[name] if not isinstance(record, Mapping) or record.get("key") != inner
+        ]
     elif isinstance(saved[name], dict):
         saved[name].pop(inner, None)
 
 
 def _metric_values(state: State) -> dict[str, float | None]:
+    """Return the values of metrics that are single numbers; None for one that is not finite."""
     train = state.dataloader_label or "train"
-    found = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
+    values = {f"metrics/{train}/{name}": value for name, value in state.train_metric_values.items()}
     only_label = next(iter(state.eval_metrics), "eval") if len(state.eval_metrics) < 2 else None
-    for label, values in state.eval_metric_values.items():
-        if isinstance(values, Mapping):
-            found |= {f"metrics/{label}/{name}": value for name, value in values.items()}
-        elif only_label is not None:  # a metric by its name alone
-            found[f"metrics/{only_label}/{label}"] = values
-    numbers = {name: _number(value) for name, value in found.items()}
-    return {name: number for name, number in numbers.items() if number is not ...}
-
-
-def _number(value: Any) -> Any:
-    """Return a metric's value as a float; None if it is not finite, ``...`` if it is no single number."""
-    if isinstance(value, bool) or (isinstance(value, Tensor) and value.numel() != 1):
-        return ...
-    if not isinstance(value, (int, float, Tensor)):
-        return ...
-    number = float(value)
-    return number if math.isfinite(number) else None
+    for label, of_label in state.eval_metric_values.items():
+        if isinstance(of_label, Mapping):
+            values |= {f"metrics/{label}/{name}": value for name, value in of_label.items()}
+        elif only_label is not None:  # a metric without the label of an evaluator
+            values[f"metrics/{only_label}/{label}"] = of_label
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if (isinstance(value, (int, float)) and not isinstance(value, bool))
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    }
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def environment(state: State) -> dict[str, Any]:
-    """Return what a run's bits depend on beside its settings: software and hardware."""
+    """Return the software and hardware that the bits of a run depend on."""
     cuda = state.device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -397,11 +386,3 @@ def module_classes(model: Any) -> dict[str, str]:
     if not isinstance(model, torch.nn.Module):
         return {}
     return {name: type(module).__name__ for name, module in model.named_modules()}
-
-
-def _integrations(model: Any) -> dict[str, Any]:
-    get_metadata = getattr(model, "get_metadata", None)
-    if not callable(get_metadata):
-        return {}
-    metadata: dict[str, Any] = plain(get_metadata(), "integrations")
-    return metadata
