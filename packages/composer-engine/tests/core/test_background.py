@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from composer.core import background as module
-from composer.core.background import Background, Task, ThreadError, in_threads
+from composer.core.background import Background, Task, ThreadError
 
 AT_THE_END = """
 import time
@@ -90,27 +90,6 @@ class TestTask:
 
         assert not was_over
         assert task.wait(10)
-
-
-class TestInThreads:
-    @pytest.mark.parametrize("threads", ["no_threads", "dead_threads"])
-    def test_done_where_there_are_no_threads(self, threads, request):
-        """What no thread can do is done where its result is asked for."""
-        request.getfixturevalue(threads)
-
-        with in_threads([lambda: 1, lambda: 2]) as results:
-            assert [result() for result in results] == [1, 2]
-
-    def test_waits_after_an_error(self):
-        """After an error in the context, no function runs any more: it may look at memory that is gone soon."""
-        go, done = threading.Event(), []
-
-        timer = threading.Timer(0.05, go.set)
-
-        with pytest.raises(OSError, match="full"), in_threads([lambda: (go.wait(10), done.append(1)), timer.start]):
-            fail()
-
-        assert done == [1]
 
 
 class TestBackground:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from composer.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from composer.checkpoint.local import FolderLock, LocalFolder
+from composer.checkpoint.local import FolderLock, LocalFolder, records_while
 from composer.checkpoint.manifest import write_json
 from composer.checkpoint.saving import take_snapshot
+from composer.core.background import ThreadError
 
 KILLED = """
 import sys, torch
@@ -419,6 +421,52 @@ def test_a_checksum_that_cannot_be_made(runs, tmp_path, monkeypatch):
     with pytest.raises(MemoryError, match="too little for a checksum"):
         save_checkpoint(runs.make(), tmp_path / "one")
     assert names_in(tmp_path) == []
+
+
+def refuse_thread(_):
+    raise ThreadError("no thread can be started")
+
+
+class DeadTask:
+    """A thread that ends without a result."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def wait(self):
+        """Return at once."""
+
+    def result(self):
+        """Report that there is no result."""
+        raise ThreadError("its thread ended")
+
+
+class TestRecordsWhile:
+    @pytest.mark.parametrize("task", [refuse_thread, DeadTask])
+    def test_without_a_thread(self, task, monkeypatch):
+        """Where no thread can hash, the records are computed when they are needed."""
+        monkeypatch.setattr(local, "Task", task)
+
+        with records_while({"a": [memoryview(b"content")]}) as records:
+            assert records() == {"a": FileRecord.of([b"content"])}
+
+    def test_waits_after_an_error(self):
+        """After an error in the context, no thread reads the contents any more: their memory may be released."""
+        go, done = threading.Event(), []
+
+        def pieces():
+            go.wait(10)
+            done.append(1)
+            yield memoryview(b"content")
+
+        def write():
+            threading.Timer(0.05, go.set).start()
+            raise OSError("full")
+
+        with pytest.raises(OSError, match="full"), records_while({"a": pieces()}):
+            write()
+
+        assert done == [1]
 
 
 HOLDER = """

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import contextlib
 import os
 import weakref
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
-__all__ = ["Background", "Task", "ThreadError", "in_threads"]
+__all__ = ["Background", "Task", "ThreadError"]
 
 T = TypeVar("T")
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -85,44 +84,6 @@ def _run(call: Callable[[], T], outcome: Future[T], _alive: object) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(result)
-
-
-@contextlib.contextmanager
-def in_threads(calls: Iterable[Callable[[], T]]) -> Iterator[list[Callable[[], T]]]:
-    """Run each function in its own thread; leaving the context waits for all of them.
-
-    Yields, for each function, a function that waits and returns the result. If no thread can be started, that function
-    runs the call itself.
-
-    Example:
-        >>> with in_threads([lambda: "one", lambda: "two"]) as results:
-        ...     [result() for result in results]
-        ['one', 'two']
-    """
-    tasks: list[Task[T]] = []
-    results: list[Callable[[], T]] = []
-    try:
-        for call in calls:
-            try:
-                tasks.append(Task(call))
-            except ThreadError:
-                results.append(call)
-            else:
-                results.append(_result_of(tasks[-1], call))
-        yield results
-    finally:
-        for task in tasks:
-            task.wait()
-
-
-def _result_of(task: Task[T], call: Callable[[], T]) -> Callable[[], T]:
-    def result() -> T:
-        try:
-            return task.result()
-        except ThreadError:
-            return call()
-
-    return result
 
 
 class Background:
