@@ -94,6 +94,20 @@ def _cutmix(shape: tuple[int, ...]) -> list[Variant]:
     ]
 
 
+@case("augment_batch", 1.03, shapes=True)
+def _augment(shape: tuple[int, ...]) -> list[Variant]:
+    import kornia.augmentation as ka
+
+    images, generator = torch.rand(shape), torch.Generator().manual_seed(0)
+    pipeline = ka.AugmentationSequential(
+        ka.RandomHorizontalFlip(), ka.RandomAffine(15.0, (0.1, 0.1)), ka.ColorJitter(0.2, 0.2, 0.2, 0.05)
+    )
+    return [
+        ("kornia's own call", lambda: pipeline(images)),
+        ("ours", lambda: cf.augment_batch(images, pipeline, generator=generator)),
+    ]
+
+
 @case("cutout_batch", 1.2, shapes=True)
 def _cutout(shape: tuple[int, ...]) -> list[Variant]:
     images = torch.rand(shape)

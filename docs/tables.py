@@ -69,6 +69,7 @@ TWICE = {
     "AugMix": "A batch is augmented twice; a dataset's second is left out with a `NoEffectWarning`.",
     "ColOut": "More rows and columns are removed; a dataset's second is left out with a `NoEffectWarning`.",
     "CutMix": "Boxes from two partners are pasted.",
+    "Augment": "Each is applied, the last of the list first.",
     "CutOut": "More squares are blanked out.",
     "GradientClipping": "For example by norm and by value; the last of the list clips first.",
     "LabelSmoothing": "Labels are smoothed by both.",

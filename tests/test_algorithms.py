@@ -2,6 +2,7 @@
 
 import warnings
 
+import kornia.augmentation as ka
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ SETTINGS = {
     "GatedLinearUnits": None,
     "SeqLengthWarmup": None,
     "AugMix": {"batch": True},
+    "Augment": {"augmentation": ka.RandomAffine(30.0)},
     "CutMix": {},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 16, "min_features": 16, "latent_features": 0.25},

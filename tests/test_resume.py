@@ -9,6 +9,8 @@ import os
 import random
 import warnings
 
+import kornia.augmentation as ka
+import kornia.augmentation.auto as kauto
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,17 @@ from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import CosineAnnealingWithWarmupScheduler, LinearScheduler
 
+PIPELINES = {
+    "colours": lambda: ka.ColorJitter(0.3, 0.3, 0.3, 0.1),
+    "geometry": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.RandomPerspective(0.3)),
+    "one of": lambda: ka.ImageSequential(
+        ka.RandomGaussianNoise(), ka.RandomErasing(), ka.RandomPosterize(), random_apply=1
+    ),
+    "policy": lambda: kauto.RandAugment(2, 10),
+    "drawn while applied": lambda: ka.RandomPlasmaBrightness(p=0.7),
+}
 SETTINGS = {
+    "Augment": {"augmentation": PIPELINES["geometry"]()},
     "Alibi": {"max_sequence_length": 16},
     "AugMix": {"batch": True},
     "EMA": {"half_life": "3ba"},
@@ -227,6 +239,15 @@ class TestEachAlgorithm:
     def test_alone(self, tmp_path, name):
         """A run with each algorithm resumes exactly after some batch."""
         check(tmp_path, [name], text=name in FOR_TEXT)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines(tmp_path, monkeypatch, name, num_workers):
+    """A training with a pipeline of kornia, stopped in the middle of an epoch, continues with the same draws."""
+    monkeypatch.setitem(SETTINGS, "Augment", {"augmentation": PIPELINES[name]()})
+
+    check(tmp_path, ["Augment"], stop=4, num_workers=num_workers)
 
 
 PAIRS = [pair for pair in itertools.combinations(NAMES, 2) if not (set(pair) & FOR_TEXT)]

@@ -13,6 +13,7 @@ import argparse
 import io
 from pathlib import Path
 
+import kornia.augmentation as ka
 import matplotlib.pyplot as plt
 import torch
 from PIL import Image
@@ -30,6 +31,44 @@ MARGIN = 6
 CAPTION = 18
 COLORS = 256
 FOLDER = Path(__file__).parent / "pictures"
+
+
+def augment() -> list[Panel]:
+    """Show a flower with its mask and box, before and after four augmentations of kornia."""
+    flower = photographs()[1][None]
+    height, width = flower.shape[-2:]
+    mask = ellipse(height, width, (0.2, 0.15, 0.85, 0.8))[None]
+    box = torch.tensor([[[0.15 * width, 0.2 * height, 0.8 * width, 0.85 * height]]])
+    chosen = {
+        "RandomHorizontalFlip": ka.RandomHorizontalFlip(p=1.0),
+        "RandomAffine": ka.RandomAffine(25.0, scale=(0.7, 0.9), p=1.0),
+        "RandomPerspective": ka.RandomPerspective(0.5, p=1.0),
+        "ColorJitter": ka.ColorJitter(0.3, 0.3, 0.6, 0.2, p=1.0),
+    }
+    moved = [
+        (name, cf.augment_batch(flower, one, masks=mask, boxes=box, generator=seeded(3)))
+        for name, one in chosen.items()
+    ]
+    panels = [("before", flower, mask, box), *((name, one.input, one.masks, one.boxes) for name, one in moved)]
+    return [(name, outlined(image[0], shape[0], boxes[0, 0])) for name, image, shape, boxes in panels]
+
+
+def ellipse(height: int, width: int, place: tuple[float, float, float, float]) -> Tensor:
+    """Return a mask of an ellipse inside a box, given by its top, left, bottom and right as fractions."""
+    top, left, bottom, right = place
+    rows = (torch.arange(height)[:, None] / height - (top + bottom) / 2) / ((bottom - top) / 2)
+    columns = (torch.arange(width) / width - (left + right) / 2) / ((right - left) / 2)
+    return rows**2 + columns**2 < 1
+
+
+def outlined(image: Tensor, mask: Tensor, box: Tensor) -> Tensor:
+    """Return an image that is darker outside of a mask, with a box drawn on it."""
+    image = image * torch.where(mask, 1.0, 0.45)
+    left, top, right, bottom = box.round().int().tolist()
+    frame = torch.zeros_like(mask)
+    frame[top:bottom, left:right] = True
+    frame[top + 2 : bottom - 2, left + 2 : right - 2] = False
+    return torch.where(frame, torch.tensor([1.0, 0.85, 0.1])[:, None, None], image)
 
 
 def augmix() -> list[Panel]:
@@ -124,7 +163,7 @@ def randaugment() -> list[Panel]:
     return panels
 
 
-PICTURES = [augmix, blurpool, colout, cutmix, cutout, mixup, progressive_resizing, randaugment]
+PICTURES = [augment, augmix, blurpool, colout, cutmix, cutout, mixup, progressive_resizing, randaugment]
 
 
 def photographs(side: int = SIDE) -> Tensor:

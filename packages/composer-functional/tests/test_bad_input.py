@@ -6,6 +6,7 @@ import inspect
 import traceback
 from pathlib import Path
 
+import kornia.augmentation as ka
 import pytest
 import torch
 from torch import nn
@@ -25,6 +26,8 @@ MODEL = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(57
 NO_MODEL = {"weights": torch.rand(3)}
 TOKENS = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+FLIP = ka.RandomHorizontalFlip()
 
 WRONG_SIZES = [(0, 0), (-8, 8)]
 SURGERY = [(NO_MODEL,), (None,)]
@@ -66,6 +69,15 @@ BAD = {
         (MODEL, "ResNetBottleneck", named(drop_distribution="normal")),
     ],
     "apply_weight_standardization": [*SURGERY, (MODEL, -1)],
+    "augment_batch": [
+        (LOGITS, FLIP),
+        (EMPTY, FLIP),
+        (IDS, FLIP),
+        (IMAGES, "flip"),
+        (IMAGES, nn.Flatten(0, 1)),
+        (IMAGES, FLIP, named(boxes=[(0, 0, 9, 9)])),
+        (IMAGES, FLIP, named(boxes=torch.rand(4, 2, 4), min_visible=NAN)),
+    ],
     "augmix": [(-1,), (NAN,), (3, 1, 0), (3, 1, 3, 0), (3, 1, 3, 1.0, "best")],
     "augmix_batch": [
         (LOGITS,),
@@ -108,6 +120,7 @@ BAD = {
         (IMAGES, named(boxes=[(0, 0, 9, 9)])),
     ],
     "draw_augmix": [(-1,), (4, -1), (4, NAN), (4, 3, 1, 0), (4, named(augmentation_set="best"))],
+    "draw_augmentation": [("flip", IMAGES.shape), (FLIP, IMAGES.shape, named(generator=17))],
     "draw_beta": [(0,), (-1,), (NAN,)],
     "draw_box": [(WRONG_SIZES[0], (1, 1)), ((8, 8), (-1, 1))],
     "draw_corner": [((8, 8), (9, 9)), ((8, 8), (0, 0))],
@@ -302,6 +315,8 @@ VALID = {
     "count_layers_to_freeze": lambda: {"num_layers": 4, "current_duration": 0.5},
     "count_module_instances": lambda: {"module": MODEL, "cls": nn.Linear},
     "cutmix": lambda: {"data": IMAGES, "target": IDS, "num_classes": 3},
+    "augment_batch": lambda: {"input": IMAGES, "augmentation": FLIP},
+    "draw_augmentation": lambda: {"augmentation": FLIP, "shape": IMAGES.shape},
     "cutmix_batch": lambda: {"input": IMAGES, "target": IDS},
     "cutout_batch": lambda: {"input": IMAGES},
     "draw_augmix": lambda: {"count": 4},

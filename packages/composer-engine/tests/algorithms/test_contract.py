@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Mapping
 
+import kornia.augmentation as ka
 import pytest
 import torch
 from torch import nn
@@ -233,6 +234,12 @@ CASES = {
     "Alibi": Case(new("Alibi", 16), on_text, make_unfit_state=on_nothing, refused=(("max_sequence_length", 0),)),
     "AugMix": Case(new("AugMix", severity=2), on_pictures, refused=(("width", 0), ("alpha", -1))),
     "AugMix of batches": Case(new("AugMix", batch=True), on_images),
+    "Augment": Case(
+        lambda: composer.algorithms.Augment(ka.RandomHorizontalFlip(p=0.5)),
+        on_images,
+        refused=(("augmentation", "flip"), ("box_format", "yxyx"), ("min_visible", 2), ("labels_key", 1)),
+        names={"RandomHorizontalFlip": ka.RandomHorizontalFlip},
+    ),
     "BlurPool": Case(
         new("BlurPool", min_channels=8),
         on_images,

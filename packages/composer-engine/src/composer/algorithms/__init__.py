@@ -1,6 +1,7 @@
 """Algorithms: each defines at which events of the training a kernel of :mod:`composer.functional` runs."""
 
 from composer.algorithms.alibi import Alibi
+from composer.algorithms.augment import Augment
 from composer.algorithms.augmix import AugMix
 from composer.algorithms.blurpool import BlurPool
 from composer.algorithms.channels_last import ChannelsLast
@@ -43,6 +44,7 @@ __all__ = [
     "SWA",
     "Alibi",
     "AugMix",
+    "Augment",
     "AugmentAndMixTransform",
     "BlurPool",
     "ChannelsLast",

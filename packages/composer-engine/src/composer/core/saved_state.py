@@ -384,17 +384,27 @@ def _check_component(path: str, component: Any, saved: CallbackRecord, findings:
     for setting in {**own, **saved.settings}:
         values = [settings.get(setting, _ABSENT) for settings in (saved.settings, own)]
         if not equal(*values):
-            was, now = map(_reported, values)
+            was, now = _from_first_difference(*map(_reported, values))
             findings["changed"].append(f"{path}.{setting}: {was} was saved, {now} is set.")
 
 
 _ABSENT = object()
+_SHOWN = 80
 
 
 def _reported(value: Any) -> str:
     if value is _ABSENT:
         return "nothing"
     return str(value["unsaved"]) if is_unsaved(value) else f"{value!r:.80}"
+
+
+def _from_first_difference(one: str, other: str) -> tuple[str, str]:
+    """Return two texts, or, of long ones, their parts around the first difference."""
+    if max(len(one), len(other)) <= 2 * _SHOWN:
+        return one, other
+    common = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(common - _SHOWN // 2, 0)
+    return f"...{one[start : start + _SHOWN]}...", f"...{other[start : start + _SHOWN]}..."
 
 
 def _check_scaler(state: State, saved: Any, findings: _Findings) -> None:

@@ -745,7 +745,7 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
 
     A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
     run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
-    from its saved settings fails.
+    from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
 
     Example:
         >>> from composer.core import Algorithm
@@ -758,12 +758,15 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
         >>> settings_to_data(Scale(log=print))
         {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
     """
-    kinds, data = field_types(type(component), init=True), {}
+    component_type: Any = type(component)
+    kinds, data = field_types(component_type, init=True), {}
+    metadata = {str(field.alias): field.metadata for field in attrs.fields(component_type)} if kinds else {}
     for (name, value), kind in zip(component.settings().items(), kinds.values(), strict=True):
         try:
             data[name] = to_data(value, kind)
         except NotSerializableError:
-            data[name] = {"unsaved": describe(value)}
+            describe_value = metadata[name].get("describe", describe)
+            data[name] = {"unsaved": describe_value(value)}
     return data
 
 

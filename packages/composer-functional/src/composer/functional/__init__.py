@@ -22,6 +22,12 @@ from composer.functional.augmentations.colout import ColOutTransform, colout, co
 from composer.functional.augmentations.cutmix import cutmix, cutmix_batch, draw_cutmix_box
 from composer.functional.augmentations.cutout import cutout_batch, draw_box, draw_holes
 from composer.functional.augmentations.mixup import draw_mixing, mixup, mixup_batch
+from composer.functional.augmentations.pipelines import (
+    AugmentationDraws,
+    AugmentedBatch,
+    augment_batch,
+    draw_augmentation,
+)
 from composer.functional.augmentations.randaugment import (
     RandAugmentDraws,
     RandAugmentTransform,
@@ -81,6 +87,8 @@ __all__ = [
     "AlibiBias",
     "AugMixDraws",
     "AugmentAndMixTransform",
+    "AugmentationDraws",
+    "AugmentedBatch",
     "BlurConv2d",
     "BlurMaxPool2d",
     "BlurPool2d",
@@ -120,6 +128,7 @@ __all__ = [
     "apply_squeeze_excite",
     "apply_stochastic_depth",
     "apply_weight_standardization",
+    "augment_batch",
     "augmix",
     "augmix_batch",
     "augmix_image",
@@ -133,6 +142,7 @@ __all__ = [
     "cutmix",
     "cutmix_batch",
     "cutout_batch",
+    "draw_augmentation",
     "draw_augmix",
     "draw_beta",
     "draw_box",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch import nn
 
 from composer.core import precision, time
 from composer.core.algorithm import Algorithm, NoEffectWarning
@@ -210,14 +211,23 @@ def _no_effect_warnings(case: Case) -> list[str]:
     return [str(warning.message) for warning in caught if issubclass(warning.category, NoEffectWarning)]
 
 
+def _equal_settings(one: Algorithm, other: Algorithm) -> bool:
+    """Return whether two algorithms have equal settings; modules among them are compared by their repr."""
+    both = [
+        {name: repr(value) if isinstance(value, nn.Module) else value for name, value in algorithm.settings().items()}
+        for algorithm in (one, other)
+    ]
+    return equal(*both)
+
+
 def check_settings(case: Case) -> None:
     """An algorithm with its settings is equal, copies have the same settings, and running does not change them."""
     algorithm = case.make()
     name, settings = type(algorithm).__name__, algorithm.settings()
-    assert equal(type(algorithm)(**settings).settings() if settings else {}, settings), (
+    assert not settings or _equal_settings(type(algorithm)(**settings), algorithm), (
         f"{name}(**settings) has other settings than {settings}; converters must not change converted values."
     )
-    assert equal(copy.deepcopy(algorithm).settings(), settings), f"A copy of {name} has other settings."
+    assert _equal_settings(copy.deepcopy(algorithm), algorithm), f"A copy of {name} has other settings."
     watch = Watch(algorithm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
@@ -245,7 +255,7 @@ def check_repr(case: Case) -> None:
         again = eval(text, known)  # noqa: S307  (the text is the algorithm's own)
     except Exception as error:
         raise AssertionError(f"{kind.__name__} prints as {text}, which is not how it is made: {error}") from error
-    assert equal(again.settings(), algorithm.settings()), f"{text} makes one with other settings."
+    assert _equal_settings(again, algorithm), f"{text} makes one with other settings."
 
 
 def check_refusals(case: Case) -> None:

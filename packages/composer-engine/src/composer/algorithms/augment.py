@@ -1,0 +1,95 @@
+"""Augment: any augmentation of kornia on the batch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+from torch import nn
+
+from composer import functional as cf
+from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
+from composer.core.checks import number_between, one_of
+
+__all__ = ["Augment"]
+
+
+def _in_one_line(module: nn.Module) -> str:
+    return " ".join(repr(module).split())
+
+
+@attrs.define(eq=False)
+class Augment(Algorithm):
+    """Apply an augmentation of kornia, or any module, to the images of each batch.
+
+    See :func:`composer.functional.augment_batch`. The draws depend only on the run's seed, the process and the batch,
+    so that a resumed run, other microbatches and other numbers of loader workers have the same ones.
+
+    Args:
+        augmentation: One of kornia's augmentations, a container or a policy of them, or a module of images.
+        input_key: Where the images are in a batch.
+        mask_key: Where the masks are, if they are moved with the images.
+        boxes_key: Where the boxes are, if they are moved with the images.
+        keypoints_key: Where the keypoints are, if they are moved with the images.
+        labels_key: Where the labels of boxes are. Those of dropped boxes are removed.
+        box_format: The format of the boxes: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``.
+        min_visible: Boxes with a smaller fraction of their area inside the image are dropped, in ``[0, 1]``.
+
+    Raises:
+        TypeError: ``augmentation`` is not a module.
+        ValueError: ``box_format`` is unknown, ``min_visible`` is out of range, or there are labels without boxes.
+
+    Example:
+        >>> import kornia.augmentation as K
+        >>> Augment(K.RandomHorizontalFlip(p=0.5)).augmentation.p
+        0.5
+    """
+
+    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _in_one_line})
+    input_key: BatchKey = 0
+    mask_key: BatchKey | None = None
+    boxes_key: BatchKey | None = None
+    keypoints_key: BatchKey | None = None
+    labels_key: BatchKey | None = None
+    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
+    min_visible: float = attrs.field(
+        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of a box's area.")
+    )
+
+    runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
+    reads: ClassVar = {"batch"}
+    writes: ClassVar = {"batch"}
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.augmentation, nn.Module):
+            raise TypeError(
+                "augmentation must be a module such as kornia.augmentation.RandomAffine(30.0), "
+                f"got {self.augmentation!r}."
+            )
+        if self.labels_key is not None and self.boxes_key is None:
+            raise ValueError(f"labels_key={self.labels_key!r} needs boxes_key: labels are removed with their boxes.")
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Augment the images and what belongs to them."""
+        del event, logger
+        keys = {
+            "masks": self.mask_key,
+            "boxes": self.boxes_key,
+            "keypoints": self.keypoints_key,
+            "labels": self.labels_key,
+        }
+        keys = {name: key for name, key in keys.items() if key is not None}
+        belonging: dict[str, Any] = {name: state.batch_get_item(key) for name, key in keys.items()}
+        augmented = cf.augment_batch(
+            state.batch_get_item(self.input_key),
+            self.augmentation,
+            **belonging,
+            box_format=self.box_format,  # type: ignore[arg-type]
+            min_visible=self.min_visible,
+            generator=state.generator(self),
+        )
+        if isinstance(augmented, cf.AugmentedBatch):
+            for name, key in keys.items():
+                state.batch_set_item(key, getattr(augmented, name))
+            augmented = augmented.input
+        state.batch_set_item(self.input_key, augmented)

@@ -1,0 +1,126 @@
+"""Augment: augmentations of kornia on the batches of a training."""
+
+import kornia.augmentation as ka
+import pytest
+import torch
+
+from composer import functional as cf
+from composer.algorithms import Augment
+from composer.core import Engine, State, explain
+
+
+def pipeline(degrees=30.0):
+    return ka.AugmentationSequential(ka.RandomAffine(degrees), ka.ColorJitter(0.2, 0.2, 0.2, 0.1))
+
+
+def augmented(*algorithms, batch=0, seed=0, data=None):
+    """Return a batch after AFTER_DATALOADER."""
+    state = State(model=None, rank_zero_seed=seed)
+    engine = Engine(state, algorithms=list(algorithms))
+    for _ in range(batch):
+        state.timestamp = state.timestamp.to_next_batch(samples=4)
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    state.batch = (images, torch.arange(4)) if data is None else data
+    engine.run_event("after_dataloader")
+    return state.batch
+
+
+def test_images_are_augmented():
+    """Images are what the kernel returns for the same draws; targets and the global generator stay."""
+    before = torch.get_rng_state()
+
+    images, targets = augmented(Augment(pipeline()))
+
+    state = State(model=None, rank_zero_seed=0)
+    algorithm = Augment(pipeline())
+    Engine(state, algorithms=algorithm)
+    original = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(images, cf.augment_batch(original, pipeline(), generator=state.generator(algorithm)))
+    assert torch.equal(targets, torch.arange(4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_draws_follow_from_seed_and_batch():
+    """The same batch of the same seed is augmented alike; others are not."""
+    first, again = augmented(Augment(pipeline()), batch=2)[0], augmented(Augment(pipeline()), batch=2)[0]
+    later, other = augmented(Augment(pipeline()), batch=3)[0], augmented(Augment(pipeline()), batch=2, seed=1)[0]
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    assert not torch.equal(first, other)
+
+
+def test_two_of_them():
+    """Two Augments of one training draw independently."""
+    both = augmented(Augment(ka.RandomRotation(30.0, p=1.0)), Augment(ka.RandomRotation(30.0, p=1.0)))[0]
+    twice = augmented(Augment(ka.AugmentationSequential(*[ka.RandomRotation(30.0, p=1.0)] * 2)))[0]
+
+    assert both.shape == twice.shape
+    assert not torch.equal(both, augmented(Augment(ka.RandomRotation(30.0, p=1.0)))[0])
+
+
+def test_what_belongs_to_the_images():
+    """Masks, boxes with labels and keypoints are found by their keys, moved, and put back."""
+    data = {
+        "pixels": torch.rand(2, 3, 16, 16),
+        "masks": torch.arange(256).reshape(1, 16, 16).repeat(2, 1, 1),
+        "boxes": [torch.tensor([[1.0, 2.0, 5.0, 6.0]]), torch.tensor([[20.0, 0.0, 30.0, 4.0]])],
+        "labels": [torch.tensor([3]), torch.tensor([4])],
+        "points": torch.tensor([[[0.0, 1.0]], [[15.0, 2.0]]]),
+        "names": ["a", "b"],
+    }
+    algorithm = Augment(
+        ka.RandomHorizontalFlip(p=1.0),
+        input_key="pixels",
+        mask_key="masks",
+        boxes_key="boxes",
+        labels_key="labels",
+        keypoints_key="points",
+    )
+
+    batch = augmented(algorithm, data=dict(data))
+
+    assert torch.equal(batch["pixels"], data["pixels"].flip(-1))
+    assert torch.equal(batch["masks"], data["masks"].flip(-1))
+    assert [one.tolist() for one in batch["boxes"]] == [[[11, 2, 15, 6]], []]
+    assert [one.tolist() for one in batch["labels"]] == [[3], []]
+    assert batch["points"].tolist() == [[[15, 1]], [[0, 2]]]
+    assert batch["names"] == ["a", "b"]
+
+
+def test_explained_in_one_line():
+    """explain() and repr show the pipeline with its settings, in one line."""
+    algorithm = Augment(pipeline())
+
+    assert "\n" not in repr(algorithm)
+    assert "degrees=30.0" in repr(algorithm)
+    assert any("Augment" in line for line in str(explain([algorithm])).splitlines())
+
+
+def test_a_changed_pipeline_is_reported():
+    """The settings of the pipeline are compared when a run is resumed, and the difference is named."""
+    saved, now = State(model=None), State(model=None)
+    Engine(saved, algorithms=Augment(pipeline()))
+    Engine(now, algorithms=Augment(pipeline(degrees=10.0)))
+
+    with pytest.warns(UserWarning, match="differs") as warned:
+        changed = now.load_state_dict(saved.state_dict()).changed
+
+    assert len(warned) == len(changed) == 1
+    assert "degrees=30.0" in changed[0]
+    assert "degrees=10.0" in changed[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"augmentation": "flip"}, TypeError, "augmentation must be a module"),
+        ({"box_format": "yxyx"}, ValueError, "box_format must be one of"),
+        ({"min_visible": 2}, ValueError, "min_visible"),
+        ({"labels_key": 1}, ValueError, "labels_key=1 needs boxes_key"),
+    ],
+)
+def test_bad_settings(settings, error, text):
+    """Settings that make no sense are refused at construction."""
+    with pytest.raises(error, match=text):
+        Augment(**{"augmentation": ka.RandomHorizontalFlip()} | settings)

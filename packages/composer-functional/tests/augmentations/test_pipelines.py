@@ -1,0 +1,362 @@
+"""Augmentations of kornia on batches: the draws, the images, and what is moved with them."""
+
+import inspect
+
+import kornia.augmentation as ka
+import kornia.augmentation.auto as kauto
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from composer import functional as cf
+
+ARGUMENTS = {
+    "CenterCrop": (16,),
+    "ColorJiggle": (0.1, 0.1, 0.1, 0.1),
+    "ColorJitter": (0.1, 0.1, 0.1, 0.1),
+    "Denormalize": (torch.full((3,), 0.5), torch.full((3,), 0.5)),
+    "LongestMaxSize": (16,),
+    "Normalize": (torch.full((3,), 0.5), torch.full((3,), 0.5)),
+    "PadTo": ((40, 40),),
+    "RandomAffine": (30.0,),
+    "RandomBrightness": ((0.5, 1.5),),
+    "RandomContrast": ((0.5, 1.5),),
+    "RandomCrop": ((16, 16),),
+    "RandomGamma": ((0.5, 1.5),),
+    "RandomFisheye": (torch.tensor([-0.3, 0.3]), torch.tensor([-0.3, 0.3]), torch.tensor([0.9, 1.1])),
+    "RandomGaussianBlur": ((3, 3), (0.1, 2.0)),
+    "RandomMotionBlur": (3, 30.0, 0.5),
+    "RandomResizedCrop": ((16, 16),),
+    "RandomRotation": (30.0,),
+    "RandomRotation90": ((1, 3),),
+    "RandomShear": (10.0,),
+    "RandomTranslate": ((0.1, 0.1), (0.1, 0.1)),
+    "Resize": ((16, 16),),
+    "SmallestMaxSize": (16,),
+}
+LEFT_OUT = {
+    "RandomDissolving": "downloads a diffusion model",
+    "RandomTransplantation": "needs masks to draw from",
+}
+CLASSES = sorted(
+    name
+    for name, kind in inspect.getmembers(ka, inspect.isclass)
+    if not any(part in name for part in ("Base", "3D", "Sequential", "Dispather"))
+)
+DETERMINISTIC = {"CenterCrop", "Denormalize", "LongestMaxSize", "Normalize", "PadTo", "Resize", "SmallestMaxSize"}
+
+
+def make(name):
+    kind = getattr(ka, name)
+    # With a probability of a half, nearly every augmentation draws whether each of the images is changed.
+    options = {"p": 0.5} if "p" in inspect.signature(kind).parameters and name not in DETERMINISTIC else {}
+    if name == "RandomCutMixV2" and "use_correct_lambda" in inspect.signature(kind).parameters:
+        options["use_correct_lambda"] = True  # the other way is deprecated
+    return kind(*ARGUMENTS.get(name, ()), **options)
+
+
+def seeded(seed=17):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(count=8, size=32, seed=3):
+    return torch.rand(count, 3, size, size, generator=seeded(seed))
+
+
+PIPELINES = {
+    "AugmentationSequential": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.ColorJitter(0.2, 0.2, 0.2)),
+    "AutoAugment": kauto.AutoAugment,
+    "ImageSequential": lambda: ka.ImageSequential(ka.RandomAffine(30.0), ka.RandomHorizontalFlip(), random_apply=1),
+    "RandAugment": lambda: kauto.RandAugment(2, 10),
+    "TrivialAugment": kauto.TrivialAugment,
+    "dropout": lambda: nn.Dropout2d(0.5),
+} | {name: lambda name=name: make(name) for name in CLASSES if name not in LEFT_OUT}
+
+
+class TestDraws:
+    @pytest.mark.parametrize("name", PIPELINES)
+    def test_laws(self, name):
+        """Draws follow from the generator alone, can be used again, and are kornia's own of the same seed."""
+        augmentation, batch = PIPELINES[name](), images()
+        before = torch.get_rng_state()
+
+        draws = cf.draw_augmentation(augmentation, batch.shape, generator=seeded())
+        output = cf.augment_batch(batch, augmentation, params=draws)
+
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(cf.augment_batch(batch, augmentation, generator=seeded()), output)
+        assert torch.equal(cf.augment_batch(batch, augmentation, params=draws), output)
+        with torch.random.fork_rng():
+            torch.manual_seed(draws.seed)
+            assert torch.equal(augmentation(batch), output)
+
+    @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DETERMINISTIC])
+    def test_another_generator_draws_others(self, name):
+        """Of several seeds, some give other draws; those of deterministic classes are left out."""
+        augmentation, batch = PIPELINES[name](), images()
+
+        outputs = [cf.augment_batch(batch, augmentation, generator=seeded(seed)) for seed in range(5)]
+
+        assert any(not torch.equal(outputs[0], other) for other in outputs[1:])
+
+    def test_the_default_generator(self):
+        """Without a generator, torch's global one determines the draws."""
+        augmentation, batch = ka.RandomRotation(30.0, p=1.0), images()
+
+        with torch.random.fork_rng():
+            first, second = cf.augment_batch(batch, augmentation), cf.augment_batch(batch, augmentation)
+
+        assert not torch.equal(first, second)
+
+    def test_videos(self):
+        """All frames of a video are moved alike."""
+        augmentation = ka.VideoSequential(ka.RandomRotation(90.0, p=1.0))
+        frames = images(2)[:, None].expand(-1, 5, -1, -1, -1)
+
+        output = cf.augment_batch(frames, augmentation, generator=seeded())
+
+        assert output.shape == frames.shape
+        assert (output == output[:, :1]).all()
+
+    def test_left_out_classes_exist(self):
+        """Each exception is a class that kornia has; one that is gone needs no exception."""
+        assert set(LEFT_OUT) <= set(CLASSES)
+
+
+class TestImages:
+    def test_uint8(self):
+        """8-bit images are augmented as the floating point images that they are, and rounded."""
+        augmentation = ka.ColorJitter(0.3, 0.3, 0.3, 0.1, p=1.0)
+        batch = (images() * 255).to(torch.uint8)
+
+        output = cf.augment_batch(batch, augmentation, generator=seeded())
+
+        exact = cf.augment_batch(batch / 255, augmentation, generator=seeded())
+        assert output.dtype is torch.uint8
+        assert torch.equal(output, (exact * 255).clamp(0, 255).round().to(torch.uint8))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_dtypes(self, dtype):
+        """The dtype is kept, also under autocast."""
+        batch = images().to(dtype)
+
+        with torch.autocast("cpu", torch.bfloat16):
+            output = cf.augment_batch(batch, ka.RandomRotation(30.0, p=1.0), generator=seeded())
+
+        expected = cf.augment_batch(batch.float(), ka.RandomRotation(30.0, p=1.0), generator=seeded())
+        assert output.dtype is dtype
+        torch.testing.assert_close(output.float(), expected, atol=1e-2, rtol=0)
+
+    def test_channels_last(self):
+        """The memory format is kept."""
+        batch = images().to(memory_format=torch.channels_last)
+
+        output = cf.augment_batch(batch, ka.RandomHorizontalFlip(p=1.0), generator=seeded())
+
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(output, batch.flip(-1))
+
+    def test_gradients(self):
+        """Gradients flow to the images, as kornia's augmentations are differentiable."""
+        batch = images().requires_grad_()
+
+        cf.augment_batch(batch, ka.RandomAffine(30.0, p=1.0), generator=seeded()).sum().backward()
+
+        assert batch.grad.abs().sum() > 0
+
+
+GEOMETRIC = {
+    "horizontal flip": lambda: ka.RandomHorizontalFlip(p=1.0),
+    "vertical flip": lambda: ka.RandomVerticalFlip(p=1.0),
+    "quarter turn": lambda: ka.RandomRotation90((1, 3), p=1.0),
+    "crop": lambda: ka.RandomCrop((208, 208), p=1.0),
+    "padded crop": lambda: ka.RandomCrop((256, 256), padding=16, p=1.0),
+    "resized crop": lambda: ka.RandomResizedCrop((256, 256), scale=(0.8, 1.0), p=1.0),
+    "centre crop": lambda: ka.CenterCrop((224, 224)),
+    "resize": lambda: ka.Resize((320, 288)),
+    "longest side": lambda: ka.LongestMaxSize(320),
+    "shortest side": lambda: ka.SmallestMaxSize(320),
+    "padding": lambda: ka.PadTo((300, 300)),
+    "translation": lambda: ka.RandomTranslate((0.1, 0.1), (0.1, 0.1), p=1.0),
+    "scale": lambda: ka.RandomAffine(0.0, scale=(0.8, 1.2), p=1.0),
+    "rotation": lambda: ka.RandomRotation(30.0, p=1.0),
+    "shear": lambda: ka.RandomShear((-10.0, 10.0), p=1.0),
+    "perspective": lambda: ka.RandomPerspective(0.2, p=1.0),
+    "affine": lambda: ka.RandomAffine(20.0, (0.05, 0.05), (0.9, 1.1), p=1.0),
+}
+
+
+IN_SEQUENCES = sorted(GEOMETRIC.keys() - {"crop", "resized crop"})  # three of those lose the rectangle
+
+
+def rectangles(generator, count=4, size=256):
+    """Return images with a white rectangle each, its mask, its box and its corner points."""
+    batch, boxes = torch.zeros(count, 3, size, size), []
+    for image in batch:
+        left, top = torch.randint(72, 88, (2,), generator=generator).tolist()
+        width, height = torch.randint(64, 96, (2,), generator=generator).tolist()
+        image[:, top : top + height, left : left + width] = 1
+        boxes.append(torch.tensor([[left, top, left + width, top + height]], dtype=torch.float32))
+    return batch, batch[:, 0] > 0.5, boxes
+
+
+def box_around(shape):
+    rows, columns = shape.nonzero(as_tuple=True)
+    return torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]).float()
+
+
+def overlap(one, other):
+    low, high = torch.maximum(one[:2], other[:2]), torch.minimum(one[2:], other[2:])
+    both = (high - low).clamp_min(0).prod()
+    return both / ((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - both)
+
+
+def check_together(augmentation, seed):
+    generator = seeded(seed)
+    batch, masks, boxes = rectangles(generator)
+
+    moved = cf.augment_batch(batch, augmentation, masks=masks, boxes=boxes, generator=generator)
+
+    for image, mask, (box,) in zip(moved.input, moved.masks, moved.boxes, strict=True):
+        shape = image[0] > 0.5
+        assert (shape & mask).sum() / (shape | mask).sum() >= 0.95
+        assert overlap(box_around(shape), box) >= 0.95
+
+
+class TestTogether:
+    @pytest.mark.parametrize("name", GEOMETRIC)
+    def test_single_augmentations(self, name):
+        """A rectangle, its mask and its box are moved together."""
+        for seed in range(3):
+            check_together(GEOMETRIC[name](), seed)
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.lists(st.sampled_from(IN_SEQUENCES), min_size=3, max_size=3), st.integers(0, 99))
+    def test_sequences(self, names, seed):
+        """Three augmentations in a row move them together."""
+        check_together(ka.AugmentationSequential(*(GEOMETRIC[name]() for name in names)), seed)
+
+    def test_flip_as_torchvision(self):
+        """Images, masks, boxes and keypoints are flipped to where torchvision's transforms flip them."""
+        batch, masks, boxes = rectangles(seeded())
+        points = [one.reshape(-1, 2) for one in boxes]
+        sample = {
+            "image": tv_tensors.Image(batch[0]),
+            "mask": tv_tensors.Mask(masks[0]),
+            "boxes": tv_tensors.BoundingBoxes(boxes[0], format="XYXY", canvas_size=(256, 256)),
+        }
+
+        flipped = v2.RandomHorizontalFlip(1.0)(sample)
+        moved = cf.augment_batch(
+            batch, ka.RandomHorizontalFlip(p=1.0), masks=masks, boxes=boxes, keypoints=points, generator=seeded()
+        )
+
+        assert torch.equal(moved.input[0], flipped["image"].as_subclass(torch.Tensor))
+        assert torch.equal(moved.masks[0], flipped["mask"].as_subclass(torch.Tensor))
+        assert torch.equal(moved.boxes[0], flipped["boxes"].as_subclass(torch.Tensor))
+        assert torch.equal(moved.keypoints[0][:, 0], 255 - points[0][:, 0])
+
+    @pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
+    def test_formats(self, box_format):
+        """Boxes are returned in the format in which they were passed."""
+        batch, _, boxes = rectangles(seeded())
+        convert = v2.ConvertBoundingBoxFormat(box_format.upper())
+        wrapped = [tv_tensors.BoundingBoxes(one, format="XYXY", canvas_size=(256, 256)) for one in boxes]
+        converted = [convert(one) for one in wrapped]
+        flip = ka.RandomHorizontalFlip(p=1.0)
+
+        expected = cf.augment_batch(batch, flip, boxes=boxes).boxes
+        tensors = [one.as_subclass(torch.Tensor) for one in converted]
+        plain = cf.augment_batch(batch, flip, boxes=tensors, box_format=box_format)
+        typed = cf.augment_batch(batch, flip, boxes=converted)
+
+        for one, other, exact in zip(plain.boxes, typed.boxes, expected, strict=True):
+            assert isinstance(other, tv_tensors.BoundingBoxes)
+            assert other.format.value == box_format.upper()
+            assert torch.equal(one, other.as_subclass(torch.Tensor))
+            back = v2.ConvertBoundingBoxFormat("XYXY")(other).as_subclass(torch.Tensor)
+            torch.testing.assert_close(back, exact)
+
+    def test_boxes_that_leave_the_image(self):
+        """Boxes are clipped to the image; those with too little left are dropped with their labels."""
+        boxes = [torch.tensor([[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0], [20.0, 20.0, 30.0, 30.0]])]
+        labels = [torch.tensor([1, 2, 3])]
+        crop = ka.CenterCrop((16, 16))
+
+        some = cf.augment_batch(torch.zeros(1, 3, 32, 32), crop, boxes=boxes, labels=labels)
+        most = cf.augment_batch(torch.zeros(1, 3, 32, 32), crop, boxes=boxes, labels=labels, min_visible=0.5)
+
+        assert some.boxes[0].tolist() == [[6, 6, 14, 14], [12, 12, 16, 16]]
+        assert some.labels[0].tolist() == [2, 3]
+        assert most.labels[0].tolist() == [2]
+
+    def test_boxes_in_a_tensor(self):
+        """Boxes of a tensor stay as many as they were."""
+        boxes = torch.tensor([[[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0]]])
+
+        moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes).boxes
+
+        assert moved.tolist() == [[[0, 0, 0, 0], [6, 6, 14, 14]]]
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32])
+    def test_values_of_masks(self, dtype):
+        """Masks keep their values and dtype: nothing is interpolated."""
+        masks = torch.randint(2 if dtype is torch.bool else 200, (4, 2, 32, 32), generator=seeded()).to(dtype)
+
+        moved = cf.augment_batch(images(4), ka.RandomRotation(30.0, p=1.0), masks=masks, generator=seeded()).masks
+
+        assert moved.dtype is dtype
+        assert moved.shape == masks.shape
+        assert set(moved.unique().tolist()) <= {*masks.unique().tolist(), 0}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changes", "error", "text"),
+        [
+            ({"input": torch.zeros(3, 8, 8)}, ValueError, r"input must have shape .*, got \(3, 8, 8\)"),
+            ({"input": torch.zeros(4, 3, 8, 8, dtype=torch.int64)}, TypeError, "input must be a batch of images"),
+            ({"augmentation": "flip"}, TypeError, "augmentation must be a torch.nn.Module"),
+            ({"masks": torch.zeros(3, 8, 8)}, ValueError, r"masks must be .*, got \(3, 8, 8\)"),
+            ({"boxes": [torch.zeros(1, 4)]}, ValueError, "boxes must be .* got a list of 1"),
+            ({"boxes": torch.zeros(4, 1, 5)}, ValueError, r"boxes must be .* got a tensor of shape \(4, 1, 5\)"),
+            ({"boxes": [torch.zeros(1, 5)] * 4}, ValueError, "one of shape"),
+            ({"boxes": 3}, TypeError, "boxes must be a tensor"),
+            ({"boxes": torch.zeros(4, 1, 4), "box_format": "yxyx"}, ValueError, "box_format must be one of"),
+            ({"boxes": torch.zeros(4, 1, 4), "min_visible": 2}, ValueError, r"min_visible must be in \[0, 1\]"),
+            ({"labels": [torch.zeros(1)] * 4}, ValueError, "labels needs a list of boxes"),
+            ({"boxes": [torch.zeros(1, 4)] * 4, "labels": [torch.zeros(2)] * 4}, ValueError, "labels must have one"),
+            ({"keypoints": torch.zeros(4, 4)}, ValueError, "keypoints must be a tensor of shape"),
+            ({"augmentation": nn.Identity(), "masks": torch.zeros(4, 8, 8)}, TypeError, "got Identity"),
+            (
+                {"augmentation": nn.Flatten(0, 1)},
+                ValueError,
+                "Flatten must return as many images as it gets, 4, got 12",
+            ),
+            (
+                {"augmentation": ka.RandomElasticTransform(), "boxes": torch.zeros(4, 1, 4)},
+                ValueError,
+                "RandomElasticTransform cannot move boxes",
+            ),
+            (
+                {"augmentation": ka.AugmentationSequential(ka.RandomMixUpV2()), "masks": torch.zeros(4, 8, 8)},
+                ValueError,
+                "RandomMixUpV2 cannot move masks",
+            ),
+        ],
+    )
+    def test_errors(self, changes, error, text):
+        """Each is refused with the parameter, what was expected and what came."""
+        arguments = {"input": torch.zeros(4, 3, 8, 8), "augmentation": ka.RandomHorizontalFlip()} | changes
+
+        with pytest.raises(error, match=text):
+            cf.augment_batch(**arguments)
+
+    def test_generator_of_a_device(self):
+        """A generator must be on the CPU, so that nothing waits for a device."""
+        with pytest.raises(TypeError, match="generator"):
+            cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=17)
