@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import composer.algorithms
 from composer.core import Algorithm, State, Time, join_tensors, rebuild_algorithm, split_tensors
-from composer.core.serialization import field_types, is_unsaved, settings_to_data
+from composer.core.serializable import is_unsaved, settings_to_data
+from composer.core.serialization import field_types
 
 KINDS = [
     kind

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from composer.core import Algorithm, BatchKey, Time, algorithm_classes, rebuild_algorithm
-from composer.core.serialization import is_unsaved, settings_to_data
+from composer.core.serializable import is_unsaved, settings_to_data
 
 
 @attrs.define(eq=False)

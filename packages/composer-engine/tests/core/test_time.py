@@ -313,7 +313,7 @@ class TestArithmetic:
 
     def test_a_fraction_is_no_index(self):
         """A duration cannot count."""
-        with pytest.raises(TypeError, match=r"counts in fractions"):
+        with pytest.raises(TypeError, match=r"its unit is fractional"):
             range(Time(0.5, "dur"))
 
 

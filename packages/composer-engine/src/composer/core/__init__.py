@@ -17,15 +17,8 @@ from composer.core.plan import AlgorithmConflictError, Plan, explain
 from composer.core.precision import MemoryFormat, Precision, TrainerMode, get_precision_context
 from composer.core.registry import algorithm_classes, rebuild_algorithm
 from composer.core.saved_state import LoadReport, StateMismatchError
-from composer.core.serialization import (
-    NotSerializableError,
-    Serializable,
-    from_data,
-    join_tensors,
-    saved,
-    split_tensors,
-    to_data,
-)
+from composer.core.serializable import Serializable, saved
+from composer.core.serialization import NotSerializableError, from_data, join_tensors, split_tensors, to_data
 from composer.core.stage import Stage
 from composer.core.state import State, SupportsTraining
 from composer.core.subscription import Subscription

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import deprecated
 
 from composer.core.event import Event  # noqa: TC001
-from composer.core.serialization import Serializable
+from composer.core.serializable import Serializable
 from composer.core.stage import Stage  # noqa: TC001
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Reading and replacing one item of a batch, whatever the batch is made of."""
+"""Reads and replaces one item of a batch of any type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch: TypeAlias = Any
 """What a data loader yields: a tensor, a tuple, a list, a dictionary, or anything else."""
 
 BatchKey: TypeAlias = int | str | tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | Any
-"""Where something lies in a batch: an index, a key, an attribute's name, or a pair of functions, ``get(batch)`` and
+"""The place of an item in a batch: an index, a key, an attribute's name, or a pair of functions, ``get(batch)`` and
 ``set(batch, value)``, of which the second returns the changed batch."""
 
 
@@ -46,10 +46,10 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
 
 
 def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
-    """Return the batch with one item replaced; the batch that was given keeps its own.
+    """Return a batch with one item replaced; the original is not changed.
 
     Args:
-        batch: A tuple, list, dictionary, or object with attributes; it is copied, what it holds is not.
+        batch: A tuple, list, dictionary, or object with attributes; a shallow copy is returned.
         key: An index, a key, an attribute's name, or a pair of functions ``(get, set)``.
         value: The new item.
 
@@ -80,7 +80,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
 
 
 def describe_batch(batch: Batch) -> str:
-    """Return what a batch is made of, as short text: of tensors their number format and shape, of the rest its type.
+    """Return a short description of a batch: the dtype and shape of tensors, the type of other items.
 
     Example:
         >>> import torch
@@ -102,7 +102,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def note_batch(error: BaseException, event: str, called: str, batch: Batch) -> None:
-    """Add a note to an error that escapes from a model: what was called after which event, with which batch."""
+    """Add a note to an error of a model: the call, the event before it, and the batch."""
     error.add_note(f"{called} was called after the event {str(event)!r}, with the batch {describe_batch(batch)}.")
 
 
@@ -118,6 +118,6 @@ def _no_item(batch: Batch, key: BatchKey) -> str:
     else:
         content = f"a {type(batch).__name__}"
     return (
-        f"The batch has no item {key!r}: it is {content}. Say by input_key= and target_key= where the items lie: "
+        f"The batch has no item {key!r}: it is {content}. Pass the places of the items by input_key= and target_key=: "
         "an index, a key, or a pair of functions (get, set)."
     )

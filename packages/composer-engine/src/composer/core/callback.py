@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from composer.core.event import Event
 from composer.core.interval import checked_interval
-from composer.core.serialization import Serializable
+from composer.core.serializable import Serializable
 
 if TYPE_CHECKING:
     from composer.core.interval import Call

@@ -1,4 +1,4 @@
-"""Checks of arguments, some as validators of attrs fields, and the text of errors: values, names and suggestions."""
+"""Checks of arguments and names, some as validators of attrs fields, and the text of errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import difflib
 import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from composer.functional.checks import check_flags
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abridged",
+    "check_run_name",
     "describe",
+    "fill_in",
     "nearest",
     "number_between",
     "one_of",
@@ -30,6 +34,7 @@ __all__ = [
     "whole_number_from",
 ]
 
+_BEGINS_ELSEWHERE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|.*://", re.DOTALL)
 _LONGEST_NAME = 500
 _LONGEST_LINE = 600
 
@@ -66,7 +71,7 @@ def whole_number_from(low: int, *, meaning: str) -> Callable[[Any, attrs.Attribu
 
 
 def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """Return an attrs validator: one of some words."""
+    """Return an attrs validator: one of the choices."""
 
     def check(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -76,12 +81,12 @@ def one_of(*choices: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 
 
 def true_or_false(_: Any, field: attrs.Attribute[Any], value: Any) -> None:
-    """Check a field, as an attrs validator: only True and False are accepted, as every text counts as true."""
+    """Check a field, as an attrs validator: only True and False are accepted, as every text is truthy."""
     check_flags(**{field.name: value})
 
 
 def to_texts(name: str, given: str | Iterable[str] | None) -> list[str]:
-    """Return texts as a list; a single one counts as a list of one, and None as an empty list.
+    """Return texts as a list; a single text becomes a list of one, and None an empty list.
 
     Raises:
         TypeError: ``given`` contains something else.
@@ -97,7 +102,7 @@ def to_texts(name: str, given: str | Iterable[str] | None) -> list[str]:
 
 
 def to_options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return options as a dictionary of its own, which is empty for None.
+    """Return a copy of options as a dictionary, which is empty for None.
 
     Raises:
         TypeError: ``given`` is not a mapping from texts.
@@ -126,6 +131,64 @@ def to_path(name: str, given: str | os.PathLike[str]) -> str:
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"{name} must be a text or a path, got {shortened(given)}.")
     return str(given)
+
+
+class _Names(string.Formatter):
+    """Looks values up by their complete names, without attributes, indices or positions."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        del args
+        return kwargs[field_name], field_name
+
+
+def check_run_name(name: object) -> None:
+    """Refuse a run name that would lead out of the folders whose names contain it.
+
+    Raises:
+        TypeError: It is not a text.
+        ValueError: It is empty, an absolute path or an address, or contains ``..`` or a NUL character.
+
+    Example:
+        >>> check_run_name("team/first")
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"run_name must be a text, got {shortened(name)}.")
+    if not name or "\0" in name or ".." in re.split(r"[/\\]", name) or _BEGINS_ELSEWHERE.match(name):
+        raise ValueError(
+            "run_name must be a name that folders can have, such as 'first' or 'team/first': not empty, without '..' "
+            f"and NUL characters, no absolute path and no address, got {shortened(name)}."
+        )
+
+
+def fill_in(template: str, values: Mapping[str, object], parameter: str) -> str:
+    """Return the name of a file or folder with the names in braces replaced by their values.
+
+    Args:
+        template: The name; ``{batch:06}`` formats as :meth:`str.format` does.
+        values: The values by their names.
+        parameter: The name of the parameter, for the error.
+
+    Raises:
+        TypeError: The template is neither a text nor a path.
+        ValueError: Another name is in braces, or the name is invalid for a file or folder.
+
+    Example:
+        >>> fill_in("{run_name}/ba{batch:04}", {"run_name": "first", "batch": 7}, "filename")
+        'first/ba0007'
+    """
+    template = to_path(parameter, template)
+    if not template or "\0" in template:
+        raise ValueError(
+            f"{parameter} must be the name of a file or folder ('.' is the current one), got {shortened(template)}."
+        )
+    try:
+        return _Names().vformat(template, (), values)
+    except (KeyError, IndexError, ValueError):
+        *others, last = (f"{{{name}}}" for name in values)
+        allowed = f"{', '.join(others)} and {last}" if others else last
+        raise ValueError(
+            f"{parameter} may have {allowed} in it, nothing else in braces, got {shortened(template)}."
+        ) from None
 
 
 def describe(value: Any) -> str:

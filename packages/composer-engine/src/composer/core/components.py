@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from composer.core.state import State
+    from torch.optim import Optimizer
 
 __all__ = ["ObservableList", "Ownership", "by_key", "numbered"]
 
@@ -127,6 +127,16 @@ class ObservableList(MutableSequence[T]):
     __hash__ = None  # type: ignore[assignment]  # as a list
 
 
+class HasOptimizers(Protocol):
+    """A state with a model and its optimizers."""
+
+    model: Any
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers."""
+
+
 class Ownership:
     """Checks that the optimizers hold the parameters of the model after each change to the model.
 
@@ -145,7 +155,7 @@ class Ownership:
         RuntimeError: MyAlgorithm replaced parameters of the model, but an optimizer still holds the former 'bias', ...
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: HasOptimizers) -> None:
         self._state = state
         self._before: Mapping[str, nn.Parameter] = {}
         self._owned_before: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a run has to know about its data: how to count, split and prepare a batch."""
+"""Data loaders with functions that count, split and transform their batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _check_function(name: str, function: object) -> None:
 
 
 def _checked_count(name: str, lowest: int, count: Callable[..., Any]) -> Callable[..., int]:
-    """Return a function of the user's that counts, with a check of what it returns."""
+    """Return the user's counting function with a check of its result."""
     _check_function(name, count)
 
     def counted(*arguments: Any, **options: Any) -> int:
@@ -41,7 +41,7 @@ def _checked_count(name: str, lowest: int, count: Callable[..., Any]) -> Callabl
     return counted
 
 
-# Converters, as what they fall back on is defined below; the fields have the names of those functions.
+# Converters, as their defaults are defined below; the fields have the names of those functions.
 def _to_split(given: Callable[[Batch, int], Sequence[Batch]] | None) -> Callable[[Batch, int], Sequence[Batch]]:
     return given or split_batch
 
@@ -56,24 +56,24 @@ def _to_count_tokens(given: Callable[..., int] | None) -> Callable[..., int]:
 
 @attrs.define(eq=False)
 class DataSpec:
-    """A data loader with what is known about its batches.
+    """A data loader, with functions that count, split and transform its batches.
 
     Args:
         dataloader: Any iterable of batches.
-        num_samples: Samples in an epoch; asked of the loader's dataset if None.
+        num_samples: Samples in an epoch; the length of the loader's dataset if None.
         num_tokens: Tokens in an epoch.
-        batch_transforms: ``f(batch) -> batch``, after the batch was moved to the device.
+        batch_transforms: ``f(batch) -> batch``, called after the batch has been moved to the device.
         microbatch_transforms: ``f(batch) -> batch`` for each microbatch.
         split_batch: ``f(batch, microbatch_size) -> microbatches``; :func:`split_batch` if None.
         get_num_samples_in_batch: ``f(batch) -> int``; :func:`count_samples` if None.
         get_num_tokens_in_batch: ``f(batch) -> int``; :func:`count_tokens` if None.
 
     Raises:
-        TypeError: ``dataloader`` cannot be iterated over, or a number or function is something else.
+        TypeError: ``dataloader`` is not iterable, or another argument is of the wrong type.
         ValueError: ``num_samples`` is less than 1, or ``num_tokens`` is negative.
 
-    What a function of one's own returns is checked: a count must be a whole number (at least one sample), and the parts
-    of a batch must hold each of its samples once.
+    The results of these functions are checked: a count must be a whole number (of samples at least 1), and the parts of
+    a batch must contain each of its samples once.
 
     Example:
         >>> spec = DataSpec([torch.zeros(8, 3)])
@@ -108,11 +108,11 @@ class DataSpec:
 
     @property
     def length(self) -> int | None:
-        """Batches in an epoch; None where the loader does not know."""
+        """Batches in an epoch; None if unknown."""
         return length_of(self.dataloader)
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:  # noqa: S107
-        """Return the tokens in a batch; for a ``token_type`` but ``"total"`` a function of one's own is asked."""
+        """Return the tokens in a batch; ``token_type`` is passed to the counting function if it is not ``"total"``."""
         if token_type == "total":  # noqa: S105
             return self._get_num_tokens_in_batch(batch)
         return self._get_num_tokens_in_batch(batch, token_type=token_type)
@@ -130,7 +130,7 @@ def _check_number(name: str, lowest: int, number: object) -> None:
 def _split_completely(
     split: Callable[[Batch, int], Iterable[Batch]], count: Callable[[Batch], int], batch: Batch, microbatch_size: int
 ) -> list[Batch]:
-    """Return the parts that a function of the user's splits a batch into, if they hold each of its samples once."""
+    """Split a batch by the user's function, and check that its parts contain each sample once."""
     parts = split(batch, microbatch_size)
     if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes, Tensor, Mapping)):
         raise TypeError(f"DataSpec's split_batch must return a list of microbatches, got {type(parts).__name__}.")
@@ -145,7 +145,7 @@ def _split_completely(
 
 
 def length_of(sized: object) -> int | None:
-    """Return the length of a loader or dataset; None where it has none.
+    """Return the length of a loader or dataset; None if it has none.
 
     Example:
         >>> length_of([1, 2]), length_of(iter([1, 2])), length_of(None)
@@ -166,7 +166,7 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | Mapping[str, Any])
 
 
 def count_samples(batch: Batch) -> int:
-    """Return the length of the first dimension of a batch's tensors (or of its lists of anything else).
+    """Return the size of the first dimension of a batch's tensors (or the length of its lists of other objects).
 
     Raises:
         ValueError: The batch's parts have different lengths, or there is nothing to count.
@@ -186,14 +186,14 @@ def count_samples(batch: Batch) -> int:
 
 
 def _sizes(batch: Batch) -> list[int]:
-    # This is done at every step: tensors in it are looked at without a call, and what takes longest is asked last.
+    # Runs in each step: tensors are examined without a call, and the slowest checks come last.
     is_sequence = isinstance(batch, (list, tuple))
     if not is_sequence and not isinstance(batch, Mapping):
         return list(batch.shape[:1]) if isinstance(batch, Tensor) else []
     sizes: list[int] = []
     for part in batch if is_sequence else batch.values():
         if isinstance(part, Tensor):
-            if part.ndim:  # to slice the shape takes twice as long, and a batch may have many tensors
+            if part.ndim:  # slicing the shape takes twice as long, and a batch may have many tensors
                 sizes.append(part.shape[0])
         else:
             sizes += _sizes(part)
@@ -216,9 +216,9 @@ def count_tokens(batch: Batch) -> int:
 def split_batch(batch: Batch, microbatch_size: int) -> list[Batch]:
     """Split a batch into parts of ``microbatch_size`` samples, of which the last may be smaller.
 
-    Tensors are split along their first dimension, NumPy arrays with as many rows too, lists of anything else by their
-    items; what belongs to the batch as a
-    whole (numbers, text, tensors without dimensions) goes into every part. The batch's own type is kept.
+    Tensors and NumPy arrays with as many rows are split along their first dimension, lists of other objects by their
+    items. Values of the batch (numbers, text, tensors without dimensions) are part of every part. The type of the batch
+    is preserved.
 
     Raises:
         ValueError: ``microbatch_size`` is less than 1.
@@ -257,7 +257,7 @@ def move_batch(batch: Batch, device: torch.device) -> Batch:
         return batch.to(device, non_blocking=device.type != "cpu")  # on the CPU it may be read at once
     if isinstance(batch, Mapping):
         return _rebuilt_mapping(batch, lambda item: move_batch(item, device))
-    if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and must keep some of its parts where they are
+    if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and some of its tensors must stay on the CPU
         return batch.to(device)
     if isinstance(batch, (list, tuple)):
         return _rebuilt_sequence(batch, [move_batch(item, device) for item in batch])
@@ -265,7 +265,7 @@ def move_batch(batch: Batch, device: torch.device) -> Batch:
 
 
 def _rebuilt_mapping(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    # A copy that is filled anew keeps what a subclass knows besides its items, as a tokenizer's batch does.
+    # A copy with new items preserves other attributes of a subclass, such as a tokenizer's batch.
     rebuilt: Any = copy.copy(batch)
     for key, item in batch.items():
         rebuilt[key] = change(item)
@@ -273,7 +273,7 @@ def _rebuilt_mapping(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> 
 
 
 def _is_record(batch: Sequence[Any]) -> bool:
-    """Return whether it is a namedtuple: one thing with named parts, never a list of samples."""
+    """Return whether a batch is a namedtuple: one record with named fields, never a list of samples."""
     return hasattr(batch, "_fields")
 
 

@@ -1,6 +1,6 @@
-"""The weights that a model is evaluated with: averages of an optimizer or an algorithm, where there are any.
+"""The weights for evaluation: averages of an optimizer or an algorithm, if there are any.
 
-Evaluation, prediction, saving of weights alone and export all ask this module.
+Evaluation, prediction, saving only the weights and export all use this module.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["evaluation_weights", "has_modes", "reshard"]
 
 @contextlib.contextmanager
 def evaluation_weights(state: State) -> Iterator[bool]:
-    """Within the block the model has the weights that it is evaluated with; afterwards its training weights again.
+    """A context in which the model has its weights for evaluation; on exit it has its training weights again.
 
-    Optimizers with the methods ``train()`` and ``eval()``, such as schedule-free ones, put their averages into the
-    model, also where SAM wraps them. The averages of an algorithm such as EMA or SWA come over these. Blocks may be
+    Optimizers with the methods ``train()`` and ``eval()``, such as schedule-free ones, write their averages into the
+    model, also if SAM wraps them. The averages of an algorithm such as EMA or SWA replace these. Contexts may be
     nested, and the training weights are restored bit for bit, also after an error.
 
     Args:
-        state: With the model, the optimizers and the algorithms.
+        state: The state with the model, the optimizers and the algorithms.
 
     Yields:
-        Whether these may be other weights than the training weights.
+        Whether the weights may differ from the training weights.
 
     Example:
         >>> from composer.algorithms import EMA
@@ -63,7 +63,7 @@ def evaluation_weights(state: State) -> Iterator[bool]:
 
 
 def has_modes(optimizer: Any) -> bool:
-    """Return whether an optimizer has other weights to evaluate with than to train.
+    """Return whether an optimizer has separate weights for evaluation.
 
     Example:
         >>> has_modes(torch.optim.SGD([torch.zeros(1)]))
@@ -73,10 +73,10 @@ def has_modes(optimizer: Any) -> bool:
 
 
 def reshard(model: Any) -> None:
-    """Let modules that hold their complete weights after an evaluation's forward pass hold their shards again.
+    """Shard modules again that hold their complete weights after the forward pass of an evaluation.
 
-    :func:`torch.distributed.fsdp.fully_shard` computes with these complete weights until then, whatever is written to
-    the shards. Other modules stay as they are.
+    Until then, :func:`torch.distributed.fsdp.fully_shard` computes with the complete weights, even if the shards have
+    changed. Other modules are not affected.
 
     Example:
         >>> reshard(torch.nn.Linear(1, 1))
@@ -93,7 +93,7 @@ def _is_in_training_mode(optimizer: Optimizer) -> bool:
 
 @contextlib.contextmanager
 def _averages_of(optimizer: Any, model: Any) -> Iterator[None]:
-    # Copies, as train() computes the weights from the averages, and rounds.
+    # Copies, because train() computes the weights from the averages, with rounding errors.
     copies = [weight.clone() for weight in _weights(optimizer)]
     try:
         reshard(model)
@@ -107,6 +107,6 @@ def _averages_of(optimizer: Any, model: Any) -> Iterator[None]:
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
-    """Return the optimizer's weights, of sharded ones (DTensors) the parts that this process holds."""
+    """Return the optimizer's weights; of sharded ones (DTensors) the local shards."""
     weights = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
     return [weight.to_local() if hasattr(weight, "device_mesh") else weight for weight in weights]

@@ -1,4 +1,4 @@
-"""A data set to evaluate on, with its metrics and how often."""
+"""Evaluators: data sets with their metrics and intervals of evaluation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EvalInterval = Callable[["State", Event], bool]
 
 
 def evaluate_periodically(eval_interval: Time | str | int, eval_at_fit_end: bool = True) -> EvalInterval:
-    """Return a function that says whether to evaluate now.
+    """Return a function that decides whether to evaluate now.
 
     Args:
-        eval_interval: How often; a whole number counts epochs, 0 is never.
-        eval_at_fit_end: Whether to evaluate when training ends between two intervals, too.
+        eval_interval: The interval; a whole number is in epochs, 0 disables evaluation.
+        eval_at_fit_end: Whether to evaluate also when training ends between two intervals.
 
     Example:
         >>> evaluate_periodically("10ba")
@@ -51,7 +51,7 @@ class _Periodically:
         if event is Event.FIT_END:
             return self.at_fit_end and self._last != batch
         due = self.interval.is_due(state)
-        # Remembered only here: several evaluators may share this function, and each asks it at FIT_END.
+        # Stored only here: several evaluators may share this function, and each calls it at FIT_END.
         self._last = batch if due else self._last
         return due
 
@@ -71,19 +71,20 @@ def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInte
 
 @attrs.define(kw_only=True, eq=False)
 class Evaluator:
-    """A data set to evaluate on.
+    """A data set for evaluation.
 
     Args:
         label: Its name in logs: ``metrics/<label>/<metric>``.
         dataloader: A data loader or a :class:`DataSpec`.
-        metric_names: Which of the model's metrics to compute; all if None.
-        subset_num_batches: Only so many batches; None leaves it to the trainer, -1 is all.
-        eval_interval: How often: a time, a text, a number of epochs, a function ``f(state, event) -> bool`` which is
-            asked at ``BATCH_END``, ``EPOCH_END``, ``ITERATION_END`` and ``FIT_END``; None leaves it to the trainer.
-        device_eval_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
+        metric_names: The names of the model's metrics to compute; all if None.
+        subset_num_batches: The number of batches to evaluate, -1 for all; None uses the trainer's setting.
+        eval_interval: The interval: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``
+            which is called at ``BATCH_END``, ``EPOCH_END``, ``ITERATION_END`` and ``FIT_END``; None uses the trainer's
+            setting.
+        device_eval_microbatch_size: Samples in a microbatch; None does not split batches.
 
     Raises:
-        TypeError: An argument is of the wrong kind.
+        TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, or ``label`` is empty.
 
     Example:
@@ -125,9 +126,9 @@ class Evaluator:
 class MetricValues(dict[str, Any]):
     """The latest values of metrics by evaluator and name, ``values["eval"]["MulticlassAccuracy"]``.
 
-    If only one evaluator has a metric, its name alone finds the value too: ``values["MulticlassAccuracy"]``,
+    If only one evaluator has a metric, its name alone is a key, too: ``values["MulticlassAccuracy"]``,
     ``values.get("MulticlassAccuracy")`` and ``"MulticlassAccuracy" in values``. Values that were assigned by name only,
-    and those from a checkpoint of an earlier release, stay as they are until an evaluation has the metric.
+    and those from a checkpoint of an earlier release, remain until an evaluation computes the metric.
 
     Raises:
         KeyError: In a look-up: there is no such label and metric, or several evaluators have the metric.

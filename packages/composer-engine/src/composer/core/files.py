@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from composer.core.checks import to_path
-from composer.core.naming import fill_in
+from composer.core.checks import fill_in, to_path
 from composer.core.state import State
 
 if TYPE_CHECKING:

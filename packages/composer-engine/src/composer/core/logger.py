@@ -12,9 +12,8 @@ import attrs
 from torch import Tensor
 
 from composer.core.callback import Callback
-from composer.core.components import ObservableList
+from composer.core.components import ObservableList, by_key
 from composer.core.interval import Interval, to_interval
-from composer.core.plan import component_keys
 from composer.core.time import Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -273,7 +272,7 @@ class Logger:
 
         The key is its class, numbered from the second of a class on. Destinations without state are left out.
         """
-        return {key: saved for key, one in self._by_key().items() if (saved := one.state_dict())}
+        return {key: saved for key, one in by_key(self._destinations).items() if (saved := one.state_dict())}
 
     def check_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Raise the errors of :meth:`load_state_dict` without changing anything.
@@ -282,7 +281,7 @@ class Logger:
             ValueError: A destination cannot load its saved state.
         """
         problems = []
-        for key, destination in self._by_key().items():
+        for key, destination in by_key(self._destinations).items():
             if key in state:
                 try:
                     destination.check_state_dict(state[key])
@@ -298,13 +297,9 @@ class Logger:
         resumed and nothing was saved for it. The saved state never decides where a destination writes.
         """
         self.is_resumed = True
-        for key, destination in self._by_key().items():
+        for key, destination in by_key(self._destinations).items():
             if key in state:
                 destination.load_state_dict(state[key])
-
-    def _by_key(self) -> dict[str, LoggerDestination]:
-        keys = component_keys(self._destinations)
-        return {keys[id(destination)]: destination for destination in self._destinations}
 
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.count(TimeUnit.BATCH)) if step is None else step

@@ -1,4 +1,4 @@
-"""The number formats in which a model computes, and the layouts in which it keeps images."""
+"""The precision in which a model computes, and the memory format of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MemoryFormat", "Precision", "TrainerMode", "get_precision_context"]
 
 
 class Precision(StrEnum):
-    """What a model computes in.
+    """The precision in which a model computes.
 
     Example:
         >>> Precision("amp_bf16").autocast_dtype
@@ -21,13 +21,13 @@ class Precision(StrEnum):
     """
 
     FP32 = "fp32"
-    """Everything as the parameters are, in 32 bits."""
+    """The precision of the parameters, usually 32 bits; no autocast."""
     AMP_FP16 = "amp_fp16"
-    """Autocast to 16-bit floats with 5 bits of exponent; the loss is scaled so that small gradients survive."""
+    """Autocast to 16-bit floats with 5 bits of exponent; the loss is scaled to keep small gradients."""
     AMP_BF16 = "amp_bf16"
     """Autocast to 16-bit floats with 8 bits of exponent."""
     AMP_FP8 = "amp_fp8"
-    """Matrix products in 8 bits, in layers that were made to; autocast to bfloat16 for the rest."""
+    """Matrix products in 8 bits, in layers that support it; autocast to bfloat16 elsewhere."""
 
     @classmethod
     def _missing_(cls, value: object) -> Precision | None:
@@ -39,7 +39,7 @@ class Precision(StrEnum):
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """What autocast computes in; None where there is no autocast."""
+        """The dtype of autocast; None without autocast."""
         return {
             Precision.AMP_FP16: torch.float16,
             Precision.AMP_BF16: torch.bfloat16,
@@ -53,11 +53,11 @@ _ELSEWHERE = {
     **dict.fromkeys(("16", "16_mixed", "16_true", "fp16", "float16", "half", "amp", "mixed"), Precision.AMP_FP16),
     **dict.fromkeys(("fp8", "float8", "transformer_engine"), Precision.AMP_FP8),
 }
-"""What other libraries call the precisions."""
+"""The names of the precisions in other libraries."""
 
 
 def get_precision_context(precision: Precision | str, device_type: str = "cpu") -> AbstractContextManager[object]:
-    """Return the context in which forward pass and loss are computed.
+    """Return the context for the forward pass and the loss.
 
     Args:
         precision: A :class:`Precision` or its value.
@@ -73,7 +73,7 @@ def get_precision_context(precision: Precision | str, device_type: str = "cpu") 
 
 
 class MemoryFormat(StrEnum):
-    """How the elements of a batch of images lie in memory; a member's ``to_torch()`` is torch's name for it."""
+    """The memory layout of a batch of images; ``to_torch()`` returns the corresponding :class:`torch.memory_format`."""
 
     CONTIGUOUS_FORMAT = "contiguous_format"
     CHANNELS_LAST = "channels_last"
@@ -96,7 +96,7 @@ class MemoryFormat(StrEnum):
 
 
 class TrainerMode(StrEnum):
-    """What a run is doing."""
+    """The mode of a run."""
 
     TRAIN = "train"
     EVAL = "eval"

@@ -17,7 +17,8 @@ from composer.core.event import Event
 from composer.core.logger import Logger, LoggerDestination
 from composer.core.plan import explain
 from composer.core.saved_state import StateMismatchError, register_rebuild
-from composer.core.serialization import field_types, from_data, is_unsaved
+from composer.core.serializable import is_unsaved
+from composer.core.serialization import field_types, from_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,18 +13,8 @@ import attrs
 from composer.core import model_state
 from composer.core.checks import abridged, nearest
 from composer.core.components import by_key
-from composer.core.serialization import (
-    NotSerializableError,
-    equal,
-    field_types,
-    from_data,
-    is_unsaved,
-    plain,
-    read_field,
-    saved_fields,
-    settings_to_data,
-    to_data,
-)
+from composer.core.serializable import is_unsaved, read_field, saved_fields, settings_to_data
+from composer.core.serialization import NotSerializableError, equal, field_types, from_data, plain, to_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

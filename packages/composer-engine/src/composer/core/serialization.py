@@ -38,21 +38,14 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH",
     "NotSerializableError",
-    "Serializable",
     "at",
     "equal",
     "field_types",
     "from_data",
     "is_number",
-    "is_unsaved",
     "join_tensors",
     "plain",
     "plain_number",
-    "read_field",
-    "reset_fields",
-    "saved",
-    "saved_fields",
-    "settings_to_data",
     "split_tensors",
     "to_data",
 ]
@@ -336,6 +329,36 @@ def plain_number(value: Any, path: str = "") -> int | float:
     return number
 
 
+_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
+    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
+
+    Args:
+        kind: An attrs class or dataclass.
+        init: Whether to return only the fields that the constructor takes.
+
+    Example:
+        >>> @attrs.define
+        ... class Point:
+        ...     x: "int | None" = None
+        >>> field_types(Point)
+        {'x': int | None}
+    """
+    if not attrs.has(kind):
+        return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    known = _KNOWN_TYPES.setdefault(kind, {})
+    for field in attrs.fields(kind):
+        if field.name not in known and field.type is not None:
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
+                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
+                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
+                names = vars(sys.modules[owner.__module__])
+                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
+    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
+
+
 # Decoding ------------------------------------------------------------------------------------------------------------
 
 
@@ -566,210 +589,3 @@ def _as_text(path: _Path) -> str:
         path, key = path
         keys.append(shortened(key)[1:-1] if isinstance(key, str) and len(key) > 80 else key)
     return functools.reduce(at, reversed(keys), "")
-
-
-# Fields of classes ---------------------------------------------------------------------------------------------------
-
-
-def saved(**options: Any) -> Any:
-    """Return an attrs field that is saved with a run and is not a setting: the progress of an algorithm or callback.
-
-    Args:
-        options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
-
-    Example:
-        >>> from composer.core import Callback
-        >>> @attrs.define(eq=False)
-        ... class CountBatches(Callback):
-        ...     seen: int = saved(default=0)
-        ...     def batch_end(self, state, logger):
-        ...         self.seen += 1
-        >>> CountBatches().state_dict()
-        {'seen': 0}
-    """
-    return attrs.field(metadata={"lifetime": "saved"}, init=False, repr=False, **options)
-
-
-def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
-    """Return the fields of a class that are saved, by the names of the constructor's arguments."""
-    if not attrs.has(kind):
-        return {}
-    return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
-
-
-_KNOWN_TYPES: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
-def field_types(kind: Any, *, init: bool = False) -> dict[str, Any]:
-    """Return the types of an attrs class's fields by name; ``Any`` if an annotation cannot be resolved at run time.
-
-    Args:
-        kind: An attrs class or dataclass.
-        init: Whether to return only the fields that the constructor takes.
-
-    Example:
-        >>> @attrs.define
-        ... class Point:
-        ...     x: "int | None" = None
-        >>> field_types(Point)
-        {'x': int | None}
-    """
-    if not attrs.has(kind):
-        return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    known = _KNOWN_TYPES.setdefault(kind, {})
-    for field in attrs.fields(kind):
-        if field.name not in known and field.type is not None:
-            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):  # it may be resolved later
-                owner = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
-                holder = type("_Holder", (), {"__annotations__": {field.name: field.type}})
-                names = vars(sys.modules[owner.__module__])
-                known[field.name] = typing.get_type_hints(holder, names, dict(vars(owner)))[field.name]
-    return {field.name: known.get(field.name, Any) for field in attrs.fields(kind) if field.init or not init}
-
-
-def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> Any:
-    """Return the value of an attrs field, decoded from saved data.
-
-    Raises:
-        ValueError: The data is not of the field's type, or the field's own converter or validator refuses it.
-    """
-    value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
-    try:
-        if callable(converter):
-            value = converter(value)
-        if field.validator is not None:
-            field.validator(None, field, value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    return value
-
-
-def reset_fields(component: Any) -> None:
-    """Set the fields of an attrs object that are not settings to their defaults, as in a new object.
-
-    Example:
-        >>> @attrs.define
-        ... class Count:
-        ...     step: int = 1
-        ...     value: int = attrs.field(default=0, init=False)
-        >>> count = Count(step=2)
-        >>> count.value = 7
-        >>> reset_fields(count)
-        >>> count
-        Count(step=2, value=0)
-    """
-    for field in attrs.fields(type(component)):
-        default: Any = field.default
-        if field.init or default is attrs.NOTHING:
-            continue
-        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-            default = default.factory(component) if default.takes_self else default.factory()
-        setattr(component, field.name, default)
-
-
-class Serializable:
-    """An object whose progress is saved with a run, as plain data (numbers, text, lists, dictionaries) and tensors.
-
-    Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override
-    :meth:`state_dict` and :meth:`load_state_dict`; and :meth:`check_state_dict`, so that a run remains unchanged if
-    the saved state does not fit.
-
-    Example:
-        >>> Serializable().state_dict()
-        {}
-    """
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name, of attrs classes; otherwise an empty dictionary."""
-        kind = type(self)
-        if not attrs.has(kind):
-            return {}
-        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a later run needs to continue; tensors are not copied.
-
-        Raises:
-            NotSerializableError: A field contains something that is neither data nor a tensor.
-        """
-        kind, types_of_fields = type(self), field_types(type(self))
-        return {
-            name: to_data(getattr(self, field.name), types_of_fields[field.name], f"{kind.__name__}.{name}")
-            for name, field in saved_fields(kind).items()
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; tensors are not copied.
-
-        Raises:
-            ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
-        """
-        for name, value in _read_state(self, state).items():
-            setattr(self, name, value)
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise what :meth:`load_state_dict` would raise, and change nothing.
-
-        Raises:
-            ValueError: ``state`` is not the state of an object of this class.
-        """
-        if type(self).load_state_dict is Serializable.load_state_dict:
-            _read_state(self, state)
-
-
-def _read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields, by the names of the attributes."""
-    kind, fields, types_of_fields = (
-        type(component).__name__,
-        saved_fields(type(component)),
-        field_types(type(component)),
-    )
-    if state and not fields:
-        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
-    problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
-    problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
-    values = {}
-    for name, field in fields.items():
-        if name in state:
-            try:
-                values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
-            except ValueError as error:
-                problems.append(str(error))
-    if problems:
-        raise ValueError(" ".join(problems))
-    return values
-
-
-def settings_to_data(component: Serializable) -> dict[str, Any]:
-    """Return the settings of an algorithm or callback as data.
-
-    A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
-    run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
-    from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
-
-    Example:
-        >>> from composer.core import Algorithm
-        >>> @attrs.define(eq=False)
-        ... class Scale(Algorithm):
-        ...     factor: float = 2.0
-        ...     log: "object" = None
-        ...     def apply(self, event, state, logger):
-        ...         state.loss = self.factor * state.loss
-        >>> settings_to_data(Scale(log=print))
-        {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
-    """
-    component_type: Any = type(component)
-    kinds, data = field_types(component_type, init=True), {}
-    metadata = {str(field.alias): field.metadata for field in attrs.fields(component_type)} if kinds else {}
-    for (name, value), kind in zip(component.settings().items(), kinds.values(), strict=True):
-        try:
-            data[name] = to_data(value, kind)
-        except NotSerializableError:
-            describe_value = metadata[name].get("describe", describe)
-            data[name] = {"unsaved": describe_value(value)}
-    return data
-
-
-def is_unsaved(data: Any) -> bool:
-    """Return whether a saved setting is only described."""
-    return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)

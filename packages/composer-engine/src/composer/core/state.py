@@ -1,4 +1,4 @@
-"""Everything that algorithms and callbacks may look at and change, sorted by how long it lives."""
+"""The state of a run, which algorithms and callbacks read and change; its fields are sorted by lifetime."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from composer.core import model_state, saved_state
 from composer.core.algorithm import Algorithm
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
+from composer.core.checks import check_run_name
 from composer.core.components import ObservableList, by_key
 from composer.core.data_spec import DataSpec, ensure_data_spec, length_of
 from composer.core.evaluator import Evaluator, MetricValues, ensure_evaluator
-from composer.core.naming import check_run_name
 from composer.core.precision import Precision
 from composer.core.randomness import derive_seed
 from composer.core.time import Time, Timestamp, TimeUnit
@@ -39,7 +39,7 @@ Given_contra = TypeVar("Given_contra", contravariant=True)
 
 @runtime_checkable
 class SupportsTraining(Protocol):
-    """What a loop and its algorithms need of a model: it is called with a batch, and says the loss of what came out."""
+    """The interface of a model: it is called with a batch, and ``loss`` computes the loss of its outputs."""
 
     def __call__(self, batch: Batch, /) -> Any:
         """Return the outputs for a batch."""
@@ -49,17 +49,17 @@ class SupportsTraining(Protocol):
 
 
 def _saved(*, kept: bool = False, **options: Any) -> Any:
-    """A field that a checkpoint holds; where ``kept``, a value that the program has given is not replaced by it."""
+    """A field that is saved in a checkpoint; if ``kept``, loading does not replace a value that the program has set."""
     return attrs.field(metadata={"lifetime": "saved", "kept": kept}, **options)
 
 
 def _live(**options: Any) -> Any:
-    """A field that lives as long as the process and is made anew by the next."""
+    """A field that lives as long as the process; the next process creates it again."""
     return attrs.field(metadata={"lifetime": "live"}, kw_only=options.pop("kw_only", True), **options)
 
 
 def _step(**options: Any) -> Any:
-    """A field that is worth nothing after the batch."""
+    """A field that is only valid within a batch."""
     return attrs.field(metadata={"lifetime": "step"}, init=False, **options)
 
 
@@ -143,34 +143,34 @@ def _current_rank() -> int:
 # No field has an on_setattr of its own: with one, attrs sets every field of every step by a Python function.
 @attrs.define(eq=False, repr=False, on_setattr=attrs.setters.NO_OP)
 class State:
-    """What a run is made of. Each field's metadata says how long it lives: ``saved``, ``live`` or ``step``.
+    """The state of a run. The metadata of each field states its lifetime: ``saved``, ``live`` or ``step``.
 
     Args:
-        model: What is trained; called with a batch, and asked for the ``loss`` of what comes out.
-        rank_zero_seed: The run's seed.
-        run_name: The run's name; it is filled into the names of folders, and does not lead out of them.
-        device: Where the model is.
-        max_duration: How long to train: a time, a text (``"10ep"``) or a number of epochs.
-        device_train_microbatch_size: Samples that are put through the model at once; None puts whole batches through.
-        auto_microbatching: Whether that size is looked for.
-        train_dataloader: The data to train on: a loader or a :class:`DataSpec`.
-        evaluators: The data to evaluate on.
-        dataloader: The data in use, by training or evaluation.
-        dataloader_len: The number of batches in an epoch of it; that of ``dataloader`` if None.
-        precision: What the model computes in.
-        optimizers, schedulers: One or several; kept as tuples.
+        model: The model to train; it is called with a batch, and its ``loss`` with the outputs and the batch.
+        rank_zero_seed: The seed of the run.
+        run_name: The name of the run, which is filled into the names of folders; it cannot lead out of them.
+        device: The device of the model.
+        max_duration: The duration of the training: a time, a text (``"10ep"``) or a number of epochs.
+        device_train_microbatch_size: Samples in a microbatch; None does not split batches.
+        auto_microbatching: Whether that size is determined automatically.
+        train_dataloader: The training data: a loader or a :class:`DataSpec`.
+        evaluators: The evaluation data.
+        dataloader: The loader in use, for training or evaluation.
+        dataloader_len: The number of batches in an epoch of it; the length of ``dataloader`` if None.
+        precision: The precision in which the model computes.
+        optimizers, schedulers: One or several; stored as tuples.
         scaler: Scales the loss for 16-bit floats.
-        algorithms, callbacks: One or several; kept as lists that the engine watches.
-        iteration_length: How long an iteration is, in epochs.
+        algorithms, callbacks: One or several; stored as lists whose changes the engine observes.
+        iteration_length: The length of an iteration, in epochs.
 
-    A loop keeps ``timestamp`` up to date (``state.timestamp = state.timestamp.to_next_batch(samples=32)``), and in
-    ``microbatch`` the number of the microbatch, -1 while the batch is whole, -2 between batches: they say what
-    :meth:`generator` draws. In ``made_on_load`` are the algorithms that loading made again: these have
-    changed the model by then.
+    A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
+    ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
+    seeds of :meth:`generator`. ``made_on_load`` lists the algorithms that loading has constructed, which have already
+    changed the model.
 
     Raises:
-        TypeError: An optimizer, algorithm or callback is something else, or a class instead of an object.
-        ValueError: A time or precision does not exist, or ``max_duration`` is negative or a fraction.
+        TypeError: An optimizer, algorithm or callback is of another type, or a class instead of an object.
+        ValueError: A time or precision is invalid, or ``max_duration`` is negative or a fraction.
 
     Example:
         >>> state = State(model=torch.nn.Linear(2, 2), max_duration="10ep", rank_zero_seed=17)
@@ -237,7 +237,7 @@ class State:
 
     @property
     def algorithms(self) -> ObservableList[Algorithm]:
-        """The algorithms, in the order they were given."""
+        """The algorithms, in the order in which they were passed."""
         return self._algorithms
 
     @algorithms.setter
@@ -246,7 +246,7 @@ class State:
 
     @property
     def callbacks(self) -> ObservableList[Callback]:
-        """The callbacks, in the order they were given."""
+        """The callbacks, in the order in which they were passed."""
         return self._callbacks
 
     @callbacks.setter
@@ -260,7 +260,7 @@ class State:
 
     @property
     def train_dataloader(self) -> Iterable[Batch] | None:
-        """The loader to train on."""
+        """The loader of the training data."""
         return None if self._train_dataloader is None else self._train_dataloader.dataloader
 
     @train_dataloader.setter
@@ -269,7 +269,7 @@ class State:
 
     @property
     def train_data_spec(self) -> DataSpec | None:
-        """The loader to train on, with how to count and split its batches."""
+        """The loader of the training data, with functions that count and split its batches."""
         return self._train_dataloader
 
     evaluators = _converted("_evaluators", _to_evaluators, "The evaluators.")
@@ -280,7 +280,7 @@ class State:
 
     @property
     def seed(self) -> int:
-        """This process's seed: the run's and its rank."""
+        """The seed of this process: that of the run plus the rank."""
         return self.rank_zero_seed + self.rank
 
     def set_dataloader(
@@ -289,20 +289,20 @@ class State:
         dataloader_label: str | None = None,
         dataloader_len: int | None = -1,
     ) -> None:
-        """Set which data is in use.
+        """Set the loader in use.
 
         Args:
             dataloader: The loader.
             dataloader_label: Its name.
-            dataloader_len: The number of batches in an epoch; None if it is unknown, -1 for the loader's own length.
+            dataloader_len: The number of batches in an epoch; None if it is unknown, -1 for the length of the loader.
         """
         self.dataloader, self.dataloader_label = dataloader, dataloader_label
         self.dataloader_len = length_of(dataloader) if dataloader_len == -1 else dataloader_len
 
     def get_elapsed_duration(self) -> Time | None:
-        """Return the fraction of the training that is done, ``Time(0.25, "dur")``; None if it has no length.
+        """Return the completed fraction of the training, ``Time(0.25, "dur")``; None if ``max_duration`` is not set.
 
-        Of an epoch that has begun its part counts, where :attr:`dataloader_len` says how long it is.
+        The completed part of the current epoch counts if :attr:`dataloader_len` is known.
         """
         whole = self._max_duration
         if whole is None:
@@ -313,17 +313,17 @@ class State:
         return Time(done / whole.value if whole.value else 1.0, TimeUnit.DURATION)
 
     def has_reached(self, moment: Time) -> bool:
-        """Return whether the training has come to ``moment``, which may be a duration (``Time(0.7, "dur")``).
+        """Return whether the training has reached ``moment``, which may be a duration (``Time(0.7, "dur")``).
 
         Raises:
-            ValueError: ``moment`` is a duration, and the training has no length.
+            ValueError: ``moment`` is a duration, and ``max_duration`` is not set.
         """
         if moment.unit is not TimeUnit.DURATION:
             return self.timestamp.count(moment.unit) >= moment.value
         elapsed = self.get_elapsed_duration()
         if elapsed is None:
             raise ValueError(
-                f"{moment} is a fraction of State.max_duration, which is not set; say e.g. max_duration='10ep'."
+                f"{moment} is a fraction of State.max_duration, which is not set; set e.g. max_duration='10ep'."
             )
         return elapsed.value >= moment.value
 
@@ -333,7 +333,7 @@ class State:
         return self.has_reached(moment)
 
     def stop_training(self) -> None:
-        """End the training with this batch."""
+        """End the training after this batch."""
         self._max_duration = self.timestamp.batch
 
     def batch_get_item(self, key: BatchKey) -> Any:
@@ -345,7 +345,7 @@ class State:
         self.batch = batch_set(self.batch, key, value)
 
     def generator(self, owner: object, microbatch: int | None = None) -> torch.Generator:
-        """Return the owner's source of randomness for this batch.
+        """Return the owner's random generator for this batch.
 
         It is seeded from the run's seed, the rank, the owner, the batch and the microbatch, goes on within a microbatch
         and starts anew with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
@@ -377,21 +377,21 @@ class State:
         return generator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later run needs to go on, as plain data and tensors; containers are copied, tensors are not.
+        """Return what a later run needs to continue, as plain data and tensors; containers are copied, tensors are not.
 
         - ``version``: of this schema.
         - The fields that are ``saved``: ``timestamp``, ``rank_zero_seed``, ``run_name``, ``max_duration`` (``"10ep"``),
           ``train_metric_values``, ``eval_metric_values``.
-        - ``algorithms`` and ``callbacks``: of each its ``key`` (see :meth:`component_key`), ``name`` (of its class),
-          ``settings`` and ``state``; of an algorithm also whether it is ``required_on_load``.
+        - ``algorithms`` and ``callbacks``: for each its ``key`` (see :meth:`component_key`), ``name`` (of its class),
+          ``settings`` and ``state``; for an algorithm also whether it is ``required_on_load``.
         - ``schedulers`` and ``scaler``: their state.
 
-        The weights and the optimizers' state are left to :meth:`get_model_state_dict` and :meth:`get_optim_state_dict`,
-        as they are large; :meth:`load_state_dict` takes them under ``model`` and ``optimizers``.
+        The weights and the state of the optimizers, which are large, are returned by :meth:`get_model_state_dict` and
+        :meth:`get_optim_state_dict`; :meth:`load_state_dict` accepts them under ``model`` and ``optimizers``.
 
         Raises:
-            NotSerializableError: Something that is neither data nor a tensor would have to be saved. A *setting* that
-                is no data, such as a function, is no obstacle: it is described, and a later run has to give it again.
+            NotSerializableError: The state contains something that is neither data nor a tensor. A *setting* that is no
+                data, such as a function, is only described, and a later run must be passed it again.
 
         Example:
             >>> state = State(model=None, max_duration="10ep")
@@ -401,13 +401,13 @@ class State:
         return saved_state.state_to_data(self)
 
     def check_state_dict(self, state: Mapping[str, Any], strict: bool = False) -> LoadReport:
-        """Return what :meth:`load_state_dict` would do, and change nothing.
+        """Return the report of :meth:`load_state_dict`, and change nothing.
 
-        Algorithms that the saved weights need and this run lacks are not made for it: the model's weights are compared
-        with the model as it is.
+        Algorithms that the saved weights need and this run lacks are not constructed: the saved weights are compared
+        with the present model.
 
         Raises:
-            StateMismatchError: As :meth:`load_state_dict` would raise it.
+            StateMismatchError: As raised by :meth:`load_state_dict`.
         """
         return saved_state.check_state(self, state, strict=strict, rebuild=False).report
 
@@ -419,25 +419,25 @@ class State:
         exclude_algorithms: Sequence[str] | None = None,
         algorithm_passes: Passes = None,
     ) -> LoadReport:
-        """Go on from what :meth:`state_dict` returned; everything is checked before anything is changed.
+        """Load what :meth:`state_dict` returned; everything is checked before anything is changed.
 
-        Components are matched by their keys. ``run_name`` and a ``max_duration`` stay as the program has set them; the
-        seed is that of the saved run, as its draws are to go on.
+        Components are matched by their keys. The run keeps its ``run_name`` and, if it is set, its ``max_duration``;
+        the seed is that of the saved run, so that its random draws continue.
 
         Args:
-            state: What was saved; with ``model`` and ``optimizers`` also those are loaded, as by
-                :meth:`load_model_state` and :meth:`load_optim_state`.
-            logger: What algorithms that have to be made again log to.
-            strict: Whether a component or weight that only one side has, or a setting that differs, is an error. Else
-                there is a warning that names them all.
-            exclude_algorithms: Names or keys of algorithms that are not to be made again for the model's weights.
-            algorithm_passes: Passes that order those that are; as for :class:`Engine`.
+            state: The saved state; ``model`` and ``optimizers`` in it are loaded, too, as by :meth:`load_model_state`
+                and :meth:`load_optim_state`.
+            logger: The logger of algorithms that are constructed again.
+            strict: Whether missing or unexpected components and weights, and settings that differ, raise an error;
+                otherwise one warning lists them.
+            exclude_algorithms: Names or keys of algorithms not to construct for the model's weights.
+            algorithm_passes: Passes that order the constructed ones; as for :class:`Engine`.
 
         Returns:
             What was restored, and what differs.
 
         Raises:
-            StateMismatchError: Something does not fit. All of it is named, and nothing has been changed.
+            StateMismatchError: The state does not fit. The error lists all reasons, and nothing has been changed.
 
         Example:
             >>> saved = State(model=None, rank_zero_seed=17).state_dict()
@@ -451,17 +451,17 @@ class State:
         return checked.load(logger, stacklevel=3)
 
     def get_model_state_dict(self) -> dict[str, Any]:
-        """Return the model's weights by the names of the bare model, whatever it is wrapped in; they are not copied."""
+        """Return the model's weights by their names in the unwrapped model; they are not copied."""
         return model_state.weights(self.model)
 
     def get_optim_state_dict(self) -> dict[str, Any]:
-        """Return each optimizer's state, with the names of parameters in place of their numbers; it is not copied.
+        """Return each optimizer's state, with the names of parameters in place of their indices; it is not copied.
 
-        Optimizers are told apart by class and place (``"SGD"``, ``"SGD.1"``). What an algorithm wraps around one while
-        it trains makes no difference.
+        The keys are the classes of the optimizers, numbered from the second of a class on (``"SGD"``, ``"SGD.1"``).
+        Optimizers that an algorithm wraps around them, such as SAM's, are ignored.
 
         Raises:
-            NotSerializableError: An optimizer holds something that is neither data nor a tensor.
+            NotSerializableError: An optimizer contains something that is neither data nor a tensor.
         """
         return model_state.optimizer_states(self.model, self.optimizers)
 
@@ -473,45 +473,45 @@ class State:
         exclude_algorithms: Sequence[str] | None = None,
         algorithm_passes: Passes = None,
     ) -> LoadReport:
-        """Load weights, and before that make the algorithms again that they need.
+        """Load weights, after constructing the algorithms that they need.
 
-        An algorithm is needed if its class and what was saved both say ``required_on_load``, and this run has none of
-        its key: BlurPool, for one, whose layers have other weights. It is made from its name and settings, changes the
-        model as at the start of a run, and is added to :attr:`algorithms`.
+        An algorithm is needed if it is ``required_on_load`` by its class and its saved record, and this run has none of
+        its key; for example BlurPool, whose layers have other weights. It is constructed from its name and settings,
+        changes the model as at the start of a run, and is added to :attr:`algorithms`.
 
         Args:
             state_dict: ``model``: weights by name; and ``algorithms``, if there were any, as in :meth:`state_dict`.
-            logger: What the algorithms log to.
-            strict: Whether weights that only one side has, or that are of another dtype, are an error, or a warning.
-            exclude_algorithms: Names or keys of algorithms that are not to be made again.
-            algorithm_passes: Passes that order those that are.
+            logger: The logger of these algorithms.
+            strict: Whether missing or unexpected weights and other dtypes raise an error, or only a warning.
+            exclude_algorithms: Names or keys of algorithms not to construct.
+            algorithm_passes: Passes that order the constructed ones.
 
         Raises:
-            StateMismatchError: Something does not fit, or cannot be made again. Nothing has been changed.
+            StateMismatchError: The weights do not fit, or an algorithm cannot be constructed. Nothing has been changed.
         """
         excluded = exclude_algorithms or ()
         checked = saved_state.check_model(self, state_dict, strict=strict, excluded=excluded, passes=algorithm_passes)
         return checked.load(logger, stacklevel=3)
 
     def load_optim_state(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadReport:
-        """Load the state of the optimizers by the names of parameters; tensors are taken over, not copied.
+        """Load the state of the optimizers by the names of parameters; tensors are not copied.
 
         Args:
             state_dict: ``optimizers``: what :meth:`get_optim_state_dict` returned.
-            strict: Whether an optimizer or a parameter that only one side has is an error, or a warning.
+            strict: Whether missing or unexpected optimizers and parameters raise an error, or only a warning.
 
         Raises:
-            StateMismatchError: Something does not fit. Nothing has been changed.
+            StateMismatchError: The state does not fit. Nothing has been changed.
         """
         return saved_state.check_optimizers(self, state_dict, strict=strict).load(stacklevel=3)
 
     def restart_draws(self) -> None:
-        """Let every generator begin anew with its next draw, as when a batch is computed a second time in one step."""
+        """Seed every generator again before its next draw, as when a batch is computed a second time in one step."""
         for key, (_, _, generator) in self._generators.items():
             self._generators[key] = (-1, -1, generator)
 
     def component_key(self, component: Algorithm | Callback) -> str:
-        """Return what tells a component from others of its class: ``"CutOut"``, and ``"CutOut.1"`` for the second.
+        """Return the key of a component: its class, with a number for the second of a class (``"CutOut.1"``).
 
         Raises:
             ValueError: The component does not belong to this state.
@@ -527,7 +527,7 @@ class State:
     def _drawing_key(self, owner: object) -> str:
         self._find_owners()
         name = type(owner).__name__
-        # Not kept: another object may have the same id once this one is gone.
+        # Not stored: another object may have the same id once this one is deleted.
         stranger = f"{name} of no state" if name in self._owners.values() else name
         return self._owners.get(id(owner), stranger)
 

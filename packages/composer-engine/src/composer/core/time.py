@@ -1,4 +1,4 @@
-"""How long a run lasts and where it stands: lengths of time in seven units, and the run's clock."""
+"""Time: durations in seven units, and the timestamp of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TimeUnit(StrEnum):
-    """What a length of time is counted in.
+    """The unit of a time.
 
     A unit is found by its value (``"ep"``), its name in singular or plural (``"epoch"``, ``"epochs"``).
 
@@ -48,7 +48,7 @@ class TimeUnit(StrEnum):
 
     @property
     def plural(self) -> str:
-        """The unit in a sentence: ``"epochs"``."""
+        """The plural of the unit: ``"epochs"``."""
         return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
 
 
@@ -70,17 +70,17 @@ def _to_unit(unit: TimeUnit | str) -> TimeUnit:
 @functools.total_ordering
 @attrs.frozen(eq=False, order=False, repr=False)
 class Time:
-    """A length of time in one unit, such as ten epochs: ``Time(10, "ep")``, or as text, ``"10ep"``.
+    """A time in one unit, such as ten epochs: ``Time(10, "ep")``, or as text, ``"10ep"``.
 
-    Two times of one unit are added, subtracted, compared and divided (which gives a ``"dur"``, the fraction of one in
-    the other). Where a time stands beside a number, the number is in the time's unit; a string is read as a time. A
-    product is cut off to a whole number where the unit needs one: ``Time(10, "ep") * 0.25`` is two epochs.
+    Two times of the same unit can be added, subtracted, compared and divided (the quotient is a ``"dur"``, the fraction
+    of one in the other). A number operand is in the time's unit; a string operand is parsed as a time. A product is
+    truncated to a whole number if the unit requires it: ``Time(10, "ep") * 0.25`` is two epochs.
 
-    A time has the hash of its number, as it is equal to it; a string that says the same time is equal, too, but has
-    another hash: use times as keys.
+    A time equals its number and has its hash. It also equals the string of the same time, which has another hash: use
+    times as keys.
 
     Args:
-        value: How many. A whole number, but for durations (fractions of the whole training) and seconds.
+        value: The number of units. It must be whole, except for durations (fractions of the training) and seconds.
         unit: A :class:`TimeUnit`, its value (``"ep"``) or its name (``"epoch"``).
 
     Raises:
@@ -127,7 +127,7 @@ class Time:
 
     @classmethod
     def from_duration(cls, duration: float) -> Time:
-        """Return a fraction of the whole training: ``Time(duration, "dur")``."""
+        """Return a fraction of the training: ``Time(duration, "dur")``."""
         return cls(duration, TimeUnit.DURATION)
 
     @classmethod
@@ -152,11 +152,11 @@ class Time:
 
     @classmethod
     def from_timestring(cls, timestring: str, *, name: str = "A time") -> Time:
-        """Return the time that a text such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"`` says.
+        """Parse a text such as ``"10ep"``, ``"1_000ba"``, ``"1e6tok"`` or ``"0.7dur"``.
 
         Args:
             timestring: The text.
-            name: The parameter that it was given for; errors begin with it.
+            name: The name of the parameter, with which errors begin.
 
         Raises:
             TypeError: ``timestring`` is not a text.
@@ -193,10 +193,10 @@ class Time:
         Args:
             i: The time.
             default_int_unit: The unit of a whole number; None refuses numbers.
-            name: The parameter that it was given for; errors begin with it.
+            name: The name of the parameter, with which errors begin.
 
         Raises:
-            TypeError: ``i`` is none of these, or a number and there is no unit to count it in.
+            TypeError: ``i`` is none of these, or a number without a default unit.
             ValueError: The text is not a number followed by a unit.
         """
         if isinstance(i, Time):
@@ -210,11 +210,11 @@ class Time:
         raise TypeError(f"{name} must be {wanted}, got {i!r}.")
 
     def to_timestring(self) -> str:
-        """Return the time as text that :meth:`from_timestring` reads back."""
+        """Return the time as text for :meth:`from_timestring`."""
         return f"{self.value}{self.unit.value}"
 
     def _number(self, other: object) -> int | float | None:
-        """Return ``other`` in this time's unit; None if it is no time at all."""
+        """Return ``other`` in this time's unit; None if it is not a time."""
         if isinstance(other, (int, float)) and not isinstance(other, bool):
             return other
         if isinstance(other, str):
@@ -230,7 +230,7 @@ class Time:
         return NotImplemented if number is None else Time(operation(self.value, number), self.unit)
 
     def __eq__(self, other: object) -> bool:
-        # Equality never raises: what is in another unit, or no time at all, is something else.
+        # Equality never raises: times of other units, and other objects, are not equal.
         if isinstance(other, str):
             try:
                 other = Time.from_timestring(other)
@@ -292,7 +292,7 @@ class Time:
     def __index__(self) -> int:
         if isinstance(self.value, int):
             return self.value
-        raise TypeError(f"{self!r} cannot be used as an index: it counts in fractions.")
+        raise TypeError(f"{self!r} cannot be used as an index: its unit is fractional.")
 
     def __repr__(self) -> str:
         return f"Time({self.value!r}, {self.unit.value!r})"
@@ -302,17 +302,17 @@ class Time:
 
 
 def _cut_off(value: float, unit: TimeUnit) -> Time:
-    """Return a time, cut off to a whole number where the unit needs one."""
+    """Return a time, truncated to a whole number if the unit requires it."""
     # Rounding first keeps 0.29 of 100 epochs, 28.999999999999996, from being 28.
     return Time(value if unit in _FRACTIONAL else int(round(value, 9)), unit)
 
 
 def _fitting_value(value: object, unit: TimeUnit) -> int | float:
-    """Return the value as an int where the unit counts whole things.
+    """Return the value, as an int if the unit requires it.
 
     Raises:
         TypeError: The value is not a number.
-        ValueError: It is not finite, or a fraction of something that cannot be cut.
+        ValueError: It is not finite, or not whole although the unit requires it.
     """
     if type(value) is int:
         return value
@@ -343,10 +343,10 @@ _MICROSECOND, _SECOND = dt.timedelta(microseconds=1), 1_000_000
 
 
 class Counts(NamedTuple):
-    """What a :class:`Timestamp` holds, as plain numbers: for code that asks at every step.
+    """The counters of a :class:`Timestamp` as plain numbers, for code that runs at every step.
 
-    A plain number takes a tenth of the time that a :class:`Time` takes, and all of them are one small object. Times
-    spent (``…_wct``) are in microseconds.
+    Reading a plain number takes a tenth of the time of constructing a :class:`Time`. Wall-clock times (``…_wct``) are
+    in microseconds.
 
     Example:
         >>> Timestamp(batch=3).counts.batch
@@ -391,7 +391,7 @@ def _to_microseconds(value: dt.timedelta | int | None) -> int:
         return value // _MICROSECOND
     if value is None or type(value) is int:
         return value or 0
-    raise TypeError(f"A time spent must be a datetime.timedelta or a whole number of microseconds, got {value!r}.")
+    raise TypeError(f"A wall-clock time must be a datetime.timedelta or a whole number of microseconds, got {value!r}.")
 
 
 class _Counter(Generic[T]):
@@ -414,20 +414,20 @@ class _Counter(Generic[T]):
 
 @attrs.frozen(order=False, init=False, repr=False)
 class Timestamp:
-    """Where a run stands: what has been finished so far, in every unit. Values never change; a step makes a new one.
+    """The progress of a run in every unit. A timestamp is immutable; each step creates a new one.
 
-    A time or text beside a timestamp is compared with what it counts in that unit: ``timestamp >= "10ep"``.
+    A time or text is compared with the counter of its unit: ``timestamp >= "10ep"``.
 
     Args:
-        iteration, epoch, batch, sample, token: Finished since the start.
-        epoch_in_iteration, token_in_iteration: Finished since the iteration began.
-        batch_in_epoch, sample_in_epoch, token_in_epoch: Finished since the epoch began.
-        total_wct, iteration_wct, epoch_wct, batch_wct: Time spent by the wall clock, altogether, in the iteration, in
-            the epoch and in the last batch; a ``timedelta``, or microseconds.
+        iteration, epoch, batch, sample, token: Completed since the start.
+        epoch_in_iteration, token_in_iteration: Completed since the start of the iteration.
+        batch_in_epoch, sample_in_epoch, token_in_epoch: Completed since the start of the epoch.
+        total_wct, iteration_wct, epoch_wct, batch_wct: Wall-clock time in total, in the iteration, in the epoch and in
+            the last batch; a ``timedelta``, or microseconds.
 
     Raises:
         ValueError: A count is negative, or a time in another unit than its field's.
-        TypeError: A time spent is neither a ``timedelta`` nor a whole number.
+        TypeError: A wall-clock time is neither a ``timedelta`` nor a whole number.
 
     Example:
         >>> clock = Timestamp().to_next_batch(samples=32)
@@ -436,7 +436,7 @@ class Timestamp:
     """
 
     counts: Counts
-    """All of it as plain numbers."""
+    """The counters as plain numbers."""
 
     def __init__(
         self,
@@ -461,20 +461,20 @@ class Timestamp:
         counts = Counts(*map(_to_count, done, _UNITS_OF_COUNTS), *map(_to_microseconds, spent))
         object.__setattr__(self, "counts", counts)
 
-    iteration = _Counter(functools.partial(Time, unit=TimeUnit.ITERATION), "Finished iterations.")
-    epoch = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Finished epochs.")
-    batch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Finished batches.")
+    iteration = _Counter(functools.partial(Time, unit=TimeUnit.ITERATION), "Completed iterations.")
+    epoch = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Completed epochs.")
+    batch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Completed batches.")
     sample = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on.")
     token = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on.")
-    epoch_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Epochs finished in this iteration.")
+    epoch_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.EPOCH), "Epochs completed in this iteration.")
     token_in_iteration = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this iteration.")
-    batch_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Batches finished in this epoch.")
+    batch_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.BATCH), "Batches completed in this epoch.")
     sample_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.SAMPLE), "Samples trained on in this epoch.")
     token_in_epoch = _Counter(functools.partial(Time, unit=TimeUnit.TOKEN), "Tokens trained on in this epoch.")
-    total_wct = _Counter(_MICROSECOND.__mul__, "Time spent altogether.")
-    iteration_wct = _Counter(_MICROSECOND.__mul__, "Time spent in this iteration.")
-    epoch_wct = _Counter(_MICROSECOND.__mul__, "Time spent in this epoch.")
-    batch_wct = _Counter(_MICROSECOND.__mul__, "Time that the last batch took.")
+    total_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in total.")
+    iteration_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this iteration.")
+    epoch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time in this epoch.")
+    batch_wct = _Counter(_MICROSECOND.__mul__, "Wall-clock time of the last batch.")
 
     @property
     @deprecated("Timestamp.held is called counts now.")
@@ -486,19 +486,19 @@ class Timestamp:
         return f"Timestamp({', '.join(f'{name}={value}' for name, value in self.counts._asdict().items())})"
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """Return what has been finished, in ``unit``.
+        """Return the counter of ``unit``.
 
         Raises:
-            ValueError: ``unit`` is ``"dur"``: a timestamp does not know how long the training is to last.
+            ValueError: ``unit`` is ``"dur"``: a timestamp has no ``max_duration``.
         """
         return Time(self.count(_to_unit(unit)), unit)
 
     def count(self, unit: TimeUnit, *, in_epoch: bool = False) -> int | float:
-        """Return what :meth:`get` returns, as a plain number.
+        """Return the result of :meth:`get` as a plain number.
 
         Args:
             unit: What to count.
-            in_epoch: Whether to count since the epoch began; in batches, samples or tokens.
+            in_epoch: Whether to count since the start of the epoch, in batches, samples or tokens.
 
         Raises:
             ValueError: A timestamp does not count in this unit.
@@ -515,10 +515,10 @@ class Timestamp:
     def to_next_batch(
         self, samples: int | Time = 0, tokens: int | Time = 0, duration: dt.timedelta | int | None = None
     ) -> Timestamp:
-        """Return the timestamp after one more batch of ``samples`` and ``tokens``, which took ``duration``."""
+        """Return the timestamp after another batch of ``samples`` and ``tokens``, which took ``duration``."""
         samples, tokens = int(samples), int(tokens)
         duration = duration if type(duration) is int else _to_microseconds(duration)
-        # Once a training step: written out, it takes a third of the time of copying all and changing some.
+        # Runs in each step: this takes a third of the time of _replace.
         iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, wct_i, wct_e, _ = (
             self.counts
         )
@@ -543,7 +543,7 @@ class Timestamp:
         return clock
 
     def to_next_epoch(self, duration: dt.timedelta | int | None = None) -> Timestamp:
-        """Return the timestamp after the epoch's end, which took ``duration`` beyond its batches."""
+        """Return the timestamp after the end of the epoch, which took ``duration`` in addition to its batches."""
         duration, now = _to_microseconds(duration), self.counts
         later = now._replace(
             epoch=now.epoch + 1,
@@ -559,7 +559,7 @@ class Timestamp:
         return Timestamp.of(later)
 
     def to_next_iteration(self, duration: dt.timedelta | int | None = None) -> Timestamp:
-        """Return the timestamp after the iteration's end, which took ``duration`` beyond its epochs."""
+        """Return the timestamp after the end of the iteration, which took ``duration`` in addition to its epochs."""
         later = self.counts._replace(
             iteration=self.counts.iteration + 1,
             epoch_in_iteration=0,
@@ -575,7 +575,7 @@ class Timestamp:
         return Timestamp.of(later)
 
     def copy(self, **changes: Any) -> Timestamp:
-        """Return a timestamp with some fields changed, named as the constructor names them."""
+        """Return a timestamp with changed fields, by the names of the constructor's arguments."""
         given = {name: value for name, value in changes.items() if value is not None}
         return type(self)(**self.counts._asdict() | given)
 
@@ -598,7 +598,7 @@ class Timestamp:
 
     @classmethod
     def of(cls, counts: Counts) -> Timestamp:
-        """Return the timestamp that holds these numbers, which are not checked.
+        """Return the timestamp of these counters, which are not checked.
 
         Example:
             >>> Timestamp.of(Timestamp(batch=3).counts) == Timestamp(batch=3)
@@ -609,14 +609,14 @@ class Timestamp:
         return clock
 
     def state_dict(self) -> dict[str, int | float]:
-        """Return the counts and the seconds as plain numbers, named as the constructor's arguments."""
+        """Return the counts and the seconds by the names of the constructor's arguments."""
         return {
             name: value / _SECOND if name.endswith("_wct") else value for name, value in self.counts._asdict().items()
         }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
-        """Return the timestamp that :meth:`state_dict` described.
+        """Return the timestamp from the result of :meth:`state_dict`.
 
         Raises:
             ValueError: A name is missing or unknown, or a value is no count or no number of seconds.
@@ -634,13 +634,13 @@ class Timestamp:
         return cls(**{name: _saved_count(name, value) for name, value in state.items()})
 
     def load_state_dict(self, state: Mapping[str, int | float]) -> NoReturn:
-        """Raise, as a timestamp never changes; :meth:`from_state_dict` makes a new one.
+        """Raise an error: a timestamp is immutable; use :meth:`from_state_dict`.
 
         Raises:
             TypeError: Always.
         """
         del state
-        raise TypeError("A Timestamp never changes. Write state.timestamp = Timestamp.from_state_dict(...).")
+        raise TypeError("A Timestamp is immutable. Write state.timestamp = Timestamp.from_state_dict(...).")
 
 
 def _saved_count(name: str, value: object) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import to_texts, true_or_false
-from composer.core.serialization import reset_fields
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

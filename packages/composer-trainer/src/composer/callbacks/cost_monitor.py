@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from composer.core import Callback, Event, Logger, State
-from composer.core.serialization import reset_fields
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

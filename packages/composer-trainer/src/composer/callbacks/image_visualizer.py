@@ -10,7 +10,7 @@ from torch import Tensor
 
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.checks import one_of, true_or_false, whole_number_from
-from composer.core.serialization import reset_fields
+from composer.core.serializable import reset_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

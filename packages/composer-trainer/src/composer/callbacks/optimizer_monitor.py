@@ -10,7 +10,7 @@ import torch
 
 from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
-from composer.core.serialization import reset_fields
+from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from attrs.validators import ge, optional
 from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
-from composer.core.serialization import from_data, reset_fields
+from composer.core.serializable import reset_fields
+from composer.core.serialization import from_data
 from composer.distributed import get_world_size
 
 __all__ = ["SpeedMonitor"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer.core import Callback, Logger, State, Time, Timestamp, TimeUnit, saved
 from composer.core.checks import nearest, number_between, true_or_false
-from composer.core.serialization import reset_fields
+from composer.core.serializable import reset_fields
 
 __all__ = ["EarlyStopper", "ThresholdStopper"]
 

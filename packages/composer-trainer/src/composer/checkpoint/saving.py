@@ -23,8 +23,7 @@ from composer.checkpoint.finding import Folder, open_folder
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, write_json
 from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
-from composer.core.checks import shortened
-from composer.core.naming import fill_in
+from composer.core.checks import fill_in, shortened
 from composer.core.serialization import plain
 from composer.distributed.sharding import is_sharded
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.core import TimeUnit
+from composer.core.checks import fill_in
 from composer.core.files import UNFINISHED, check_template, fill_in_run, write_atomically
-from composer.core.naming import fill_in
 from composer.functional.checks import check_flags, is_whole
 
 if TYPE_CHECKING:

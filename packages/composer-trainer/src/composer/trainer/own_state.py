@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from composer.core import NotSerializableError, Serializable
-from composer.core.serialization import at, from_data, plain, saved_fields
+from composer.core.serializable import saved_fields
+from composer.core.serialization import at, from_data, plain
 from composer.distributed import get_world_size
 from composer.trainer.attribute_values import (
     MAX_BYTES,

@@ -27,7 +27,7 @@ from composer.core import (
     ensure_data_spec,
     evaluation_weights,
 )
-from composer.core.naming import check_run_name
+from composer.core.checks import check_run_name
 from composer.core.randomness import preserve_rng_state
 from composer.distributed import (
     Parallelism,

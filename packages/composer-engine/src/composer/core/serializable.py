@@ -1,0 +1,194 @@
+"""Objects whose settings and progress are saved with a run."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import attrs
+
+from composer.core.checks import describe, nearest
+from composer.core.serialization import NotSerializableError, field_types, from_data, to_data
+
+__all__ = [
+    "Serializable",
+    "is_unsaved",
+    "read_field",
+    "reset_fields",
+    "saved",
+    "saved_fields",
+    "settings_to_data",
+]
+
+
+def saved(**options: Any) -> Any:
+    """Return an attrs field that is saved with a run and is not a setting: the progress of an algorithm or callback.
+
+    Args:
+        options: As those of :func:`attrs.field`; a ``default`` or ``factory`` is needed.
+
+    Example:
+        >>> from composer.core import Callback
+        >>> @attrs.define(eq=False)
+        ... class CountBatches(Callback):
+        ...     seen: int = saved(default=0)
+        ...     def batch_end(self, state, logger):
+        ...         self.seen += 1
+        >>> CountBatches().state_dict()
+        {'seen': 0}
+    """
+    return attrs.field(metadata={"lifetime": "saved"}, init=False, repr=False, **options)
+
+
+def saved_fields(kind: type) -> dict[str, attrs.Attribute[Any]]:
+    """Return the fields of a class that are saved, by the names of the constructor's arguments."""
+    if not attrs.has(kind):
+        return {}
+    return {str(field.alias): field for field in attrs.fields(kind) if field.metadata.get("lifetime") == "saved"}
+
+
+def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> Any:
+    """Return the value of an attrs field, decoded from saved data.
+
+    Raises:
+        ValueError: The data is not of the field's type, or the field's own converter or validator refuses it.
+    """
+    value, converter = from_data(data, kind, path), typing.cast("Any", field.converter)
+    try:
+        if callable(converter):
+            value = converter(value)
+        if field.validator is not None:
+            field.validator(None, field, value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return value
+
+
+def reset_fields(component: Any) -> None:
+    """Set the fields of an attrs object that are not settings to their defaults, as in a new object.
+
+    Example:
+        >>> @attrs.define
+        ... class Count:
+        ...     step: int = 1
+        ...     value: int = attrs.field(default=0, init=False)
+        >>> count = Count(step=2)
+        >>> count.value = 7
+        >>> reset_fields(count)
+        >>> count
+        Count(step=2, value=0)
+    """
+    for field in attrs.fields(type(component)):
+        default: Any = field.default
+        if field.init or default is attrs.NOTHING:
+            continue
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory(component) if default.takes_self else default.factory()
+        setattr(component, field.name, default)
+
+
+class Serializable:
+    """An object whose progress is saved with a run, as plain data (numbers, text, lists, dictionaries) and tensors.
+
+    Of an attrs class, the fields defined by :func:`saved` are saved and loaded. Other classes override
+    :meth:`state_dict` and :meth:`load_state_dict`; and :meth:`check_state_dict`, so that a run remains unchanged if
+    the saved state does not fit.
+
+    Example:
+        >>> Serializable().state_dict()
+        {}
+    """
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name, of attrs classes; otherwise an empty dictionary."""
+        kind = type(self)
+        if not attrs.has(kind):
+            return {}
+        return {str(field.alias): getattr(self, field.name) for field in attrs.fields(kind) if field.init}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later run needs to continue; tensors are not copied.
+
+        Raises:
+            NotSerializableError: A field contains something that is neither data nor a tensor.
+        """
+        kind, types_of_fields = type(self), field_types(type(self))
+        return {
+            name: to_data(getattr(self, field.name), types_of_fields[field.name], f"{kind.__name__}.{name}")
+            for name, field in saved_fields(kind).items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; tensors are not copied.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class. Nothing has been changed.
+        """
+        for name, value in _read_state(self, state).items():
+            setattr(self, name, value)
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise what :meth:`load_state_dict` would raise, and change nothing.
+
+        Raises:
+            ValueError: ``state`` is not the state of an object of this class.
+        """
+        if type(self).load_state_dict is Serializable.load_state_dict:
+            _read_state(self, state)
+
+
+def _read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields, by the names of the attributes."""
+    kind, fields, types_of_fields = (
+        type(component).__name__,
+        saved_fields(type(component)),
+        field_types(type(component)),
+    )
+    if state and not fields:
+        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
+    problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
+    problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
+    values = {}
+    for name, field in fields.items():
+        if name in state:
+            try:
+                values[field.name] = read_field(field, types_of_fields[field.name], state[name], f"{kind}.{name}")
+            except ValueError as error:
+                problems.append(str(error))
+    if problems:
+        raise ValueError(" ".join(problems))
+    return values
+
+
+def settings_to_data(component: Serializable) -> dict[str, Any]:
+    """Return the settings of an algorithm or callback as data.
+
+    A setting that is not data, such as a function, is described: ``{"unsaved": "function my.module.get_image"}``. A
+    run with such a setting can be saved and resumed with an object that the caller constructs; only constructing it
+    from its saved settings fails. A field may have its own description: ``attrs.field(metadata={"describe": f})``.
+
+    Example:
+        >>> from composer.core import Algorithm
+        >>> @attrs.define(eq=False)
+        ... class Scale(Algorithm):
+        ...     factor: float = 2.0
+        ...     log: "object" = None
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = self.factor * state.loss
+        >>> settings_to_data(Scale(log=print))
+        {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
+    """
+    kind: Any = type(component)
+    kinds, data = field_types(kind, init=True), {}
+    metadata = {str(field.alias): field.metadata for field in attrs.fields(kind)} if kinds else {}
+    for (name, value), field_kind in zip(component.settings().items(), kinds.values(), strict=True):
+        try:
+            data[name] = to_data(value, field_kind)
+        except NotSerializableError:
+            data[name] = {"unsaved": metadata[name].get("describe", describe)(value)}
+    return data
+
+
+def is_unsaved(data: Any) -> bool:
+    """Return whether a saved setting is only described."""
+    return isinstance(data, dict) and data.keys() == {"unsaved"} and isinstance(data["unsaved"], str)
