@@ -23,7 +23,6 @@ __all__ = ["LoopCheck"]
 
 _TRAINING = frozenset({Event.ITERATION_START, Event.EPOCH_START, *STEP_EVENTS})
 _AFTER_A_STEP = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.FIT_END})
-_BEFORE_TRAINING = [event for event in Event if event in MODEL_EVENTS]
 
 _Entries: TypeAlias = "Mapping[Event, Sequence[Entry]]"
 _Missed: TypeAlias = tuple[Event, list[str], str]
@@ -51,7 +50,7 @@ class LoopCheck:
         self._state = state
         self._steps = _Steps(state, on_step)
         self._ran: set[Event] = set()
-        self._prepared: dict[Event, list[object]] = {event: [] for event in _BEFORE_TRAINING}
+        self._prepared: dict[Event, list[object]] = {event: [] for event in Event if event in MODEL_EVENTS}
         self._reported: set[tuple[str, Event]] = set()
         self._first_epoch: int | None = None
 
@@ -84,31 +83,28 @@ class LoopCheck:
         self._steps.end()
 
     def _missed(self, event: Event, entries: _Entries) -> Iterator[_Missed]:
+        expected: Iterable[Event] = ()
         if event in _TRAINING:
             if self._first_epoch is None:
                 self._first_epoch = self._epoch()
-            yield from self._never_ran(_BEFORE_TRAINING, entries, "training begins")
-            yield from self._too_late(entries)
+            expected, what = self._prepared, "training begins"
         elif event is Event.EPOCH_END and self.has_batches:
-            yield from self._never_ran([Event.EPOCH_START, *STEP_EVENTS], entries, "a whole epoch passed")
+            expected, what = [Event.EPOCH_START, *STEP_EVENTS], "a whole epoch passed"
         elif event is Event.FIT_END and self.has_batches:
             epochs = [Event.EPOCH_START, Event.EPOCH_END] if self._epoch() > (self._first_epoch or 0) else []
-            yield from self._never_ran([*STEP_EVENTS, *epochs], entries, "the training ended")
-
-    def _too_late(self, entries: _Entries) -> Iterator[_Missed]:
-        for event, components in self._prepared.items():
-            if event in self._ran:
+            expected, what = [*STEP_EVENTS, *epochs], "the training ended"
+        for missed in expected:
+            # Components without a stage are called everywhere by ``match``, or only observe.
+            needing = [entry for entry in entries.get(missed, ()) if entry.stage is not None]
+            if missed not in self._ran:
+                remedy = f'Add engine.run_event("{missed.value}") to the loop: {PLACES[missed]}.'
+                text = f"{what} without that event, so nothing is done there. {remedy}"
+                yield missed, [entry.key for entry in needing], text
+            elif missed in self._prepared:
                 # Algorithms that were rebuilt from a checkpoint have run when it was loaded.
-                ran = {id(component) for component in (*components, *self._state.made_on_load)}
-                late = [entry.key for entry in _needing(event, entries) if id(entry.component) not in ran]
-                yield event, late, "was added after it. Pass algorithms to the engine or trainer at construction."
-
-    def _never_ran(self, events: Iterable[Event], entries: _Entries, what: str) -> Iterator[_Missed]:
-        for event in events:
-            if event not in self._ran:
-                keys = [entry.key for entry in _needing(event, entries)]
-                remedy = f'Add engine.run_event("{event.value}") to the loop: {PLACES[event]}.'
-                yield event, keys, f"{what} without that event, so nothing is done there. {remedy}"
+                ran = {id(component) for component in (*self._prepared[missed], *self._state.made_on_load)}
+                late = [entry.key for entry in needing if id(entry.component) not in ran]
+                yield missed, late, "was added after it. Pass algorithms to the engine or trainer at construction."
 
     def _epoch(self) -> int:
         return int(self._state.timestamp.count(TimeUnit.EPOCH))
@@ -176,8 +172,3 @@ def _is_in(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> bool:
 def _shares(one: Optimizer, other: Optimizer) -> bool:
     parameters = {id(parameter) for group in one.param_groups for parameter in group["params"]}
     return any(id(parameter) in parameters for group in other.param_groups for parameter in group["params"])
-
-
-def _needing(event: Event, entries: _Entries) -> Sequence[Entry]:
-    """Return the entries of algorithms that declare the event."""
-    return [entry for entry in entries.get(event, ()) if entry.stage is not None]
