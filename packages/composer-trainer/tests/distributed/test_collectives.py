@@ -47,7 +47,7 @@ class TestTwoProcesses:
     def test_a_failure_of_the_first_is_told(self, two_processes):
         """The first has its own error; the second is not left waiting, and does not begin."""
         assert two_processes[0]["order"]["failed"] == "RuntimeError: the download of 0"
-        assert "A process that ran first has failed" in two_processes[1]["order"]["failed"]
+        assert "A process that ran first failed" in two_processes[1]["order"]["failed"]
 
 
 class TestAlone:

@@ -157,7 +157,7 @@ class TestAlone:
 
     def test_nothing_runs_unprepared(self):
         """What would happen without is not left to chance."""
-        with pytest.raises(RuntimeError, match=r"prepare\(state\) comes before"):
+        with pytest.raises(RuntimeError, match=r"Call Parallelism\.prepare\(state\) before"):
             cd.Parallelism().forward(torch.ones(1))
 
     def test_sharding_works_alone(self):
@@ -219,5 +219,5 @@ class TestSettings:
 
     def test_shards_cannot_be_forced(self):
         """Gradients that are sharded are added up with a backward pass."""
-        with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config has 'fsdp'"):
+        with pytest.raises(ValueError, match="'forced_sync' is for DDP, and parallelism_config contains 'fsdp'"):
             cd.Parallelism({"fsdp": {}}, cd.DDPSyncStrategy.FORCED_SYNC)

@@ -100,7 +100,7 @@ class TestInitialize:
             assert "call composer.distributed.initialize_dist(device) first" in result["not connected"]
             is_initialized, refusal = result["closed"]
             assert not is_initialized
-            assert "cannot be made a second time" in refusal
+            assert "cannot be created a second time" in refusal
 
 
 class TestDeviceOfProcess:
@@ -128,7 +128,7 @@ class TestDeviceOfProcess:
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
 
-        with pytest.raises(ValueError, match="device='cuda:1' cannot be that of every process"):
+        with pytest.raises(ValueError, match="device='cuda:1' cannot be the device of every process"):
             cd.device_of_process("cuda:1")
 
     def test_more_processes_than_devices_are_refused(self, monkeypatch):

@@ -177,10 +177,10 @@ class TestChecks:
             ("plain", "ValueError: eval_dataloader would give each of the 2 processes the same samples"),
             (
                 "shuffled",
-                "as its sampler is a RandomSampler. Deal them out: DataLoader(dataset, batch_size=..., sampler=",
+                "as its sampler is a RandomSampler. Split them: DataLoader(dataset, batch_size=..., sampler=",
             ),
-            ("wrong", "sampler must be that of process 0 of 2, and is that of 0 of 3"),
-            ("lengths", "must have equally many batches in every process, got [5, 6] by rank"),
+            ("wrong", "sampler must be for process 0 of 2, got one for process 0 of 3"),
+            ("lengths", "must have the same number of batches in every process, got [5, 6] by rank"),
         ],
     )
     def test_loaders_that_cannot_be_right_are_refused(self, two_processes, name, message):

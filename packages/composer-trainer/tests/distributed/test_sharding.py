@@ -87,7 +87,9 @@ class TestWhatIsSharded:
 
     def test_missing_classes_are_refused(self):
         """A name that nothing has is an error, not a model that is not sharded."""
-        with pytest.raises(ValueError, match=r"auto_wrap names classes that the model has no module of: \['Blok'\]"):
+        with pytest.raises(
+            ValueError, match=r"auto_wrap contains classes of which the model has no module: \['Blok'\]"
+        ):
             sharded_names(Model(), ["Block", "Blok"])
 
 
@@ -162,7 +164,7 @@ def test_other_layouts_become_contiguous():
     expected = model.weight.detach().clone()
     model.to(memory_format=torch.channels_last)
 
-    with pytest.warns(UserWarning, match="1 weights had a memory layout of their own"):
+    with pytest.warns(UserWarning, match="1 weights had another memory layout"):
         shard(model, (), cd.FSDPSettings(), torch.device("cpu"))
 
     assert torch.equal(model.weight.full_tensor(), expected)

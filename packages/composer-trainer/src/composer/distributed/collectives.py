@@ -1,4 +1,4 @@
-"""What processes say to each other: sums, copies and lists of what each has. With one process, nothing happens."""
+"""Collectives: sums, copies and lists over all processes. With one process they do nothing."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _hosts: list[tuple[Any, Any]] = []
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
-    """Replace a tensor by the sum (or mean, least, …) of those of all processes, in place.
+    """Replace a tensor by the sum (or mean, minimum, …) over all processes, in place.
 
     Args:
-        tensor: Of one shape and dtype everywhere; **changed in place**.
+        tensor: Has the same shape and dtype in all processes; **changed in place**.
         reduce_operation: ``"SUM"``, ``"AVG"``, ``"MIN"``, ``"MAX"``, ``"PRODUCT"``, ``"BAND"``, ``"BOR"`` or
             ``"BXOR"``.
 
     Raises:
-        ValueError: There is no such operation.
+        ValueError: The operation does not exist.
         RuntimeError: There are several processes that are not connected.
 
     Example:
@@ -58,7 +58,7 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
     if name not in _OPERATIONS:
         raise ValueError(f"reduce_operation must be one of {', '.join(_OPERATIONS)}, got {reduce_operation!r}.")
     if is_connected():
-        # gloo knows no mean.
+        # gloo does not support AVG.
         operation = getattr(torch.distributed.ReduceOp, "SUM" if name == "AVG" else name)
         torch.distributed.all_reduce(tensor, op=operation)
         if name == "AVG":
@@ -66,10 +66,10 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM") -> None:
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors of all processes, by rank.
+    """Return the tensors of all processes, sorted by rank.
 
     Args:
-        tensor: Of one shape and dtype everywhere.
+        tensor: Has the same shape and dtype in all processes.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -87,7 +87,7 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
 
 
 def all_gather_object(obj: T) -> list[T]:
-    """Return the objects of all processes, by rank; they are pickled on the way.
+    """Return the objects of all processes, sorted by rank; they are pickled for transport.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -104,7 +104,7 @@ def all_gather_object(obj: T) -> list[T]:
 
 
 def broadcast(tensor: Tensor, src: int = 0) -> None:
-    """Replace a tensor by that of the process ``src``, in place.
+    """Replace a tensor by that of rank ``src``, in place.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -117,11 +117,11 @@ def broadcast(tensor: Tensor, src: int = 0) -> None:
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
-    """Replace the objects of a list by those of the process ``src``, in place; they are pickled on the way.
+    """Replace the objects of a list by those of rank ``src``, in place; they are pickled for transport.
 
     Args:
-        object_list: Of one length everywhere; **changed in place**.
-        src: Whose objects.
+        object_list: Has the same length in all processes; **changed in place**.
+        src: The source rank.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -137,7 +137,7 @@ def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
 
 
 def barrier() -> None:
-    """Wait until every process has come here.
+    """Wait until every process has called this function.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -149,7 +149,7 @@ def barrier() -> None:
 
 
 def from_rank_zero(value: T) -> T:
-    """Return what the process of rank 0 has: the name or seed of a run that each would make up for itself.
+    """Return the value of rank 0, such as the generated name or seed of a run.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -164,7 +164,7 @@ def from_rank_zero(value: T) -> T:
 
 
 def all_agree(value: object) -> bool:
-    """Return whether every process has an equal value; it is pickled on the way.
+    """Return whether the value is equal in all processes; it is pickled for transport.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -178,7 +178,7 @@ def all_agree(value: object) -> bool:
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether the flag is set in some process; does not touch the device.
+    """Return whether the flag is set in any process; does not use the device.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -191,7 +191,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def all_reduce_min(value: int) -> int:
-    """Return the smallest of the processes' whole numbers; does not touch the device.
+    """Return the minimum of an integer over all processes; does not use the device.
 
     Raises:
         RuntimeError: There are several processes that are not connected.
@@ -215,12 +215,12 @@ def smallest(value: int) -> int:
 
 @contextlib.contextmanager
 def run_local_rank_zero_first() -> Iterator[None]:
-    """Let the first process of each machine run a block before the others: to download what they then find.
+    """Run a block in the first process of each machine before the others, for example to download data once.
 
-    The others wait no longer than the timeout of :func:`initialize_dist`. All processes have to come here.
+    The others wait up to the timeout of :func:`initialize_dist`. All processes must call this.
 
     Raises:
-        RuntimeError: In the waiting processes, if the block has failed in one that ran first.
+        RuntimeError: In the waiting processes, if the block failed in a process that ran first.
 
     Example:
         >>> with run_local_rank_zero_first():
@@ -228,7 +228,7 @@ def run_local_rank_zero_first() -> Iterator[None]:
     """
     if get_local_rank() != 0 and is_connected():
         if any_rank(flag=False):
-            raise RuntimeError("A process that ran first has failed in what this one waited for; see its error.")
+            raise RuntimeError("A process that ran first failed in the block that this one waited for; see its error.")
         yield
         return
     try:
@@ -241,15 +241,15 @@ def run_local_rank_zero_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def failing_together(doing: str) -> Iterator[None]:
-    """Run a block in all processes; if it fails in one, it fails in all, and none waits for another in vain.
+    """Run a block in all processes; if it fails in one, it fails in all, so that none waits for another.
 
-    Within the block, processes must not exchange anything. All processes have to come here.
+    The block must not call collectives. All processes must call this.
 
     Args:
-        doing: What the block does, the subject of the error's sentence.
+        doing: Describes the block; the subject of the error's sentence.
 
     Raises:
-        RuntimeError: In the processes where the block has not failed, if it has in another.
+        RuntimeError: In the processes where the block succeeded, if it failed in another.
 
     Example:
         >>> with failing_together("Reading the settings"):
@@ -266,10 +266,10 @@ def failing_together(doing: str) -> Iterator[None]:
 
 
 def is_connected() -> bool:
-    """Return whether there are other processes to talk to.
+    """Return whether there are other processes.
 
     Raises:
-        RuntimeError: There are, but no process group.
+        RuntimeError: There are several processes, but no process group.
     """
     if is_initialized():
         return torch.distributed.get_world_size() > 1
@@ -282,7 +282,7 @@ def is_connected() -> bool:
 
 
 def host_group() -> Any:
-    """Return a process group in which hosts exchange their own numbers, without any device: None is the default one."""
+    """Return a process group for numbers in host memory; None is the default group."""
     if "cpu" in torch.distributed.get_backend_config():
         return None
     world = torch.distributed.group.WORLD
@@ -292,7 +292,7 @@ def host_group() -> Any:
 
 
 def together(tensors: Iterable[Tensor], exchange: Callable[[Tensor], Any]) -> None:
-    """Let ``exchange`` change many tensors in place, by few calls: those of one dtype and device lie in one for it."""
+    """Apply ``exchange`` to many tensors in place with few calls, concatenated by dtype and device."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         exchange(flat)

@@ -1,4 +1,4 @@
-"""Which of how many processes this one is: by the process group, or by what torchrun tells a process it starts."""
+"""Rank and number of processes, from the process group or from the environment variables of torchrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Return whether this build of torch can train over several processes.
+    """Return whether this build of torch supports distributed training.
 
     Example:
         >>> is_available()
@@ -28,7 +28,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether there is a process group, whoever made it.
+    """Return whether there is a process group, created here or elsewhere.
 
     Example:
         >>> is_initialized()
@@ -38,10 +38,10 @@ def is_initialized() -> bool:
 
 
 def get_world_size() -> int:
-    """Return the number of processes; 1 where nobody has said that there are several.
+    """Return the number of processes; 1 by default.
 
     Raises:
-        ValueError: The variable ``WORLD_SIZE`` is no whole number.
+        ValueError: The variable ``WORLD_SIZE`` is not a whole number.
 
     Example:
         >>> get_world_size()
@@ -51,10 +51,10 @@ def get_world_size() -> int:
 
 
 def get_global_rank() -> int:
-    """Return the number of this process among all, from 0 on.
+    """Return the rank of this process among all, from 0.
 
     Raises:
-        ValueError: The variable ``RANK`` is no whole number.
+        ValueError: The variable ``RANK`` is not a whole number.
 
     Example:
         >>> get_global_rank()
@@ -64,10 +64,10 @@ def get_global_rank() -> int:
 
 
 def get_local_world_size() -> int:
-    """Return the number of processes on this machine: all of them, unless ``LOCAL_WORLD_SIZE`` says otherwise.
+    """Return the number of processes on this machine: ``LOCAL_WORLD_SIZE``, or all processes by default.
 
     Raises:
-        ValueError: The variable is no whole number.
+        ValueError: The variable is not a whole number.
 
     Example:
         >>> get_local_world_size()
@@ -77,10 +77,10 @@ def get_local_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """Return the number of this process among those of its machine; without ``LOCAL_RANK``, they take turns in blocks.
+    """Return the rank of this process on its machine; computed from consecutive ranks without ``LOCAL_RANK``.
 
     Raises:
-        ValueError: The variable is no whole number.
+        ValueError: The variable is not a whole number.
 
     Example:
         >>> get_local_rank()
@@ -90,10 +90,10 @@ def get_local_rank() -> int:
 
 
 def get_node_rank() -> int:
-    """Return the number of this machine among all: torchrun's ``GROUP_RANK``, ``NODE_RANK``, or counted by blocks.
+    """Return the rank of this machine: torchrun's ``GROUP_RANK``, ``NODE_RANK``, or computed from consecutive ranks.
 
     Raises:
-        ValueError: The variable is no whole number.
+        ValueError: The variable is not a whole number.
 
     Example:
         >>> get_node_rank()
@@ -107,7 +107,7 @@ def read_number(variable: str, default: int) -> int:
     """Return an environment variable as a whole number, ``default`` if it is not set.
 
     Raises:
-        ValueError: It is no whole number, or a negative one.
+        ValueError: It is not a whole number, or negative.
     """
     text = os.environ.get(variable)
     if text is None:

@@ -1,4 +1,4 @@
-"""What became of other processes: which one is gone when a connection is lost, and why this one has failed."""
+"""Report which process ended when a connection is lost, and why this process failed."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _peers: list[Peer] = []
 
 @attrs.frozen
 class Peer:
-    """Where a process is, and what it leaves behind.
+    """The location of a process, and of its error and output.
 
     Args:
         rank: Its rank.
         host: The name of its machine.
-        pid: Its number there.
-        pids: What tells from which numbers it is, as containers may count by themselves; None if that is not known.
-        error_file: Where torchrun expects its error.
-        output: The file that its error output goes to.
+        pid: Its process id on that machine.
+        pids: Its namespace of process ids, which containers may have of their own; None if unknown.
+        error_file: The file in which torchrun expects its error.
+        output: The file of its error output.
     """
 
     rank: int
@@ -75,11 +75,11 @@ class Peer:
         return f"process {self.rank} (pid {self.pid} on host {self.host!r})"
 
     def wrote_error(self) -> bool:
-        """Return whether its error is where torchrun looks for it."""
+        """Return whether it wrote its error to the file of torchrun."""
         return self.error_file is not None and Path(self.error_file).exists()
 
     def remains(self) -> str:
-        """Return where to look for the reason that it is gone."""
+        """Return where to find the reason why it ended."""
         if self.wrote_error():
             error = f"its error is in {self.error_file}"
         elif self.error_file is not None:
@@ -90,14 +90,15 @@ class Peer:
 
 
 def introduce() -> None:
-    """Exchange with the other processes where each is; all have to call it."""
+    """Exchange the locations of all processes; all must call it."""
     _peers[:] = all_gather_object(Peer.here())
 
 
 def explain_loss(error: BaseException) -> bool:
-    """Add to an error of a lost connection which processes are gone; return whether one of this machine is.
+    """Add to an error of a lost connection which processes have ended; return whether one of this machine has.
 
-    Waits up to three seconds for a process to end, as its connections are closed before. Other errors stay as they are.
+    Waits up to three seconds for a process to end, because its connections are closed earlier. Other errors are
+    unchanged.
     """
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
@@ -113,7 +114,7 @@ def explain_loss(error: BaseException) -> bool:
         time.sleep(0 if gone else 0.05)
     elsewhere = [peer for peer in _peers if peer not in visible]
     if gone:
-        # Those without an error may have ended because they lost the one with an error.
+        # Processes without an error may have ended because they lost the one with an error.
         causes = [peer for peer in gone if peer.wrote_error()] or gone
         found = "; ".join(f"{peer} is gone: {peer.remains()}" for peer in causes)
     elif elsewhere:
@@ -126,7 +127,7 @@ def explain_loss(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explaining_loss() -> Iterator[None]:
-    """Let an error of a lost connection in a block say which processes are gone; see :func:`explain_loss`."""
+    """Add to an error of a lost connection in a block which processes have ended; see :func:`explain_loss`."""
     try:
         yield
     except BaseException as error:
@@ -135,7 +136,7 @@ def explaining_loss() -> Iterator[None]:
 
 
 def report_failure(error: BaseException) -> None:
-    """Report the error that ends this program: where torchrun looks for it, unless it comes from another's end."""
+    """Write the error that ends this program to the file of torchrun, unless the end of another process caused it."""
     num_printed = len(getattr(error, "__notes__", ()))
     is_other_gone = explain_loss(error)
     for note in getattr(error, "__notes__", ())[num_printed:]:

@@ -1,10 +1,10 @@
-"""How a model is run in several processes: each computes a part of the batch, and all take the same step."""
+"""Run a model in several processes: each computes a part of the batch, and all take the same step."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from composer.distributed.collectives import all_agree, host_group, is_connected, together
 from composer.distributed.environment import get_world_size, is_initialized
 from composer.distributed.process_group import initialize_alone
-from composer.distributed.sharding import FSDPSettings, is_sharded, shard
+from composer.distributed.sharding import FSDPSettings, Settings, is_sharded, shard
 
 if TYPE_CHECKING:
     from composer.core import Batch, State
@@ -23,7 +23,7 @@ __all__ = ["BatchTotals", "DDPSettings", "DDPSyncStrategy", "Parallelism", "broa
 
 
 class DDPSyncStrategy(enum.StrEnum):
-    """When the processes' gradients are added up; the result is the same.
+    """When gradients are reduced over processes; all strategies have the same result.
 
     Example:
         >>> DDPSyncStrategy("forced_sync").name
@@ -31,24 +31,25 @@ class DDPSyncStrategy(enum.StrEnum):
     """
 
     SINGLE_AUTO_SYNC = "single_auto_sync"
-    """With the last microbatch, while its backward pass goes on: what is sent least. The default."""
+    """During the backward pass of the last microbatch, with the least communication. The default."""
 
     MULTI_AUTO_SYNC = "multi_auto_sync"
-    """With every microbatch."""
+    """During the backward pass of every microbatch."""
 
     FORCED_SYNC = "forced_sync"
-    """After the last microbatch, by itself; does not look for unused parameters in the graph."""
+    """After the last microbatch; does not search the graph for unused parameters."""
 
 
 @attrs.frozen(kw_only=True)
-class DDPSettings:
-    """What ``torch.nn.parallel.DistributedDataParallel`` is told; the keys of ``parallelism_config["ddp"]``.
+class DDPSettings(Settings):
+    """Settings of ``torch.nn.parallel.DistributedDataParallel``; the keys of ``parallelism_config["ddp"]``.
 
     Args:
         find_unused_parameters: Whether a step may leave parameters without a gradient. Algorithms that do so
-            (LayerFreezing, StochasticDepth) say it themselves.
-        bucket_cap_mb: How much is sent at once, in MiB.
-        gradient_as_bucket_view: Whether gradients lie where they are sent from, which saves their size in memory.
+            (LayerFreezing, StochasticDepth) enable it.
+        bucket_cap_mb: Size of a communication bucket, in MiB.
+        gradient_as_bucket_view: Whether gradients are views of the communication buckets, which saves their size in
+            memory.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -59,37 +60,24 @@ class DDPSettings:
         True
     """
 
+    section: ClassVar[str] = "ddp"
+
     find_unused_parameters: bool = attrs.field(default=False, validator=instance_of(bool))
     bucket_cap_mb: int | None = attrs.field(default=None, validator=attrs.validators.optional(instance_of(int)))
     gradient_as_bucket_view: bool = attrs.field(default=False, validator=instance_of(bool))
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the settings of a dictionary.
-
-        Raises:
-            ValueError: It has a key that is none of them.
-        """
-        known = [field.name for field in attrs.fields(cls)]
-        unknown = sorted(set(config) - set(known))
-        if unknown:
-            raise ValueError(
-                f"parallelism_config['ddp'] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}."
-            )
-        return cls(**config)
-
 
 @attrs.frozen
 class BatchTotals:
-    """What all processes together have in a batch.
+    """Totals of a batch over all processes.
 
     Attributes:
-        samples: Their samples.
-        tokens: Their tokens.
-        seconds: The mean of the seconds that each has counted.
-        microbatches: The most microbatches that one of them has.
-        weight: How much this process's loss counts: its share of the samples times the number of processes.
-        stop: Whether some process wants to stop after this batch.
+        samples: Number of samples.
+        tokens: Number of tokens.
+        seconds: Mean of the processes' seconds.
+        microbatches: Maximum number of microbatches of a process.
+        weight: Weight of this process's loss: its fraction of the samples times the number of processes.
+        stop: Whether any process requests to stop after this batch.
 
     Example:
         >>> BatchTotals(samples=5, weight=1.2).weight
@@ -105,27 +93,27 @@ class BatchTotals:
 
 
 class Parallelism:
-    """Runs a model in all processes: data parallel by DDP, or sharded by FSDP2; with one process, as it is.
+    """Run a model in all processes: data parallel with DDP, or sharded with FSDP2; unchanged with one process.
 
-    The state's model stays the bare module, with which algorithms, metrics and checkpoints have to do. A loop calls
-    :meth:`prepare` once algorithms have changed the model, :meth:`begin_batch` with each batch,
-    :meth:`begin_microbatch` before each forward pass, :attr:`forward` instead of the model, and :meth:`end_batch` when
-    the batch's gradients are computed. All processes have to call the same methods in the same order.
+    The state's model stays the bare module, which algorithms, metrics and checkpoints use. A loop calls :meth:`prepare`
+    once algorithms have changed the model, :meth:`begin_batch` with each batch, :meth:`begin_microbatch` before each
+    forward pass, :attr:`forward` instead of the model, and :meth:`end_batch` when the batch's gradients are computed.
+    All processes must call the same methods in the same order.
 
-    A batch is what all processes have of it together. Gradients are averaged over processes, so that each loss has to
-    be multiplied by :attr:`BatchTotals.weight`: the step is then that of one process with the whole batch, even if the
-    parts have different sizes.
+    A batch consists of the parts of all processes. Gradients are averaged over processes, so that each loss must be
+    multiplied by :attr:`BatchTotals.weight`: the step then equals that of one process with the complete batch, even if
+    the parts have different sizes.
 
     Args:
         parallelism_config: ``None`` or ``{"ddp": {...}}`` for DDP, see :class:`DDPSettings`; ``{"fsdp": {...}}`` for
             FSDP2, see :class:`~composer.distributed.sharding.FSDPSettings`.
-        ddp_sync_strategy: When gradients are added up.
+        ddp_sync_strategy: When gradients are reduced.
 
     Attributes:
-        forward: What to call with a batch instead of the model.
+        forward: The function to call with a batch instead of the model.
         is_connected: Whether there are other processes; known after :meth:`prepare`.
-        is_apart: Set it to let each process compute gradients for itself, to be thrown away: to try what fits into
-            memory. What is sharded cannot be run apart.
+        is_apart: Set to True to compute gradients in each process alone and discard them, to find out what fits into
+            memory. Not available for sharded models.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -151,8 +139,8 @@ class Parallelism:
         self._strategy = _checked_strategy(ddp_sync_strategy)
         if self._fsdp is not None and self._strategy is DDPSyncStrategy.FORCED_SYNC:
             raise ValueError(
-                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config has 'fsdp'. "
-                "Say 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which sends less."
+                "ddp_sync_strategy='forced_sync' is for DDP, and parallelism_config contains 'fsdp'. "
+                "Use 'multi_auto_sync', which needs less memory, or 'single_auto_sync', which communicates less."
             )
         self.forward: Callable[..., Any] = _not_prepared
         self.is_apart = False
@@ -168,14 +156,14 @@ class Parallelism:
         self._exchange: Any = None
 
     def prepare(self, state: State) -> None:
-        """Make all processes' models equal to that of rank 0, and wrap or shard the model as the state has it now.
+        """Broadcast the model of rank 0 to all processes, and wrap or shard the state's current model.
 
-        Called again, it does something only if the model is another or other parameters of it are trained: so it may be
-        called at every start of an epoch. What is sharded stays so.
+        Calling it again has an effect only if the model or the set of its trainable parameters has changed, so that it
+        may be called at the start of every epoch. A sharded model stays sharded.
 
         Args:
-            state: With model, optimizers, algorithms, device and precision; with FSDP2, **its model and its optimizers
-                are changed in place**.
+            state: The run, with model, optimizers, algorithms, device and precision; with FSDP2, **its model and its
+                optimizers are changed in place**.
 
         Raises:
             ValueError: The processes' models differ in their parameters.
@@ -199,15 +187,15 @@ class Parallelism:
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def check_microbatch_size(self, size: int | str | None) -> None:
-        """Refuse a size of microbatches that processes cannot find together.
+        """Refuse a microbatch size that several processes cannot determine.
 
         Raises:
             ValueError: It is ``"auto"``, and the model is sharded.
         """
         if size == "auto" and self._fsdp is not None:
             raise ValueError(
-                "device_train_microbatch_size='auto' lets each process try by itself, which sharded models cannot: "
-                "give a number, or leave out parallelism_config['fsdp']."
+                "device_train_microbatch_size='auto' requires trials in each process alone, which sharded models do "
+                "not support: set a number, or remove parallelism_config['fsdp']."
             )
 
     def begin_batch(
@@ -220,14 +208,14 @@ class Parallelism:
         seconds: float = 0.0,
         stop: bool = False,
     ) -> None:
-        """Begin to tell the other processes what this one has of the batch; they are heard by :meth:`totals`.
+        """Start exchanging the counts of this process's part of the batch; :meth:`totals` waits for the result.
 
         Args:
-            samples: Its samples.
-            tokens: Its tokens.
-            counted: What its loss is the mean of, if not of its samples: its tokens that have a target, for one.
-            microbatches: In how many parts it computes them.
-            seconds: Time to count, if clocks have to agree.
+            samples: Number of samples.
+            tokens: Number of tokens.
+            counted: Number of elements that the loss is the mean of, if not samples: tokens with a target, for example.
+            microbatches: Number of microbatches.
+            seconds: Time to count, if the processes' clocks must agree.
             stop: Whether to stop after this batch.
         """
         if not self.is_connected:
@@ -243,10 +231,10 @@ class Parallelism:
         self._exchange = torch.distributed.all_gather(self._numbers, own, group=host_group(), async_op=True)
 
     def totals(self) -> BatchTotals:
-        """Return what the processes have of the batch together; waits for hosts, never for a device.
+        """Return the totals of the batch; waits for hosts, never for a device.
 
         Raises:
-            ValueError: No process has anything to train on in this batch.
+            ValueError: No process has a sample to train on in this batch.
         """
         if self._totals is None:
             self._exchange.wait()
@@ -265,9 +253,9 @@ class Parallelism:
         return self._totals
 
     def padded(self, parts: Sequence[tuple[Batch, float]]) -> Sequence[tuple[Batch, float]]:
-        """Return microbatches and their shares, as many as the process with the most has; those added have share 0.
+        """Pad the microbatches and their weights to the maximum number of all processes, with weight 0.
 
-        Only where all processes have to run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.
+        Only if all processes must run each microbatch together: with FSDP2, and with ``'multi_auto_sync'``.
         """
         if not self.is_connected or not self._runs_together:
             return parts
@@ -275,7 +263,7 @@ class Parallelism:
         return [*parts, *[(parts[-1][0], 0.0)] * lacking] if lacking > 0 else parts
 
     def begin_microbatch(self, is_last: bool) -> None:
-        """Say before a forward pass whether gradients are added up with its backward pass: as a rule with the last."""
+        """Set before a forward pass whether its backward pass reduces gradients: by default only the last does."""
         syncs = not self.is_apart and (is_last or self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC)
         if syncs is self._syncs or self._synced is None:
             return
@@ -286,19 +274,19 @@ class Parallelism:
             self._synced.set_requires_gradient_sync(syncs)
 
     def end_batch(self) -> None:
-        """Finish the gradients after the last microbatch: nothing to do, unless by ``'forced_sync'``."""
+        """Reduce the gradients after the last microbatch with ``'forced_sync'``; otherwise do nothing."""
         is_forced = self._strategy is DDPSyncStrategy.FORCED_SYNC and not self.is_apart
         if self.is_connected and is_forced and self._model is not None:
             _average_gradients(self._trainable)
             broadcast_buffers(self._model)
 
     def reduce_mean(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the means over processes of scalars, all in one exchange; on a CUDA device nobody waits for it.
+        """Return the means of scalars over processes, in one reduction that does not synchronize with a CUDA device.
 
-        Of losses that were multiplied by :attr:`BatchTotals.weight`, these are the means over all samples.
+        For losses multiplied by :attr:`BatchTotals.weight`, these are the means over all samples.
 
         Args:
-            losses: Scalars by the same names in every process.
+            losses: Scalars by name, with the same names in every process.
         """
         if not losses or not self.is_connected:
             return dict(losses)
@@ -314,7 +302,7 @@ class Parallelism:
         shard(state.model, state.optimizers, settings, state.device, state.precision)
 
     def _wrap(self, state: State) -> None:
-        self._synced = None  # the last wrapper's hooks go before new ones come
+        self._synced = None  # removes the hooks of the last wrapper before new ones are added
         is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
         if self._strategy is DDPSyncStrategy.FORCED_SYNC or not is_trained:
             return
@@ -324,7 +312,7 @@ class Parallelism:
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
 
     def _take_control_of(self, model: Any) -> None:
-        """Remember what can be told when to add up gradients; it does so until it is told otherwise."""
+        """Store the wrapper that controls when gradients are reduced; it reduces them until it is disabled."""
         is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         controlled = model if is_ddp or callable(getattr(model, "set_requires_gradient_sync", None)) else None
         if controlled is not self._synced:
@@ -332,7 +320,7 @@ class Parallelism:
 
 
 def broadcast_model(model: nn.Module) -> None:
-    """Make all processes' weights and buffers equal to those of rank 0.
+    """Broadcast the weights and buffers of rank 0 to all processes.
 
     Raises:
         ValueError: The models differ in the names, shapes or dtypes of their parameters and buffers.
@@ -343,8 +331,8 @@ def broadcast_model(model: nn.Module) -> None:
     if not is_connected():
         return
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    looks = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
-    if not all_agree(looks):
+    descriptions = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
+    if not all_agree(descriptions):
         raise ValueError(
             "The processes have different models: names, shapes or dtypes of parameters or buffers are not the same. "
             "Build and change the model the same way in every process, whatever its rank."
@@ -353,9 +341,10 @@ def broadcast_model(model: nn.Module) -> None:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Make all processes' buffers equal to those of rank 0: the running means of BatchNorm, for one.
+    """Broadcast the buffers of rank 0 to all processes, such as the running means of BatchNorm.
 
-    Each process computes its own from its part of the batches; evaluation and checkpoints need one.
+    Each process computes its own buffers from its part of the batches, and evaluation and checkpoints require equal
+    ones.
 
     Example:
         >>> broadcast_buffers(nn.BatchNorm1d(2))
@@ -371,7 +360,7 @@ def _broadcast(tensors: list[Tensor]) -> None:
 
 @torch.no_grad()
 def _average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Average gradients over processes; one that some process lacks is zero there, and stays away if all lack it."""
+    """Average gradients over processes; a gradient missing in some processes counts as zero there."""
     has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8, device="cpu")
     if not len(has):
         return
@@ -424,4 +413,4 @@ def _checked_strategy(strategy: DDPSyncStrategy | str | None) -> DDPSyncStrategy
 
 
 def _not_prepared(*_: Any) -> Any:
-    raise RuntimeError("Parallelism.prepare(state) comes before the first forward pass.")
+    raise RuntimeError("Call Parallelism.prepare(state) before the first forward pass.")

@@ -1,4 +1,4 @@
-"""The process group: connecting the processes that torchrun has started, and letting them go."""
+"""Create and destroy the process group of the processes that torchrun has started."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 __all__ = ["close_dist", "device_of_process", "initialize_dist"]
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""With a GPU, numbers that the host knows are still exchanged by hosts, so that nobody waits for a device."""
+"""With a GPU, numbers in host memory are still exchanged by gloo, without synchronizing with the device."""
 
 _RULE = "Start the program by torchrun: torchrun --nproc-per-node=2 program.py"
-_LETTING_GO_SECONDS = 0.05
-_made_here: list[ProcessGroup] = []
+_RELEASE_SECONDS = 0.05
+_created_here: list[ProcessGroup] = []
 _closed: list[bool] = []
 _introduced: list[ProcessGroup] = []
 _watched: list[bool] = []
 
 
 def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
-    """Connect this process with the others that torchrun has started; with one process, do nothing.
+    """Create the process group of the processes that torchrun has started; with one process, do nothing.
 
-    On the CPU they talk by gloo, on CUDA devices by NCCL; each process then has the device of its local rank. A process
-    group that is there already is used as it is. What is made here lasts until the program ends or :func:`close_dist`.
-    All processes have to call it.
+    The backend is gloo on the CPU and NCCL on CUDA devices, where each process uses the device of its local rank. An
+    existing process group is used unchanged. A group created here exists until the program ends or :func:`close_dist`.
+    All processes must call it.
 
-    If a process is lost later, the error that the others get says which one is gone, and where its error and output
-    are. A program that ends by an error of its own writes it to the file that torchrun names (``error_file``).
+    If a process is lost later, the error in the others states which one has ended, and where its error and output are.
+    A program that ends with its own error writes it to the file that torchrun names (``error_file``).
 
     Args:
         device: ``"cpu"``, ``"gpu"`` (which is ``"cuda"``) or a :class:`torch.device`.
-        timeout: Seconds that a process waits for the others before it gives up with an error.
+        timeout: Seconds that a process waits for the others before it raises an error.
 
     Raises:
-        ValueError: The variables that torchrun sets are incomplete or contradict each other, the device is none that
-            several processes can train on, or the timeout is not above 0.
+        ValueError: The variables that torchrun sets are incomplete or contradictory, the device does not support
+            several processes, or the timeout is not above 0.
         RuntimeError: torch was built without distributed training, or the group was closed before.
 
     Example:
@@ -66,7 +66,7 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
     _watch_end()
     if is_initialized():
         _check_backend(kind)
-        _meet()
+        _introduce_once()
         return
     _check_variables()
     if get_world_size() == 1:
@@ -76,38 +76,38 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
         torch.cuda.set_device(device_of_process(device))
     torch.distributed.init_process_group(_BACKENDS[kind], timeout=datetime.timedelta(seconds=timeout))
     _remember()
-    _meet()
+    _introduce_once()
 
 
 def initialize_alone(device: torch.device) -> None:
-    """Make a process group of this process only, for what cannot do without one."""
+    """Create a process group of this process only, for features that require one."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's list
     torch.distributed.init_process_group(_BACKENDS[device.type], store=store, rank=0, world_size=1)
     _remember()
 
 
 def close_dist() -> None:
-    """Let go of the process group that :func:`initialize_dist` has made; one made by somebody else stays.
+    """Destroy the process group that :func:`initialize_dist` created; other groups stay.
 
-    Processes cannot be connected a second time. Without this call it is done when the program ends, unless by an error:
-    then nobody waits for anybody.
+    Processes cannot be connected a second time. Without this call the group is destroyed when the program ends, except
+    after an error: then no process waits for another.
 
     Example:
         >>> close_dist()
     """
-    if _made_here and is_initialized() and torch.distributed.group.WORLD is _made_here[-1]:
+    if _created_here and is_initialized() and torch.distributed.group.WORLD is _created_here[-1]:
         if get_world_size() > 1:
             _closed.append(True)
-            _let_go_of_tensors()
+            _release_tensors()
         torch.distributed.destroy_process_group()
-    _made_here.clear()
+    _created_here.clear()
 
 
 def device_of_process(device: str | torch.device) -> torch.device:
-    """Return the device that is this process's own: of CUDA devices that of its local rank, if there are several.
+    """Return the device of this process: with several processes, the CUDA device of its local rank.
 
     Raises:
-        ValueError: Another CUDA device was asked for by number, or there are fewer devices than processes.
+        ValueError: Another CUDA device was requested by index, or there are fewer devices than processes.
 
     Example:
         >>> device_of_process("cpu")
@@ -119,7 +119,8 @@ def device_of_process(device: str | torch.device) -> torch.device:
     own, count = get_local_rank(), torch.cuda.device_count()
     if given.index not in {None, own}:
         raise ValueError(
-            f"device={str(given)!r} cannot be that of every process: this one has local rank {own}. Say device='gpu'."
+            f"device={str(given)!r} cannot be the device of every process: this one has local rank {own}. "
+            "Use device='gpu'."
         )
     if own >= count:
         raise ValueError(
@@ -130,7 +131,7 @@ def device_of_process(device: str | torch.device) -> torch.device:
 
 
 def check_timeout(timeout: float) -> None:
-    """Refuse what is no number of seconds to wait.
+    """Check a timeout in seconds.
 
     Raises:
         ValueError: It is not above 0, or not finite.
@@ -146,7 +147,7 @@ def check_timeout(timeout: float) -> None:
 def _remember() -> None:
     assert torch.distributed.group.WORLD is not None
     _watch_end()
-    _made_here.append(torch.distributed.group.WORLD)
+    _created_here.append(torch.distributed.group.WORLD)
 
 
 def _watch_end() -> None:
@@ -155,24 +156,24 @@ def _watch_end() -> None:
         _watched.append(True)
 
 
-def _meet() -> None:
-    """Exchange where the processes of a group are, once, to say which of them is gone if one is."""
+def _introduce_once() -> None:
+    """Exchange the locations of the processes once per group, to report which one has ended."""
     world = torch.distributed.group.WORLD
     if get_world_size() > 1 and world is not None and not any(world is one for one in _introduced):
         introduce()
         _introduced[:] = [world]
 
 
-def _let_go_of_tensors() -> None:
-    """Let gloo's threads have the interpreter, which they need to let go of the last tensors that were exchanged.
+def _release_tensors() -> None:
+    """Give gloo's threads time to release the last tensors, for which they need the interpreter lock.
 
-    One that gets to it only when the interpreter is being taken down makes C++ abort a program that has done its work.
+    A thread that does so during the shutdown of the interpreter makes C++ abort the program.
     """
-    time.sleep(_LETTING_GO_SECONDS)
+    time.sleep(_RELEASE_SECONDS)
 
 
 def _close_at_exit() -> None:
-    # After an error the others may be in the middle of something that this process has left: do not wait for them.
+    # After an error the other processes may be inside a collective, so do not wait for them.
     error = getattr(sys, "last_value", None)
     if error is None:
         close_dist()
@@ -191,13 +192,13 @@ def _check_backend(kind: str) -> None:
     config = torch.distributed.get_backend_config()
     if get_world_size() > 1 and kind not in {part.partition(":")[0] for part in config.split(",")}:
         raise ValueError(
-            f"The process group that is there ({config}) cannot be used on device={kind!r}. "
-            f"Make it by composer.distributed.initialize_dist({kind!r})."
+            f"The existing process group ({config}) cannot be used on device={kind!r}. "
+            f"Create it with composer.distributed.initialize_dist({kind!r})."
         )
 
 
 def _check_variables() -> None:
-    """Say what is wrong before torch waits for processes that will never come."""
+    """Raise an error before torch waits for processes that do not exist."""
     given = {name for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     if len(given) == 1:
         missing = ({"RANK", "WORLD_SIZE"} - given).pop()
@@ -220,8 +221,8 @@ def _check_can_start(kind: str) -> None:
         )
     if _closed:
         raise RuntimeError(
-            "The process group was closed by close_dist() and cannot be made a second time. "
-            "Close it once, when the program is done."
+            "The process group was closed by close_dist() and cannot be created a second time. "
+            "Close it once, at the end of the program."
         )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='gpu' cannot be used here: there is no CUDA device. Say device='cpu'.")
+        raise ValueError("device='gpu' cannot be used here: there is no CUDA device. Use device='cpu'.")

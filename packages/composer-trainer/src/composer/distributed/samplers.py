@@ -1,4 +1,4 @@
-"""Each process its own part of the data, and each sample once."""
+"""Split the data over processes, and count each sample once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _THE_SAME_EVERYWHERE = {SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
-"""What the trainer lets draw by the run's seed and the epoch alone."""
+"""Samplers whose order the trainer makes depend only on seed and epoch, so that all processes get the same samples."""
 
 
 def get_sampler(
@@ -46,20 +46,20 @@ def get_sampler(
     rank: int | None = None,
     seed: int = 0,
 ) -> DistributedSampler[Any]:
-    """Return a sampler that gives this process its part of a dataset: ``DataLoader(dataset, sampler=…)``.
+    """Return a sampler of this process's part of a dataset: ``DataLoader(dataset, sampler=…)``.
 
     Args:
-        dataset: With a length.
-        drop_last: Whether samples that cannot be dealt out evenly are left out; else the first ones are dealt twice, so
-            that every process has equally many. The Trainer leaves the repeats out again, in training and evaluation.
-        shuffle: Whether the order differs between epochs, see :func:`set_epoch`.
-        num_replicas: Into how many parts; the number of processes if None.
-        rank: Which part; that of this process if None.
-        seed: Seed of the shuffled order, the same in every process. The Trainer combines it with the run's seed.
+        dataset: A dataset with a length.
+        drop_last: Whether to drop the samples that cannot be split evenly; otherwise the first samples are repeated, so
+            that every process has the same number. The Trainer ignores the repeats, in training and evaluation.
+        shuffle: Whether to shuffle, with another order in each epoch; see :func:`set_epoch`.
+        num_replicas: Number of parts; the number of processes if None.
+        rank: Index of the part; the rank of this process if None.
+        seed: Seed of the shuffled order, equal in all processes. The Trainer combines it with the run's seed.
 
     Raises:
         TypeError: The dataset has no length.
-        ValueError: There is no such part.
+        ValueError: The part does not exist.
 
     Example:
         >>> list(get_sampler(range(5), num_replicas=2, rank=1))
@@ -67,8 +67,8 @@ def get_sampler(
     """
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
-            f"dataset must have a length to be dealt out to processes, got {type(dataset).__name__}. "
-            "A dataset that is iterated over gives each process its own part by itself: "
+            f"dataset must have a length to be split over processes, got {type(dataset).__name__}. "
+            "An iterable dataset must select the part of each process itself: "
             "see composer.distributed.get_global_rank."
         )
     return DistributedSampler(
@@ -82,7 +82,7 @@ def get_sampler(
 
 
 def set_epoch(loader: object, epoch: int) -> None:
-    """Tell a loader's sampler which epoch begins, if it wants to know: the order of shuffled samples depends on it.
+    """Call ``set_epoch`` of a loader's sampler, if it has that method, to shuffle in the order of that epoch.
 
     Example:
         >>> sampler = get_sampler(range(3), shuffle=True, num_replicas=1, rank=0)
@@ -91,23 +91,23 @@ def set_epoch(loader: object, epoch: int) -> None:
         4
     """
     for sampler in _samplers(loader):
-        tell = getattr(sampler, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
+        setter = getattr(sampler, "set_epoch", None)
+        if callable(setter):
+            setter(epoch)
 
 
 def check_sampler(loader: object, name: str = "train_dataloader") -> None:
-    """Refuse a loader that gives every process the same samples, where there are several processes.
+    """Refuse a loader that gives all of several processes the same samples.
 
-    Only what is known to do so is refused: a ``DataLoader`` with torch's own plain sampler, or with one that was made
-    for another number of processes.
+    Only known cases are refused: a ``DataLoader`` with a non-distributed torch sampler, or with a sampler for another
+    number of processes.
 
     Args:
-        loader: Whatever gives batches.
-        name: What to call it in the error.
+        loader: An iterable of batches.
+        name: Its name in the error.
 
     Raises:
-        ValueError: It gives every process the same samples, or samples of the wrong part.
+        ValueError: It gives every process the same samples, or the samples of another part.
 
     Example:
         >>> check_sampler(DataLoader(range(3)))
@@ -119,20 +119,20 @@ def check_sampler(loader: object, name: str = "train_dataloader") -> None:
         if type(sampler) in _THE_SAME_EVERYWHERE:
             raise ValueError(
                 f"{name} would give each of the {world_size} processes the same samples, as its sampler is a "
-                f"{type(sampler).__name__}. Deal them out: DataLoader(dataset, batch_size=..., "
+                f"{type(sampler).__name__}. Split them: DataLoader(dataset, batch_size=..., "
                 f"sampler=composer.distributed.get_sampler(dataset, shuffle=...))."
             )
         if isinstance(sampler, DistributedSampler):
-            made_for, own = (sampler.num_replicas, sampler.rank), (world_size, get_global_rank())
-            if made_for != own:
+            configured, own = (sampler.num_replicas, sampler.rank), (world_size, get_global_rank())
+            if configured != own:
                 raise ValueError(
-                    f"{name}'s sampler must be that of process {own[1]} of {own[0]}, and is that of "
-                    f"{made_for[1]} of {made_for[0]}. composer.distributed.get_sampler(dataset) chooses by itself."
+                    f"{name}'s sampler must be for process {own[1]} of {own[0]}, got one for process "
+                    f"{configured[1]} of {configured[0]}. composer.distributed.get_sampler(dataset) sets both."
                 )
 
 
 def is_split_by_rank(loader: object) -> bool:
-    """Return whether a loader's sampler is known to give each process samples of its own.
+    """Return whether a loader's sampler is known to give each process its own samples.
 
     Example:
         >>> dataset = range(4)
@@ -143,13 +143,13 @@ def is_split_by_rank(loader: object) -> bool:
 
 
 def check_lengths(length: int | None, name: str = "train_dataloader") -> None:
-    """Refuse loaders of different lengths: a process with more batches would wait for the others forever.
+    """Refuse loaders with different lengths, with which a process with more batches would wait for the others forever.
 
-    All processes have to call it.
+    All processes must call it.
 
     Args:
-        length: This process's batches in an epoch; None where that is not known, which is not checked.
-        name: What to call the loader in the error.
+        length: Number of batches per epoch in this process; None if unknown, which is not checked.
+        name: The name of the loader in the error.
 
     Raises:
         ValueError: The processes have different lengths.
@@ -160,29 +160,29 @@ def check_lengths(length: int | None, name: str = "train_dataloader") -> None:
     lengths = all_gather_object(length)
     if len(set(lengths)) > 1:
         raise ValueError(
-            f"{name} must have equally many batches in every process, got {lengths} by rank. "
-            "composer.distributed.get_sampler(dataset) deals samples out evenly."
+            f"{name} must have the same number of batches in every process, got {lengths} by rank. "
+            "composer.distributed.get_sampler(dataset) splits samples evenly."
         )
 
 
 def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 0, count: int | None = None) -> int:
-    """Return how many samples of a stretch of a process's part are counted by no other process.
+    """Return how many samples in a range of a process's part are not repeats.
 
-    A part is padded to ``ceil(dataset_len / world_size)`` samples; what is repeated comes last. Sample ``i`` of the
-    part is sample ``rank + i * world_size`` of the dataset, in its order for the epoch.
+    A part is padded to ``ceil(dataset_len / world_size)`` samples; repeated samples are last. Sample ``i`` of the part
+    is sample ``rank + i * world_size`` of the dataset, in its order for the epoch.
 
     Args:
         dataset_len: Samples in the dataset.
-        world_size: Processes.
-        rank: Which one.
-        start: Where the stretch begins in the part: the samples of the batches before.
-        count: How long it is: the samples of the batch. To the end of the part if None.
+        world_size: Number of processes.
+        rank: Rank of the process.
+        start: Start of the range: the number of samples in the previous batches.
+        count: Length of the range: the samples of the batch. To the end of the part if None.
 
     Raises:
         ValueError: A number is out of range.
 
     Example:
-        Five samples for two processes, which take two at a time; sample 0 is dealt twice.
+        Five samples for two processes in batches of two; sample 0 is repeated.
 
         >>> [[num_real_samples(5, 2, rank, start, 2) for start in (0, 2)] for rank in (0, 1)]
         [[2, 1], [2, 0]]
@@ -198,7 +198,7 @@ def num_real_samples(dataset_len: int, world_size: int, rank: int, start: int = 
 
 
 def num_real_samples_in_loader(loader: object) -> int | None:
-    """Return how many samples of a loader's part are counted by no other process; None if all are.
+    """Return how many samples of a loader's part are not repeats; None if none is repeated.
 
     Example:
         >>> sampler = get_sampler(range(5), num_replicas=2, rank=1)
@@ -215,8 +215,8 @@ def num_real_samples_in_loader(loader: object) -> int | None:
 def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[Any]]:
     """Yield a process's batches of indices, with only the first ``num_real`` indices; the others are repeats.
 
-    A batch that holds only repeats is yielded unchanged: every process has equally many batches, and this one must be
-    trained on with weight 0.
+    A batch of only repeats is yielded unchanged: every process has the same number of batches, and this one must be
+    trained with weight 0.
 
     Example:
         >>> list(real_indices([[0, 2, 4], [6, 1]], 4))
@@ -231,15 +231,15 @@ def real_indices(batches: Iterable[list[Any]], num_real: int) -> Iterator[list[A
 
 
 def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> Iterator[tuple[Batch, bool]]:
-    """Yield a batch's microbatches without the samples that another process counts, each with whether it counts at all.
+    """Yield a batch's microbatches without repeated samples, each with whether it contains any other sample.
 
-    One in which no sample is left is yielded as it is, and is not to be counted: where the model is sharded, each
-    process has to put as many microbatches through it as the others.
+    A microbatch of only repeats is yielded unchanged and must not be counted: with a sharded model, each process must
+    run the same number of microbatches.
 
     Args:
         parts: The microbatches.
-        num_real: How many of their samples count, the first ones; None is all.
-        spec: How to count and split samples.
+        num_real: Number of samples that are not repeats, the first ones; None for all.
+        spec: Defines how to count and split samples.
 
     Example:
         >>> import torch
@@ -252,14 +252,14 @@ def real_parts(parts: Iterable[Batch], num_real: int | None, spec: DataSpec) -> 
         yield from ((part, True) for part in parts)
         return
     for part in parts:
-        held = spec.get_num_samples_in_batch(part)
-        kept = min(held, num_real)
-        num_real -= kept
-        yield (part if kept in {0, held} else spec.split_batch(part, kept)[0]), kept > 0
+        size = spec.get_num_samples_in_batch(part)
+        real = min(size, num_real)
+        num_real -= real
+        yield (part if real in {0, size} else spec.split_batch(part, real)[0]), real > 0
 
 
 def num_repeated_samples(loader: object) -> int:
-    """Return how many samples a loader's sampler gives to two processes, so that all get equally many.
+    """Return how many samples a loader's sampler repeats so that all processes have the same number.
 
     Example:
         >>> dataset = range(22)
@@ -283,11 +283,11 @@ def is_plain_distributed(sampler: object) -> bool:
 
 
 def _samplers(loader: object) -> Sequence[object]:
-    """Return what decides on the order of a loader's samples; nothing where that cannot be seen."""
+    """Return the samplers that determine the order of a loader's samples; empty if unknown."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return ()
     batches = loader.batch_sampler
     if batches is None:
         return (loader.sampler,)
-    # Beside a batch sampler of the user's own, a DataLoader has a sampler that it does not use.
+    # With a custom batch sampler, DataLoader.sampler is not used.
     return (batches.sampler,) if type(batches) is BatchSampler else (batches,)

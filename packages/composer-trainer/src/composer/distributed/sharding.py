@@ -1,4 +1,4 @@
-"""Sharding by FSDP2: every process holds a part of each weight, of its gradient and of the optimizers' state."""
+"""Shard a model with FSDP2: each process stores a part of each weight, its gradient and the optimizers' state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
 import torch
@@ -46,22 +46,45 @@ def _check_reshard(_: object, __: object, given: Any) -> None:
         raise TypeError(f"reshard_after_forward must be True, False or a number of processes, got {given!r}.")
 
 
+class Settings:
+    """Settings in one section of ``parallelism_config``."""
+
+    section: ClassVar[str]
+    hint: ClassVar[str] = ""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the settings of a dictionary.
+
+        Raises:
+            ValueError: The dictionary contains a key that is not a setting.
+        """
+        known = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]  # subclasses are attrs classes
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise ValueError(
+                f"parallelism_config[{cls.section!r}] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}."
+                f"{cls.hint}"
+            )
+        return cls(**config)
+
+
 @attrs.frozen(eq=False, kw_only=True)
-class FSDPSettings:
-    """How a model is sharded; the keys of ``parallelism_config["fsdp"]``.
+class FSDPSettings(Settings):
+    """Settings of FSDP2; the keys of ``parallelism_config["fsdp"]``.
 
     Args:
-        auto_wrap: Which modules are gathered one at a time, besides the model as a whole. ``True``: those for which the
-            model's own ``fsdp_wrap_fn(module)`` says so, or that it names in ``_no_split_modules``, as models of
-            Transformers do; of a model that says nothing, its repeated blocks: modules with children, of a class that
-            several members of its lists and sequences have. ``False``: none. Or classes, or their names.
-        reshard_after_forward: Whether weights are let go after the forward pass and gathered again for the backward
-            one; a number of processes keeps them within so many.
-        mixed_precision: With a precision of 16 bits, ``"DEFAULT"`` gathers weights in it and adds up gradients in 32
+        auto_wrap: Modules that are gathered one at a time, besides the model as a whole. ``True``: those for which the
+            model's own ``fsdp_wrap_fn(module)`` returns true, or that it names in ``_no_split_modules``, as models of
+            Transformers do; for other models the repeated blocks: modules with children, whose class occurs several
+            times in lists and sequences of the model. ``False``: none. Or classes, or their names.
+        reshard_after_forward: Whether weights are released after the forward pass and gathered again for the backward
+            pass; a number reshards them to groups of that many processes.
+        mixed_precision: With a 16-bit precision, ``"DEFAULT"`` gathers weights in 16 bits and reduces gradients in 32
             bits, ``"PURE"`` does both in 16 bits, ``"FULL"`` both in 32 bits.
-        mp_policy: Instead of these, a policy of torch's own.
-        cpu_offload: Whether weights, gradients and optimizers' state are kept in the host's memory.
-        device_mesh: The processes, if not all of them in one row.
+        mp_policy: A torch policy that replaces ``mixed_precision``.
+        cpu_offload: Whether weights, gradients and optimizer state are stored in host memory.
+        device_mesh: The device mesh; all processes in one dimension if None.
 
     Raises:
         TypeError: A setting is of the wrong kind.
@@ -72,6 +95,9 @@ class FSDPSettings:
         False
     """
 
+    section: ClassVar[str] = "fsdp"
+    hint: ClassVar[str] = " Settings of FSDP version 1 do not exist in FSDP2: remove them."
+
     auto_wrap: bool | tuple[str | type[nn.Module], ...] = attrs.field(
         default=True, converter=_to_classes, validator=_check_classes
     )
@@ -81,24 +107,8 @@ class FSDPSettings:
     cpu_offload: bool = attrs.field(default=False, validator=instance_of(bool))
     device_mesh: DeviceMesh | None = None
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the settings of a dictionary.
-
-        Raises:
-            ValueError: It has a key that is none of them.
-        """
-        known = [field.name for field in attrs.fields(cls)]
-        unknown = sorted(set(config) - set(known))
-        if unknown:
-            raise ValueError(
-                f"parallelism_config['fsdp'] takes {', '.join(known)}, got {', '.join(map(repr, unknown))}. "
-                "Settings of FSDP version 1 have no part in FSDP2: leave them out."
-            )
-        return cls(**config)
-
     def policy(self, precision: Precision) -> MixedPrecisionPolicy:
-        """Return in which number formats weights are gathered and gradients added up."""
+        """Return the dtypes in which weights are gathered and gradients reduced."""
         from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
 
         if self.mp_policy is not None:
@@ -118,14 +128,14 @@ def shard(
     device: torch.device,
     precision: Precision = Precision.FP32,
 ) -> list[str]:
-    """Shard a model over all processes, in place; its optimizers get the shards, and their state is sharded alike.
+    """Shard a model over all processes, in place, together with the parameters and state of its optimizers.
 
     Args:
-        model: Equal in all processes; **changed in place**.
-        optimizers: That hold its parameters; **changed in place**.
-        settings: How.
-        device: Where the model is.
-        precision: What it computes in.
+        model: The model, equal in all processes; **changed in place**.
+        optimizers: Optimizers of its parameters; **changed in place**.
+        settings: The settings.
+        device: The device of the model.
+        precision: The precision of the run.
 
     Returns:
         The names of the modules that are gathered one at a time.
@@ -162,7 +172,7 @@ def is_sharded(model: nn.Module) -> bool:
         False
     """
     if "torch.distributed.tensor" not in sys.modules:
-        return False  # it takes long to import, and without it there are none
+        return False  # slow to import, and no DTensor exists without it
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -174,23 +184,23 @@ def _make_contiguous(model: nn.Module) -> None:
         parameter.data = parameter.data.contiguous()
     if others:
         warnings.warn(
-            f"{len(others)} weights had a memory layout of their own, as ChannelsLast gives them, and FSDP2 shards "
-            "only contiguous ones: they are contiguous now.",
+            f"{len(others)} weights had another memory layout, such as that of ChannelsLast, and FSDP2 shards "
+            "only contiguous weights: they are now contiguous.",
             UserWarning,
             stacklevel=4,
         )
 
 
 def _shard_state(optimizer: Optimizer) -> None:
-    """Shard what an optimizer keeps for each number of a weight, as that weight is; other state stays as it is."""
+    """Shard optimizer state with the shape of its weight like the weight; other state is unchanged."""
     from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: PLC0415
 
-    for parameter, held in optimizer.state.items():
+    for parameter, state in optimizer.state.items():
         if not isinstance(parameter, DTensor):
             continue
-        for name, value in held.items():
+        for name, value in state.items():
             if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
-                held[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+                state[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
 def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
@@ -200,7 +210,7 @@ def _blocks(model: nn.Module, auto_wrap: bool | tuple[str | type[nn.Module], ...
         found = dict(_chosen(model, _is_one_of(auto_wrap)))
         missing = [each for each in auto_wrap if not any(map(_is_one_of((each,)), found.values()))]
         if missing:
-            raise ValueError(f"auto_wrap names classes that the model has no module of: {missing}.")
+            raise ValueError(f"auto_wrap contains classes of which the model has no module: {missing}.")
         yield from found.items()
         return
     own_choice = getattr(model, "fsdp_wrap_fn", None)
@@ -230,7 +240,7 @@ def _repeated_classes(model: nn.Module) -> tuple[type[nn.Module], ...]:
 def _chosen(
     model: nn.Module, choose: Callable[[nn.Module], bool], *, outermost: bool = False
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the chosen modules with weights, each once, outer before inner; or only those that lie in no other."""
+    """Yield the chosen modules with weights, each once, outer before inner, or only the outermost."""
     last: str | None = None
     for name, module in model.named_modules():
         if module is model or not choose(module) or not any(True for _ in module.parameters()):
