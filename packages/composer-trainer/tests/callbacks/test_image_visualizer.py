@@ -136,7 +136,7 @@ class TestInputs:
 
     def test_wrong_key(self):
         """What is no image is refused, with what it is."""
-        with pytest.raises(ValueError, match=r"input_key=1 holds a tensor of shape \(6, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"input_key=1 is a tensor of shape \(6, 4, 4\)"):
             fit(Recorded(), ImageVisualizer("1ba", input_key=1), segmentation_batches(1))
 
     @pytest.mark.parametrize(("options", "message"), [({"mode": "both"}, "mode"), ({"num_images": 0}, "num_images")])

@@ -1,4 +1,4 @@
-"""Floating-point operations: how many a batch takes, and how many a second a device can do at best."""
+"""Floating-point operations: the number per batch, and the peak per second of a device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from composer.core import Precision
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["FlopCounter", "KnowsFlops", "flops_per_batch", "peak_flops"]
+__all__ = ["FlopCounter", "HasFlops", "flops_per_batch", "peak_flops"]
 
 
 @runtime_checkable
-class KnowsFlops(Protocol):
-    """A model that knows how many operations a batch takes, forward and backward: a number, or a function of it."""
+class HasFlops(Protocol):
+    """A model with the operations of a batch, forward and backward: a number, or a function of the batch."""
 
     flops_per_batch: Any
 
 
-def flops_per_batch(model: KnowsFlops, batch: Any) -> float:
-    """Return how many operations a model says that a batch takes.
+def flops_per_batch(model: HasFlops, batch: Any) -> float:
+    """Return the operations of a batch according to the model.
 
     Example:
         >>> class Model:
@@ -39,7 +39,7 @@ def flops_per_batch(model: KnowsFlops, batch: Any) -> float:
 
 
 class FlopCounter:
-    """Counts the operations between :meth:`begin` and :meth:`end`, again and again, until it is told to stop.
+    """Count the operations between calls of :meth:`begin` and :meth:`end`.
 
     Example:
         >>> counter = FlopCounter()
@@ -55,15 +55,15 @@ class FlopCounter:
         self._counting = ExitStack()
 
     def begin(self) -> None:
-        """Begin to count."""
-        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (only who counts pays for the import)
+        """Start counting."""
+        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (imported only if needed)
 
         self.end()
         mode = self._counting.enter_context(FlopCounterMode(display=False))
         self._counting.callback(self._add, mode)
 
     def end(self) -> None:
-        """Add what was counted since the beginning, if it was begun."""
+        """Add the operations since :meth:`begin`, if it was called."""
         self._counting.close()
 
     def _add(self, mode: FlopCounterMode) -> None:
@@ -72,7 +72,7 @@ class FlopCounter:
 
 @attrs.frozen
 class _Peak:
-    """The 10^12 operations a second of dense matrix products, by number format; None where the maker says nothing."""
+    """Peak 10^12 operations per second of dense matrix products, by number format; None if not published."""
 
     fp32: float | None = None
     tf32: float | None = None
@@ -81,7 +81,7 @@ class _Peak:
     fp8: float | None = None
 
 
-# As their data sheets have it, without sparsity; the first name that is found in the device's is the one.
+# From the data sheets, without sparsity; the first name contained in the device's name applies.
 _PEAKS = {
     "B200": _Peak(tf32=1125, fp16=2250, bf16=2250, fp8=4500),
     "H200 NVL": _Peak(60, 417.5, 835.5, 835.5, 1670.5),
@@ -102,21 +102,21 @@ _PEAKS = {
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
-    """Return how many operations a second a GPU can do at best in a precision; None if that is not known.
+    """Return the peak operations per second of a GPU in a precision; None if unknown.
 
-    In ``fp32`` they are those of TF32 where :func:`torch.set_float32_matmul_precision` allows it.
+    In ``fp32`` it is the peak of TF32 if :func:`torch.set_float32_matmul_precision` allows TF32.
 
     Args:
-        device_name: As :func:`torch.cuda.get_device_name` has it.
-        precision: What the model computes in.
+        device_name: The result of :func:`torch.cuda.get_device_name`.
+        precision: The precision of the run.
 
     Example:
         >>> peak_flops("NVIDIA A100-SXM4-80GB", Precision.AMP_BF16)
         312000000000000.0
     """
-    # A part of a GPU (MIG) can do a part, and its name does not say which.
-    found = (peak for name, peak in _PEAKS.items() if re.search(rf"\b{re.escape(name)}\b", device_name))
-    peak = None if "MIG" in device_name else next(found, None)
+    # The name of a GPU instance (MIG) does not state its fraction of the GPU.
+    candidates = (peak for name, peak in _PEAKS.items() if re.search(rf"\b{re.escape(name)}\b", device_name))
+    peak = None if "MIG" in device_name else next(candidates, None)
     if peak is None:
         return None
     known = {

@@ -1,4 +1,4 @@
-"""How large activations are, and how they are distributed."""
+"""Log statistics of activations."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ def _to_kinds(given: Sequence[str] | str | None) -> tuple[str, ...]:
 
 @attrs.define(eq=False)
 class ActivationMonitor(Callback):
-    """Log statistics of what goes into each module and of what comes out, every so often.
+    """Log statistics of the inputs and outputs of each module every ``interval``.
 
-    They are called ``activations/<statistic>/<module>/input_<n>`` and ``…/output_<n>``, where ``n`` counts the tensors:
+    The metrics are ``activations/<statistic>/<module>/input_<n>`` and ``…/output_<n>``, where ``n`` counts the tensors:
 
     - ``average``, ``max`` and ``l2_norm`` (of the last dimension),
     - ``skewness`` and ``kurtosis``, its third and fourth standardized moments; 0 and 3 for a normal distribution.
 
     Each is computed along the last dimension, ``hidden`` in ``(batch, length, hidden)``, and averaged over the others.
-    Only the first microbatch of a batch is looked at, and only floating point tensors. Modules are hooked for that
-    forward pass alone; training computes the same bits with the callback as without.
+    Only floating point tensors of the first microbatch of a batch are measured. Modules have hooks only during that
+    forward pass; the callback does not change the results of training.
 
     Args:
         interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
-        ignore_module_types: Names of classes whose modules are left out: those with one of them in their name.
-        only_log_wandb: Whether to log to destinations of the class ``WandBLogger`` alone: it is a lot for others.
+        ignore_module_types: Modules whose class name contains one of these names are skipped.
+        only_log_wandb: Whether to log only to destinations of the class ``WandBLogger``, because of the number of
+            metrics.
 
     Raises:
-        ValueError: ``interval`` is no length of time.
+        ValueError: ``interval`` is not a length of time.
 
     Example:
         >>> ActivationMonitor("100ba", ignore_module_types=["Dropout"], only_log_wandb=False)
@@ -68,40 +69,40 @@ class ActivationMonitor(Callback):
     _logged_for: int = attrs.field(default=-1, init=False, repr=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Look at a forward pass every ``interval``."""
+        """Measure a forward pass every ``interval``."""
         return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget what an earlier training has left, and warn if there is nowhere to log to."""
+        """Reset the state of an earlier training, and warn if there is no destination."""
         del state
         reset_fields(self)
         if logger.destinations and not self._destinations(logger):
             warnings.warn(
                 "ActivationMonitor logs nothing: only_log_wandb is True, and there is no WandBLogger among the "
-                "loggers. Say only_log_wandb=False to log to the others.",
+                "loggers. Set only_log_wandb=False to log to the others.",
                 UserWarning,
                 stacklevel=2,
             )
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        """Hook the modules."""
+        """Register the hooks."""
         batch = int(state.timestamp.count(TimeUnit.BATCH))
         if batch == self._logged_for or not self._destinations(logger):
             return
         self._logged_for = batch
         for name, module in state.model.named_modules():
             if name and not any(ignored in type(module).__name__ for ignored in self.ignore_module_types):
-                self._handles.append(module.register_forward_hook(partial(self._look, name), with_kwargs=True))
+                self._handles.append(module.register_forward_hook(partial(self._measure, name), with_kwargs=True))
 
     def after_forward(self, state: State, logger: Logger) -> None:
-        """Take the hooks off and log what they saw."""
+        """Remove the hooks and log the statistics."""
         self._unhook()
         metrics, self._metrics = self._metrics, {}
         if metrics:
             self._log(metrics, int(state.timestamp.count(TimeUnit.BATCH)), logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Take the hooks off, in case a forward pass has failed."""
+        """Remove the hooks, in case a forward pass failed."""
         del state, logger
         self._unhook()
 
@@ -112,14 +113,14 @@ class ActivationMonitor(Callback):
         for destination in self._destinations(logger):
             try:
                 destination.log_metrics(metrics, step)
-            except Exception as error:  # noqa: BLE001  (as in Logger: what cannot be stored must not end the training)
+            except Exception as error:  # noqa: BLE001  (as in Logger: a failing destination must not end the training)
                 logger.report_failure(destination, "log_metrics", error)
 
     def _unhook(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def _look(self, name: str, module: nn.Module, places: Any, names: Any, outputs: Any) -> None:
+    def _measure(self, name: str, module: nn.Module, places: Any, names: Any, outputs: Any) -> None:
         del module
         with torch.no_grad():
             for side, values in (("input", [places, names]), ("output", outputs)):

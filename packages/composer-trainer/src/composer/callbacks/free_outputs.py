@@ -1,4 +1,4 @@
-"""Let go of a model's outputs as soon as nobody needs them."""
+"""Release a model's outputs as early as possible."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["FreeOutputs"]
 
 
 class FreeOutputs(Callback):
-    """Drop the outputs once the loss is known, so that their memory can be used by the backward pass.
+    """Release the outputs after the loss, so that the backward pass can use their memory.
 
-    With training metrics, which are computed from the outputs after the backward pass, they are dropped after the
-    batch instead. Callbacks that look at outputs, such as a logger of predictions, find None from then on.
+    With training metrics, which are computed from the outputs after the backward pass, they are released after the
+    batch instead. Callbacks that read the outputs later, such as a logger of predictions, get None.
 
     Example:
         >>> from composer.core import Engine
@@ -23,12 +23,12 @@ class FreeOutputs(Callback):
     """
 
     def after_loss(self, state: State, logger: Logger) -> None:
-        """Drop the outputs, unless metrics are to be computed from them."""
+        """Release the outputs, unless there are training metrics."""
         del logger
         if not state.train_metrics:
             state.outputs = None
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        """Drop the outputs."""
+        """Release the outputs."""
         del logger
         state.outputs = None

@@ -1,4 +1,4 @@
-"""What a language model makes of some prompts, as it learns."""
+"""Generate continuations of prompts during training."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class _SupportsGeneration(Protocol):
 
 
 class Generate(Callback):
-    """Let the model continue some prompts every so often and at the end of each fit, and log both as a table.
+    """Generate continuations of prompts every ``interval`` and at the end of each fit, and log them as a table.
 
     It works with any model that has ``tokenizer``, as Transformers' are, and ``generate(input_ids, attention_mask=…)``,
-    which returns token ids. The model is in evaluation mode meanwhile, with the weights that it is evaluated with, and
-    random numbers go on afterwards as if nothing had been drawn. The table, ``generations``, has the columns
-    ``prompt`` and ``generation``.
+    which returns token ids. The model generates in evaluation mode, with the weights used for evaluation, and the state
+    of the random number generators is restored afterwards. The table, ``generations``, has the columns ``prompt`` and
+    ``generation``.
 
     Args:
-        prompts: What to continue, one text or several.
+        prompts: One or several texts to continue.
         interval: How often: a time, a text (``"500ba"``), or a number of epochs.
-        batch_size: Prompts that are put through the model at once; all if None.
-        kwargs: Handed on to ``model.generate``, such as ``max_new_tokens=50``.
+        batch_size: Prompts per forward pass; all if None.
+        kwargs: Arguments of ``model.generate``, such as ``max_new_tokens=50``.
 
     Raises:
-        ValueError: There are no prompts, ``batch_size`` is less than 1, or ``interval`` is no length of time.
+        ValueError: There are no prompts, ``batch_size`` is less than 1, or ``interval`` is not a length of time.
         TypeError: At ``INIT``: the model has no ``tokenizer`` or ``generate``, or its ``tokenizer`` is None.
 
     Example:
@@ -75,16 +75,16 @@ class Generate(Callback):
         self._generated_at = -1
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Generate every ``interval``, when a batch, an epoch or an iteration is done, by its unit."""
-        places = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
+        """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
+        events = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
         never: dict[Event | str, Time | str | int] = dict.fromkeys(
-            (Event.BATCH_CHECKPOINT, *places.values()), Time(0, TimeUnit.BATCH)
+            (Event.BATCH_CHECKPOINT, *events.values()), Time(0, TimeUnit.BATCH)
         )
         never[Event.ITERATION_CHECKPOINT] = Time(0, TimeUnit.ITERATION)
-        return never | {places.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
+        return never | {events.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
 
     def init(self, state: State, logger: Logger) -> None:
-        """Refuse a model that cannot generate."""
+        """Raise an error if the model cannot generate."""
         del logger
         if not isinstance(state.model, _SupportsGeneration):
             raise TypeError(
@@ -94,28 +94,22 @@ class Generate(Callback):
         if state.model.tokenizer is None:
             raise TypeError(
                 f"Generate needs the model's tokenizer to read the prompts, and that of {type(state.model).__name__} "
-                "is None. Give it, as in HuggingFaceModel(model, tokenizer=...)."
+                "is None. Set it, as in HuggingFaceModel(model, tokenizer=...)."
             )
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget when an earlier training has generated."""
+        """Reset the state of an earlier training."""
         del state, logger
         self._generated_at = -1
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Generate, if the interval counts batches."""
+        """Generate, at the event that :meth:`intervals` selects."""
         self._generate(state, logger)
 
-    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Generate, if the interval counts epochs."""
-        self._generate(state, logger)
-
-    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
-        """Generate, if the interval counts iterations."""
-        self._generate(state, logger)
+    epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Generate, unless it has just been done."""
+        """Generate, unless this batch has already generated."""
         if self._generated_at != state.timestamp.count(TimeUnit.BATCH):
             self._generate(state, logger)
 
@@ -132,7 +126,7 @@ class Generate(Callback):
 
     def _continue(self, prompts: list[str], state: State) -> list[str]:
         tokenizer = state.model.tokenizer
-        # Padded on the left, so that what is generated follows the prompt.
+        # Padded on the left, so that the generated tokens follow the prompt.
         tokens = tokenizer(prompts, return_tensors="pt", padding=len(prompts) > 1, padding_side="left")
         input_ids = tokens["input_ids"].to(state.device)
         attention_mask = tokens["attention_mask"].to(state.device)
@@ -140,6 +134,6 @@ class Generate(Callback):
             ids = state.model.generate(input_ids, attention_mask=attention_mask, **self.generate_kwargs)
         length = input_ids.shape[1]
         if ids.shape[1] >= length and torch.equal(ids[: len(input_ids), :length], input_ids):
-            ids = ids[:, length:]  # a decoder gives back the prompt, too
+            ids = ids[:, length:]  # decoders return the prompt as well
         texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts

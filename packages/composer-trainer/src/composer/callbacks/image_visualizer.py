@@ -1,4 +1,4 @@
-"""What the model sees, and what it makes of it, as pictures."""
+"""Log the inputs and predictions of a model as images."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def _to_time(given: Time | str | int) -> Time:
 
 @attrs.define(eq=False)
 class ImageVisualizer(Callback):
-    """Log the first images of a batch as the model sees them, after all algorithms, every so often.
+    """Log the first input images of a batch, after all algorithms, every ``interval``.
 
-    They are called ``Images/Train``; those of the first batch of each evaluation ``Images/Eval``. Numbers outside of
-    ``[0, 1]``, as a data set's normalization makes them, are shown between the image's own least and greatest.
+    Their name is ``Images/Train``, and ``Images/Eval`` for the first batch of each evaluation. Images with values
+    outside of ``[0, 1]``, such as normalized ones, are rescaled to their own minimum and maximum.
 
-    With ``mode="segmentation"`` they come with masks ``(N, H, W)`` of class ids: ``prediction``, of the greatest of
-    the outputs ``(N, C, H, W)``, and ``ground truth``; a negative id, which losses pass over, is shown as ``C``.
+    With ``mode="segmentation"``, masks ``(N, H, W)`` of class ids are logged as well: ``prediction``, the argmax of the
+    outputs ``(N, C, H, W)``, and ``ground truth``; a negative id, which losses ignore, is shown as ``C``.
 
     Args:
         interval: How often, in batches, epochs (in their first batch) or as a fraction of the training.
         mode: ``"input"`` or ``"segmentation"``.
-        num_images: How many images at most.
+        num_images: Maximum number of images.
         channels_last: Whether images are ``(N, H, W, C)`` instead of ``(N, C, H, W)``.
-        input_key: Where the images lie in the batch.
-        target_key: Where the masks lie.
+        input_key: Key of the images in the batch.
+        target_key: Key of the masks in the batch.
 
     Raises:
         ValueError: A value is out of range.
@@ -60,44 +60,44 @@ class ImageVisualizer(Callback):
     target_key: BatchKey = 1
 
     _images: Tensor | None = attrs.field(default=None, init=False, repr=False)
-    _looked_at: int = attrs.field(default=-1, init=False, repr=False)
+    _last_batch: int = attrs.field(default=-1, init=False, repr=False)
     _is_new_evaluation: bool = attrs.field(default=False, init=False, repr=False)
 
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
-        """Look at a batch every ``interval``."""
+        """Log a batch every ``interval``."""
         return {Event.BEFORE_FORWARD: self.interval, Event.AFTER_FORWARD: self.interval}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget what an earlier training has left."""
+        """Reset the state of an earlier training."""
         del state, logger
         reset_fields(self)
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        """Take the images, before a layer that works in place can change them."""
+        """Store the images, before an in-place layer can change them."""
         batch = int(state.timestamp.count(TimeUnit.BATCH))
-        if batch != self._looked_at and logger.destinations:  # the first microbatch, the first time that it is computed
-            self._looked_at = batch
+        if batch != self._last_batch and logger.destinations:  # only the first microbatch
+            self._last_batch = batch
             self._images = self._shown_images(state)
 
     def after_forward(self, state: State, logger: Logger) -> None:
-        """Log them."""
+        """Log the images."""
         images, self._images = self._images, None
         if images is not None:
             self._log(images, "Images/Train", state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Look at the next batch."""
+        """Select the next batch."""
         del state, logger
         self._is_new_evaluation = True
 
     def eval_before_forward(self, state: State, logger: Logger) -> None:
-        """Take the images of an evaluation's first batch."""
+        """Store the images of an evaluation's first batch."""
         if self._is_new_evaluation and logger.destinations:
             self._images = self._shown_images(state)
         self._is_new_evaluation = False
 
     def eval_after_forward(self, state: State, logger: Logger) -> None:
-        """Log them."""
+        """Log the images."""
         images, self._images = self._images, None
         if images is not None:
             self._log(images, "Images/Eval", state, logger)
@@ -107,8 +107,8 @@ class ImageVisualizer(Callback):
         if not isinstance(images, Tensor) or images.ndim != 4:
             what = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(
-                f"ImageVisualizer shows images of 4 dimensions, and input_key={self.input_key!r} holds {what}. "
-                "Say by input_key where the images lie in the batch."
+                f"ImageVisualizer requires images with 4 dimensions, and input_key={self.input_key!r} is {what}. "
+                "Set input_key to the key of the images in the batch."
             )
         return _shown(images[: self.num_images])
 
@@ -116,7 +116,7 @@ class ImageVisualizer(Callback):
         masks: dict[str, Any] = {}
         if self.mode == "segmentation":
             outputs = state.outputs
-            if not isinstance(outputs, Tensor):  # such as those of two heads, of which the model knows which one counts
+            if not isinstance(outputs, Tensor):  # such as those of two heads; the model selects one
                 outputs = state.model.eval_forward(state.batch, outputs)
             outputs, target = outputs[: len(images)], state.batch_get_item(self.target_key)[: len(images)]
             masks["masks"] = {
@@ -127,7 +127,7 @@ class ImageVisualizer(Callback):
 
 
 def _shown(images: Tensor) -> Tensor:
-    """Return images ``(N, …)`` with numbers in ``[0, 1]``; those of an image that lie there already stay as they are.
+    """Return images ``(N, …)`` with values in ``[0, 1]``; an image with such values is unchanged.
 
     Example:
         >>> _shown(torch.tensor([[-1.0, 3.0], [0.25, 1.0]]))

@@ -1,4 +1,4 @@
-"""Loads a checkpoint before training."""
+"""Load a checkpoint before training."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
 
 
 class LoadCheckpoint(Callback):
-    """Load a checkpoint, once in each run, at an event before training; several can load one after the other.
+    """Load a checkpoint once per run, at an event before training; several such callbacks load in order.
 
-    To go on with a run, give ``load_path`` to the trainer instead, which also restores the position in its data.
+    To resume a run, use the trainer's ``load_path`` instead, which also restores the position in the data.
 
     Args:
-        load_path: A checkpoint's folder or address; with ``load_weights_only`` also a file of weights. The run's name
-            is filled in for ``{run_name}``.
-        load_weights_only: Whether to load the model's weights, and nothing of the training.
-        strict_model_weights: Whether weights that only one side has are an error, or a warning.
-        ignore_keys: What stays as the run has it; see :func:`~composer.checkpoint.load_checkpoint`.
-        event: When: ``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD`` or ``FIT_START``.
+        load_path: Folder or address of a checkpoint; with ``load_weights_only`` also a file of weights. ``{run_name}``
+            is replaced by the run's name.
+        load_weights_only: Whether to load only the model's weights.
+        strict_model_weights: Whether missing or unexpected weights raise an error instead of a warning.
+        ignore_keys: State that is not loaded; see :func:`~composer.checkpoint.load_checkpoint`.
+        event: ``INIT``, ``BEFORE_LOAD``, ``AFTER_LOAD`` or ``FIT_START``.
 
-    What became of it is in :attr:`loaded`.
+    The result is in :attr:`loaded`.
 
     Raises:
-        ValueError: The event is another.
+        ValueError: The event is none of these.
 
     Example:
         >>> LoadCheckpoint("runs/first/latest", load_weights_only=True).load_path
@@ -62,20 +62,20 @@ class LoadCheckpoint(Callback):
         self.loaded: LoadedCheckpoint | None = None
 
     def init(self, state: State, logger: Logger) -> None:
-        """Forget an earlier run, and load, if it is to be done here."""
+        """Reset the state of an earlier run, and load if ``event`` is INIT."""
         self.loaded = None
         self._load_at(Event.INIT, state, logger)
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Load, if it is to be done here."""
+        """Load if ``event`` is BEFORE_LOAD."""
         self._load_at(Event.BEFORE_LOAD, state, logger)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Load, if it is to be done here."""
+        """Load if ``event`` is AFTER_LOAD."""
         self._load_at(Event.AFTER_LOAD, state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Load, if it is to be done here."""
+        """Load if ``event`` is FIT_START."""
         self._load_at(Event.FIT_START, state, logger)
 
     def _load_at(self, event: Event, state: State, logger: Logger) -> None:

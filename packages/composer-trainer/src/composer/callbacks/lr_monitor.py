@@ -1,4 +1,4 @@
-"""The learning rates of a run."""
+"""Log the learning rates of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["LRMonitor"]
 
 
 class LRMonitor(Callback):
-    """Log at every batch the learning rates that it is trained with, one for each group of parameters.
+    """Log the learning rates of every batch, one for each parameter group.
 
-    They are called ``lr-<class>/group<place>``, as in ``lr-SGD/group0``; of two optimizers of one class the second's
-    are called ``lr-SGD.1/group0``. An optimizer that an algorithm has wrapped keeps its name. A batch's learning rates
-    and its loss are logged for the same step.
+    Their names are ``lr-<class>/group<index>``, as in ``lr-SGD/group0``; a second optimizer of the same class has the
+    name ``lr-SGD.1/group0``. An optimizer wrapped by an algorithm keeps its name. A batch's learning rates and its loss
+    are logged for the same step.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ class LRMonitor(Callback):
     """
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Log the learning rates, to which schedulers have been applied by now."""
+        """Log the learning rates, after the schedulers have stepped."""
         if not logger.destinations:
             return
         rates: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import attrs
 import torch
 from attrs.validators import ge, optional
 
-from composer.callbacks._flops import FlopCounter, KnowsFlops, flops_per_batch, peak_flops
+from composer.callbacks._flops import FlopCounter, HasFlops, flops_per_batch, peak_flops
 from composer.core import Callback, Logger, State, TimeUnit
 from composer.core.checks import number_between, one_of, true_or_false, whole_number_from
 from composer.core.serializable import reset_fields
@@ -88,7 +88,7 @@ class SpeedMonitor(Callback):
     _flops: float = attrs.field(default=0.0, init=False, repr=False)
     _peak: float | None = attrs.field(default=None, init=False, repr=False)
     _counter: FlopCounter | None = attrs.field(default=None, init=False, repr=False)
-    _model_knows: bool = attrs.field(default=False, init=False, repr=False)
+    _model_has_flops: bool = attrs.field(default=False, init=False, repr=False)
     _flops_per_sample: float | None = attrs.field(default=None, init=False, repr=False)
     _has_warned: bool = attrs.field(default=False, init=False, repr=False)
 
@@ -128,10 +128,10 @@ class SpeedMonitor(Callback):
         if self._readings and state.timestamp.count(TimeUnit.BATCH) < self._readings[-1].batches:
             self._readings.clear()  # the clock was set back, so that differences of readings are meaningless
         self._take_reading(state)
-        self._model_knows = isinstance(state.model, KnowsFlops)
-        if self.count_flops and not self._model_knows and self._flops_per_sample is None:
+        self._model_has_flops = isinstance(state.model, HasFlops)
+        if self.count_flops and not self._model_has_flops and self._flops_per_sample is None:
             self._counter = FlopCounter()
-        if self._model_knows or self.count_flops:
+        if self._model_has_flops or self.count_flops:
             self._find_peak(state)
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
@@ -224,7 +224,7 @@ class SpeedMonitor(Callback):
             self._take_count(self._counter.total * get_world_size() / samples)
         elif self._flops_per_sample is not None:
             self._flops += self._flops_per_sample * samples
-        elif self._model_knows:
+        elif self._model_has_flops:
             self._flops += flops_per_batch(state.model, state.batch) * get_world_size()
 
     def _take_count(self, flops_per_sample: float) -> None:

@@ -1,4 +1,4 @@
-"""How busy the machine is: processors, memory, disk, network and GPUs."""
+"""Log the load of the machine: processors, memory, disk, network and GPUs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Task
 from composer.core.checks import number_between, true_or_false
+from composer.distributed import is_initialized
 from composer.loggers.products import import_product, require_product
 
 if TYPE_CHECKING:
@@ -32,32 +33,32 @@ def _to_time(given: Time | str | int) -> Time:
 
 @attrs.define(eq=False)
 class SystemMetricsMonitor(Callback):
-    """Log how busy the machine is. It is looked at by a thread of its own, so that training does not wait.
+    """Log the load of the machine, measured by a separate thread, so that training does not wait.
 
-    Of the machine of the first process, by psutil:
+    For the machine of the process of rank 0, with psutil:
 
-    - ``cpu_percentage``, over all processors since the last look;
+    - ``cpu_percentage``, over all processors since the last sample;
     - ``cpu_memory_percent``, ``cpu_memory_used``, ``cpu_memory_available``, ``cpu_memory_total`` and
       ``process_memory_rss``, of this process, in bytes;
     - ``disk_memory_percent``, ``disk_memory_used``, ``disk_memory_free`` and ``disk_memory_total``, in bytes, of the
-      disk of the working folder; ``network_bytes_sent`` and ``network_bytes_recv``, since the machine was started.
+      disk of the working directory; ``network_bytes_sent`` and ``network_bytes_recv``, since the machine started.
 
-    Of the processes' NVIDIA GPUs, by NVML, the least and the greatest with the rank it belongs to, as in
-    ``max_gpu_temperature_C_rank_3``; with ``log_all_data`` all of them, as in ``gpu_temperature_C_rank_3``:
+    For the processes' NVIDIA GPUs, with NVML, the minimum and maximum with their rank, as in
+    ``max_gpu_temperature_C_rank_3``; with ``log_all_data`` the values of all ranks, as in ``gpu_temperature_C_rank_3``:
 
-    - ``gpu_percentage`` and ``memory_percentage``: of the time in which anything was computed, or memory was used;
+    - ``gpu_percentage`` and ``memory_percentage``: percentage of time in which a kernel ran, or memory was accessed;
     - ``gpu_temperature_C`` and ``gpu_power_usage_W``.
 
-    In a distributed run what is logged of GPUs is what they were like the last time.
+    In a distributed run the logged values of GPUs are those of the previous time.
 
     Args:
         log_all_data: Whether to log the GPUs of all processes.
         every: How often to log, in batches, samples, tokens, seconds or as a fraction of the training.
-        sample_seconds: How often to look.
+        sample_seconds: Seconds between two samples.
 
     Raises:
         ModuleNotFoundError: psutil is not installed: ``pip install "composer-trainer[system]"``.
-        ValueError: ``every`` is no length of time, or ``sample_seconds`` is not more than 0.
+        ValueError: ``every`` is not a length of time, or ``sample_seconds`` is not more than 0.
 
     Example:
         >>> SystemMetricsMonitor(every="100ba")
@@ -84,18 +85,18 @@ class SystemMetricsMonitor(Callback):
         return {Event.BATCH_END: self.every}
 
     def init(self, state: State, logger: Logger) -> None:
-        """Begin to look."""
+        """Start sampling."""
         del logger
         self._group = self._gathering = None
         if state.device.type == "cuda":
             require_product("pynvml", "system")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # Over the CPU, so that no process waits for its device.
+        if is_initialized():
+            # On the CPU, so that no process synchronizes with its device.
             self._group = torch.distributed.new_group(backend="gloo")
         self._sampler = _Sampler(lambda: _read_machine() | _read_gpu(state.device), self.sample_seconds)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log the latest look."""
+        """Log the latest sample."""
         assert self._sampler is not None
         sample = self._sampler.latest()
         gpus = self._over_processes([sample.get(name, math.nan) for name in _GPU_METRICS])
@@ -105,13 +106,13 @@ class SystemMetricsMonitor(Callback):
             logger.log_metrics(metrics | _of_gpus(gpus, log_all_data=self.log_all_data), step=step)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Look no more."""
+        """Stop sampling."""
         del state, logger
         if self._sampler is not None:
             self._sampler.stop()
 
     def _over_processes(self, own: list[float]) -> list[list[float]]:
-        """Return a row for each process; of several processes, what they told the last time."""
+        """Return a row for each process; with several processes, the rows of the previous call."""
         if self._group is None:
             return [own]
         rows: list[list[float]] = []
@@ -119,18 +120,18 @@ class SystemMetricsMonitor(Callback):
             work, gathered = self._gathering
             work.wait()
             rows = [one.tolist() for one in gathered]
-        told = torch.tensor(own, dtype=torch.float64, device="cpu")
-        into = [torch.empty_like(told) for _ in range(torch.distributed.get_world_size())]
-        self._gathering = torch.distributed.all_gather(into, told, group=self._group, async_op=True), into
+        row = torch.tensor(own, dtype=torch.float64, device="cpu")
+        gathered = [torch.empty_like(row) for _ in range(torch.distributed.get_world_size())]
+        self._gathering = torch.distributed.all_gather(gathered, row, group=self._group, async_op=True), gathered
         return rows
 
 
 class _Sampler:
-    """Calls a function every so often in a thread, and has at hand what it returned last.
+    """Call a function periodically in a thread, and store its last result.
 
     Args:
-        read: Returns numbers by name.
-        seconds: From one call to the next; the first comes at once.
+        read: Function that returns numbers by name.
+        seconds: Seconds between two calls; the first is immediate.
 
     Example:
         >>> sampler = _Sampler(lambda: {"answer": 42.0}, seconds=60)
@@ -147,18 +148,18 @@ class _Sampler:
         self._task = Task(self._work)
 
     def latest(self) -> dict[str, float]:
-        """Return the newest numbers; none before the first call has returned."""
+        """Return the latest numbers; none before the first call has returned."""
         error, self._error = self._error, None
         if error is not None:
             warnings.warn(
-                f"SystemMetricsMonitor cannot look at the machine any more: {type(error).__name__}: {error}",
+                f"SystemMetricsMonitor can no longer read the machine: {type(error).__name__}: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )
         return self._latest
 
     def stop(self) -> None:
-        """Let the thread end, and wait for that, but not longer than half a minute."""
+        """Stop the thread, and wait up to 30 seconds for it to end."""
         self._is_over.set()
         self._task.wait(_SECONDS_TO_END)
 
@@ -168,7 +169,7 @@ class _Sampler:
                 self._latest = self._read()
                 if self._is_over.wait(self._seconds):
                     return
-        except Exception as error:  # noqa: BLE001  (whatever a driver raises: it is reported in the training's thread)
+        except Exception as error:  # noqa: BLE001  (errors of drivers are reported in the training's thread)
             self._latest, self._error = {}, error
 
 
@@ -177,7 +178,7 @@ def _read_machine() -> dict[str, float]:
     memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("."), psutil.net_io_counters()
     sent = {} if network is None else {"bytes_sent": network.bytes_sent, "bytes_recv": network.bytes_recv}
     return {
-        # Since the last call, of which the first knows nothing and says 0.
+        # Since the last call; the first call returns 0.
         "cpu_percentage": psutil.cpu_percent() or psutil.cpu_percent(interval=0.1),
         "cpu_memory_percent": memory.percent,
         "cpu_memory_used": memory.used,
@@ -204,7 +205,7 @@ def _read_gpu(device: torch.device) -> dict[str, float]:
 
 
 def _of_gpus(rows: Sequence[Sequence[float]], *, log_all_data: bool) -> dict[str, float]:
-    """Return what to log of the GPUs' numbers, one row for each rank; NaN is what a rank does not know.
+    """Return the metrics of the GPUs' numbers, given one row per rank; NaN is an unknown value.
 
     Example:
         >>> _of_gpus([[50.0] * 4, [75.0] * 4], log_all_data=False)["max_gpu_percentage_rank_1"]
@@ -216,7 +217,7 @@ def _of_gpus(rows: Sequence[Sequence[float]], *, log_all_data: bool) -> dict[str
         if log_all_data:
             metrics |= {f"{name}_rank_{rank}": value for value, rank in known}
         elif known:
-            (least, least_rank), (greatest, greatest_rank) = min(known), max(known)
-            metrics[f"min_{name}_rank_{least_rank}"] = least
-            metrics[f"max_{name}_rank_{greatest_rank}"] = greatest
+            (lowest, lowest_rank), (highest, highest_rank) = min(known), max(known)
+            metrics[f"min_{name}_rank_{lowest_rank}"] = lowest
+            metrics[f"max_{name}_rank_{highest_rank}"] = highest
     return metrics
