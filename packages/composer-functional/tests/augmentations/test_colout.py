@@ -157,7 +157,9 @@ class TestColoutBatch:
     def test_bad_indices_are_refused(self, name: str):
         """A list of at least one index is needed."""
         for indices in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
-            with pytest.raises(ValueError, match=rf"{name} must hold the index of each that stays, shape \(K,\), got"):
+            with pytest.raises(
+                ValueError, match=rf"{name} must hold the indices of those that remain, shape \(K,\), got"
+            ):
                 cf.colout_batch(torch.rand(3, 4, 4), **{name: indices})
 
     def test_unknown_setting_is_refused(self):

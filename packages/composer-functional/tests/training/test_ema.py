@@ -127,7 +127,7 @@ class TestComputeEma:
         model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
         before = copy.deepcopy(average.state_dict())
 
-        with pytest.raises(ValueError, match=r"shape of its current value, got \(3, 2\) for \(1, 2\)\. Make"):
+        with pytest.raises(ValueError, match=r"shape of its current value, got \(3, 2\) for \(1, 2\)\. Create"):
             cf.compute_ema(model, average)
 
         assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())

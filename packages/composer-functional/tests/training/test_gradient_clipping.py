@@ -306,7 +306,7 @@ class TestEveryType:
     @pytest.mark.parametrize("threshold", [0, -1.0, math.nan])
     def test_threshold_out_of_range(self, clipping_type: str, threshold: float):
         """The message names the parameter, its range and what came."""
-        with pytest.raises(ValueError, match=f"clipping_threshold must be above 0, got {threshold}"):
+        with pytest.raises(ValueError, match=rf"clipping_threshold must lie in \(0, inf\], got {threshold}"):
             cf.apply_gradient_clipping(_network(), clipping_type, threshold)
 
 
@@ -319,7 +319,7 @@ class TestRefusals:
     @pytest.mark.parametrize("threshold", [torch.tensor(1.0), "1"])
     def test_threshold_that_is_no_number(self, threshold: object):
         """A tensor would have to be waited for."""
-        with pytest.raises(TypeError, match=r"clipping_threshold must be a number, got (Tensor|'1')"):
+        with pytest.raises(TypeError, match=r"clipping_threshold must be a number, got (a tensor|'1')"):
             cf.apply_gradient_clipping(_network(), "norm", threshold)
 
     @pytest.mark.parametrize("clipping_type", TYPES)

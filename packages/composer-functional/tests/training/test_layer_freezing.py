@@ -246,7 +246,7 @@ class TestFreezeLayers:
 
     def test_no_model(self):
         """The message says what came."""
-        with pytest.raises(TypeError, match=r"The model must be a torch\.nn\.Module, got list"):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
             cf.freeze_layers([], None, 0.5)
 
     @pytest.mark.parametrize("optimizers", [3, [nn.Linear(1, 1)]])
@@ -290,5 +290,5 @@ class TestUnfreezeLayers:
 
     def test_no_model(self):
         """The message says what came."""
-        with pytest.raises(TypeError, match=r"The model must be a torch\.nn\.Module, got int"):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got int"):
             cf.unfreeze_layers(3)

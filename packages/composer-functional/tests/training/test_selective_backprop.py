@@ -316,7 +316,7 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [0, -0.5, 1.1, math.nan])
     def test_parts_out_of_range(self, name: str, value: float):
         """The message names the parameter, its range and what came."""
-        with pytest.raises(ValueError, match=f"{name} must be above 0 and at most 1, got {value}"):
+        with pytest.raises(ValueError, match=rf"{name} must lie in \(0, 1\], got {value}"):
             cf.select_using_loss(*_batch(), _network(), cross_entropy, **{name: value})
 
     def test_an_empty_batch(self):

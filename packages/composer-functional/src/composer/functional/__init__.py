@@ -1,7 +1,7 @@
 """Training speed-ups and regularisers as pure functions on PyTorch tensors and modules.
 
-Kernels take tensors, numbers and an optional ``generator`` and return values; ``apply_*`` edits a module in place and
-returns a report of what it did. Import what is listed here, nothing below it::
+Kernels take tensors, numbers and an optional ``generator`` and return values; ``apply_*`` changes a module in place and
+returns a report. Only the names that are listed here are public::
 
     from composer import functional as cf
 
@@ -208,10 +208,10 @@ _OTHER_NAMES = {
     "cross_entropy": "soft_cross_entropy",
     "one_hot": "ensure_targets_one_hot",
 }
-"""Names by which other libraries, or their users, know what is here."""
+"""Names that other libraries, or their users, use for functions of this package."""
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is here
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         """Raise an AttributeError that suggests a public name."""

@@ -1,4 +1,4 @@
-"""Targets as class ids or as class probabilities, and the cross entropy that takes both."""
+"""Targets as class ids or as class probabilities, and the cross entropy for both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 
 def check_for_index_targets(targets: Tensor) -> bool:
-    """Whether the targets' dtype is one that class ids can have: an integer.
+    """Return whether the targets have an integer dtype, as class ids.
 
     Args:
         targets: Targets of any shape.
@@ -37,10 +37,10 @@ def check_for_index_targets(targets: Tensor) -> bool:
 
 
 def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "probabilities"]:
-    """Tell class ids from class probabilities by shape and dtype.
+    """Distinguish class ids from class probabilities by shape and dtype.
 
     Args:
-        input: Scores of a model, shape ``(N, C, ...)``.
+        input: Logits of a model, shape ``(N, C, ...)``.
         targets: Class ids ``(N, ...)``, integers; or class probabilities with the shape of ``input``.
 
     Returns:
@@ -48,7 +48,7 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
 
     Raises:
         TypeError: ``input`` or ``targets`` is not a tensor.
-        ValueError: ``targets`` is neither.
+        ValueError: ``targets`` is neither of them.
 
     Example:
         >>> infer_target_type(torch.rand(2, 3), torch.tensor([2, 0]))
@@ -56,20 +56,20 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
         >>> infer_target_type(torch.rand(2, 3), torch.rand(2, 3))
         'probabilities'
     """
-    # At every step: what is asked first, and how, is what costs least with class ids.
+    # This runs at every step: the order of the checks is the fastest for class ids.
     _check_tensor("input", input)
     _check_tensor("targets", targets)
-    scores, given = input.shape, targets.shape
+    scores, shape = input.shape, targets.shape
     if len(scores) < 2:
         raise ValueError(f"input must have shape (N, C, ...), got {tuple(scores)}. It holds scores of C classes.")
     if (
-        len(given) + 1 == len(scores)
+        len(shape) + 1 == len(scores)
         and targets.dtype in _INTEGERS
-        and given[0] == scores[0]
-        and given[1:] == scores[2:]
+        and shape[0] == scores[0]
+        and shape[1:] == scores[2:]
     ):
         return "indices"
-    if given == scores:
+    if shape == scores:
         return "probabilities"
     shape_of_ids = (scores[0], *scores[2:])
     raise ValueError(
@@ -79,20 +79,20 @@ def infer_target_type(input: Tensor, targets: Tensor) -> Literal["indices", "pro
 
 
 def ensure_targets_one_hot(input: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
-    """Turn class ids into class probabilities; leave probabilities alone.
+    """Convert class ids to class probabilities; return probabilities unchanged.
 
     Args:
-        input: Scores of a model, shape ``(N, C, ...)``.
+        input: Logits of a model, shape ``(N, C, ...)``.
         targets: Class ids ``(N, ...)``, or class probabilities ``(N, C, ...)``.
         num_classes: The number of classes; ``C`` of ``input`` if ``None``.
 
     Returns:
         Probabilities ``(N, C, ...)``: ``targets`` itself if they are floating point, else a new tensor in the dtype of
-        ``input``, but at least float32. A negative class id (one to be ignored) becomes zeros.
+        ``input``, but at least float32. A negative class id, which is ignored, becomes zeros.
 
     Raises:
         ValueError: ``targets`` is neither class ids nor probabilities, or a class id is not below ``num_classes`` (on a
-            GPU that is a RuntimeError of CUDA, later).
+            GPU, CUDA raises a RuntimeError later).
 
     Example:
         >>> ensure_targets_one_hot(torch.rand(2, 3), torch.tensor([2, -100]))
@@ -109,17 +109,17 @@ def ensure_targets_one_hot(input: Tensor, targets: Tensor, num_classes: int | No
 
 
 def encode_one_hot(ids: Tensor, num_classes: int, dtype: torch.dtype, name: str = "target") -> Tensor:
-    """Write class ids ``(N, ...)`` as ones and zeros ``(N, C, ...)``; a negative id becomes zeros."""
+    """Return the one-hot encoding ``(N, C, ...)`` of class ids ``(N, ...)``; a negative id becomes zeros."""
     ids = ids.long().unsqueeze(1)
     one_hot = torch.zeros((ids.shape[0], num_classes, *ids.shape[2:]), dtype=dtype, device=ids.device)
     return scatter_ids(one_hot, ids, (ids >= 0).to(dtype), name)
 
 
 def scatter_ids(output: Tensor, ids: Tensor, values: Tensor, name: str) -> Tensor:
-    """Write values ``(N, 1, ...)`` at the places of class ids ``(N, 1, ...)``, of negative ones at 0, in place.
+    """Write values ``(N, 1, ...)`` at the class ids ``(N, 1, ...)``, or at 0 for negative ids, in place.
 
     Raises:
-        ValueError: A class id is not below the number of classes; of tensors on a GPU it is found later, by CUDA.
+        ValueError: A class id is not below the number of classes; on a GPU, CUDA raises an error later.
     """
     try:
         return output.scatter_(1, ids.clamp(min=0), values)
@@ -141,24 +141,24 @@ def soft_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """Cross entropy with class ids or with class probabilities, as mixed and smoothed labels are.
+    """Cross entropy with class ids or with class probabilities, such as mixed and smoothed labels.
 
     Args:
         input: Logits, shape ``(N, C, ...)``.
         target: Class ids ``(N, ...)``, any integer dtype; or class probabilities ``(N, C, ...)``.
         weight: A weight for each class, shape ``(C,)``.
-        ignore_index: The class id that does not count. It has no meaning for probabilities: there, a row of zeros does
-            not count, as :func:`ensure_targets_one_hot` and :func:`smooth_labels` encode ignored class ids.
-        reduction: ``"none"``, ``"mean"`` (over the targets that count; ``nan`` if none does) or ``"sum"``. As in torch,
+        ignore_index: The class id that does not count. It is not used for probabilities, where a row of zeros does not
+            count, as :func:`ensure_targets_one_hot` and :func:`smooth_labels` encode ignored class ids.
+        reduction: ``"none"``, ``"mean"`` (over the targets that count; ``nan`` without any) or ``"sum"``. As in torch,
             the mean is weighted by ``weight`` for class ids only.
 
     Returns:
-        The loss: one number, or one for each sample, shape ``(N, ...)``, with ``"none"``.
+        The loss: a scalar, or with ``"none"`` one value per sample, shape ``(N, ...)``.
 
     Raises:
         TypeError: ``input`` or ``target`` is not a tensor, or ``weight`` neither a tensor nor ``None``.
-        ValueError: ``target`` is neither class ids nor probabilities, a class id is out of range (on a GPU that is a
-            RuntimeError of CUDA, later), or ``reduction`` is none of the three.
+        ValueError: ``target`` is neither class ids nor probabilities, a class id is out of range (on a GPU, CUDA
+            raises a RuntimeError later), or ``reduction`` is none of the three.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
@@ -173,7 +173,7 @@ def soft_cross_entropy(
         _check_weight(weight, input)
     if type(ignore_index) is not int:
         check_whole_numbers(ignore_index=ignore_index)
-    is_usual = (  # what is nearly always there need not be asked for by a call at every step
+    is_usual = (  # the usual case needs no function call
         isinstance(input, Tensor)
         and isinstance(target, Tensor)
         and target.dtype is torch.int64
@@ -186,7 +186,9 @@ def soft_cross_entropy(
             return cross_entropy(input, probabilities, weight, reduction=reduction)
         total = cross_entropy(input, probabilities, weight, reduction="sum")
         count = probabilities.detach().sum(1).count_nonzero()  # any(1) takes 25 times as long on a CPU
-        return (total / count.to(_at_least_float32(total))).to(total.dtype)  # bfloat16 counts to 256 only
+        return (total / count.to(_at_least_float32(total))).to(
+            total.dtype
+        )  # bfloat16 represents integers only up to 256
     ids = target if target.dtype is torch.int64 else target.long()
     try:
         return cross_entropy(input, ids, weight, ignore_index=ignore_index, reduction=reduction)
@@ -204,11 +206,13 @@ def _check_weight(weight: Tensor, input: Tensor) -> None:
         )
 
 
-def _check_tensor(name: str, given: object) -> None:
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}. Of several, hand in one at a time.")
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor, got {type(value).__name__}. If there are several, pass one at a time."
+        )
 
 
 def _at_least_float32(input: Tensor) -> torch.dtype:
-    # A smoothed or mixed label in bfloat16 would sum to 1 only to two digits; cross_entropy takes float32 beside it.
+    # Smoothed or mixed labels in bfloat16 would sum to 1 only to two digits; cross_entropy accepts float32 targets.
     return torch.promote_types(input.dtype, torch.float32)

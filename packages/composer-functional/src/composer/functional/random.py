@@ -1,4 +1,4 @@
-"""Draws of single numbers and permutations: on the CPU, so that nothing waits for a device."""
+"""Random numbers and permutations, drawn on the CPU, so that nothing waits for a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_numbers, check_whole_numbers, described
+from composer.functional.checks import check_numbers, check_whole, described
 
 __all__ = ["draw_beta", "draw_permutation"]
 
@@ -15,12 +15,12 @@ __all__ = ["draw_beta", "draw_permutation"]
 def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> float:
     """Draw one number from the Beta distribution with both parameters ``alpha``.
 
-    ``X / (X + Y)`` with ``X`` and ``Y`` from a Gamma distribution, worked out with logarithms: for a small ``alpha``
-    both would be rounded to zero.
+    ``X / (X + Y)`` with ``X`` and ``Y`` from a Gamma distribution, computed with logarithms, because for a small
+    ``alpha`` both would be rounded to zero.
 
     Args:
-        alpha: Both parameters, positive and finite. Below 1, the draws gather at 0 and 1; above, at a half.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        alpha: Both parameters, positive and finite. Below 1, the draws concentrate at 0 and 1; above, at 0.5.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         A number in ``[0, 1]``.
@@ -37,18 +37,18 @@ def draw_beta(alpha: float, *, generator: torch.Generator | None = None) -> floa
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is both parameters of the distribution.")
     check_generator(generator)
     log_odds = _draw_log_gamma(alpha, generator) - _draw_log_gamma(alpha, generator)
-    odds = math.exp(-abs(log_odds))  # of the smaller part: the larger could overflow
+    odds = math.exp(-abs(log_odds))  # of the smaller part, because the larger could overflow
     return (1 if log_odds > 0 else odds) / (1 + odds)
 
 
 def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draw an order of ``count`` things, or of a batch's samples.
+    """Draw a permutation of ``count`` items, or of the samples of a batch.
 
-    The order depends on the generator alone, not on the device it is put on.
+    It depends only on the generator, not on the device of the result.
 
     Args:
-        count: How many, or a tensor of shape ``(N, ...)`` for ``N`` of them.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        count: The number of items, or a tensor of shape ``(N, ...)`` for ``N`` items.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         A permutation of ``range(count)``, int64, shape ``(count,)``, on the tensor's device (the CPU for a number).
@@ -64,20 +64,18 @@ def draw_permutation(count: int | Tensor, *, generator: torch.Generator | None =
     """
     check_generator(generator)
     if not isinstance(count, Tensor):
-        check_whole_numbers(count=count)
-        if count < 0:
-            raise ValueError(f"count must be at least 0, got {count}. It is the number of things to put in order.")
+        check_whole("count", count, 0, "It is the number of items to permute.")
         return torch.randperm(count, generator=generator, device="cpu")
     if count.ndim == 0:
         raise ValueError("count must be a number or a batch of shape (N, ...), got a tensor without dimensions.")
     on_cuda = count.device.type == "cuda"
-    # From pinned memory the copy does not wait for what the device has still to do.
+    # A copy from pinned memory does not wait for pending work of the device.
     order = torch.randperm(count.shape[0], generator=generator, device="cpu", pin_memory=on_cuda)
     return order.to(count.device, non_blocking=on_cuda)
 
 
 def check_generator(generator: torch.Generator | None) -> None:
-    """Refuse what is no generator, and one that draws on a device, which would have to be waited for."""
+    """Raise an error for other types, and for a generator on a device, whose draws would wait for the device."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
@@ -88,14 +86,14 @@ def check_generator(generator: torch.Generator | None) -> None:
     if generator.device.type != "cpu":
         raise ValueError(
             f"generator must be on the CPU, got one on {generator.device}. "
-            "Make it by torch.Generator(): to draw a number on a device would mean to wait for it."
+            "Create it by torch.Generator(): drawing a number on a device would wait for the device."
         )
 
 
 def _draw_log_gamma(alpha: float, generator: torch.Generator | None) -> float:
-    """Draw from Gamma(alpha) and take the logarithm (Marsaglia and Tsang 2000, doi:10.1145/358407.358414).
+    """Draw the logarithm of a Gamma(alpha) variable (Marsaglia and Tsang 2000, doi:10.1145/358407.358414).
 
-    They draw from Gamma(alpha + 1), which takes about one try, and multiply by U^(1/alpha).
+    Their method draws from Gamma(alpha + 1), which accepts nearly every proposal, and multiplies by U^(1/alpha).
     """
     shape = alpha + 2 / 3
     scale = 1 / math.sqrt(9 * shape)

@@ -1,1 +1,1 @@
-"""What changes a batch before the model sees it."""
+"""Augmentations: functions that change a batch before the forward pass."""

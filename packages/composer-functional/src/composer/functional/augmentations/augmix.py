@@ -16,15 +16,17 @@ from composer.functional.augmentations.batch_operations import (
     map_samples,
     send,
 )
-from composer.functional.augmentations.image_operations import apply_functions, check_image, mix_tensors
 from composer.functional.augmentations.operations import (
     AugmentationSet,
+    apply_functions,
     check_augmentation_set,
+    check_batch_draw,
+    check_image,
     check_severity,
-    check_whole,
     draw_operations,
+    mix_tensors,
 )
-from composer.functional.checks import check_numbers, described, is_whole
+from composer.functional.checks import check_numbers, check_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,14 +45,14 @@ _Image = TypeVar("_Image", bound="Image | Tensor")
 
 @dataclass(frozen=True)
 class AugMixDraws:
-    """Which operations AugMix applies in each chain of each sample, and how it blends; see :func:`draw_augmix`.
+    """The operations of AugMix in each chain of each sample, and the weights; see :func:`draw_augmix`.
 
     Attributes:
-        operations: Numbers as in :class:`RandAugmentDraws`, 0 after a chain's end, shape ``(depth, width, N)``, int64,
-            on the CPU.
+        operations: Indices as in :class:`RandAugmentDraws`, 0 after the end of a chain, shape ``(depth, width, N)``,
+            int64, on the CPU.
         magnitudes: As in :class:`RandAugmentDraws`, shape ``(depth, width, N)``, float32, on the CPU.
-        weights: The weights of the chains, which add up to 1, shape ``(width, N)``, float32, on the CPU.
-        mixing: The weight of the chains together against the image itself, shape ``(N,)``, float32, on the CPU.
+        weights: The weights of the chains, which sum to 1, shape ``(width, N)``, float32, on the CPU.
+        mixing: The total weight of the chains relative to the image itself, shape ``(N,)``, float32, on the CPU.
 
     Example:
         >>> one_chain = torch.ones(1, 1, 1)
@@ -75,26 +77,26 @@ def draw_augmix(
     *,
     generator: torch.Generator | None = None,
 ) -> AugMixDraws:
-    """Draw chains of operations for each of a number of samples, and the weights with which they are blended.
+    """Draw chains of operations for each sample, and the weights of the blend.
 
-    Operations and levels are drawn as by :func:`draw_randaugment`, the chains' weights from a Dirichlet distribution,
-    and the weight of the chains together from a Beta distribution.
+    Operations and levels are drawn as by :func:`draw_randaugment`, the weights of the chains from a Dirichlet
+    distribution, and the total weight of the chains from a Beta distribution.
 
     Args:
-        count: How many samples, at least 1.
+        count: The number of samples, at least 1.
         severity: The largest level, in ``[0, 10]``.
-        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
-        width: How many chains, at least 1.
-        alpha: All parameters of both distributions, positive; the larger, the more even the weights.
+        depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain; 0 is the identity.
+        width: The number of chains, at least 1.
+        alpha: All parameters of both distributions, positive; larger values give more even weights.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``count``, ``depth`` or ``width`` is not an int, or ``augmentation_set`` is not a name; functions are
-            for single images.
+        TypeError: ``count``, ``depth`` or ``width`` is not an int, or ``augmentation_set`` is not a name (functions
+            are for single images).
         ValueError: ``severity`` lies outside ``[0, 10]``, ``width`` or ``count`` is less than 1, ``alpha`` is not
             positive and finite, ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -103,12 +105,7 @@ def draw_augmix(
         >>> draws.operations.shape, draws.weights.sum(0)
         (torch.Size([3, 3, 4]), tensor([1., 1., 1., 1.]))
     """
-    if not isinstance(augmentation_set, str):
-        raise TypeError(
-            'augmentation_set must be "all", "safe" or "original" for a batch, '
-            f"got {type(augmentation_set).__name__}. Functions are for augmix_image."
-        )
-    check_whole("count", count, "the number of samples", least=1)
+    check_batch_draw(count, augmentation_set, "augmix_image")
     return _draw(count, severity, depth, width, alpha, augmentation_set, generator)
 
 
@@ -123,34 +120,34 @@ def augmix_batch(
     draws: AugMixDraws | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Blend every image of a batch with chains of operations of its own (arXiv:1912.02781).
+    """Blend every image of a batch with chains of random operations on it (arXiv:1912.02781).
 
     ``output[n] = (1 - mixing[n]) * input[n] + mixing[n] * (weights[0, n] * chain[0](input[n]) + …)``
 
-    Geometric operations, with bilinear interpolation and black where there was nothing, move pixels. Targets that
-    belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
+    Geometric operations move pixels, with bilinear interpolation; the border is filled with black. Targets that
+    depend on positions (segmentation masks, boxes, key points) are not moved: this is for classification.
 
-    Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
-    is computed for every sample, so that one graph serves all draws; on a GPU only copying them waits for it there.
+    Nothing waits for a device: draws are made on the CPU and copied. Under ``torch.compile`` every operation is
+    computed for every sample, so that one graph works for all draws; on a GPU, copying the draws synchronises there.
 
     Args:
-        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
-            not refused, as looking would mean to wait for the device, but cut off by some operations: normalise later.
+        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Other
+            values are not detected, which would wait for the device, and some operations clip them: normalise later.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
-        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
-        width: How many chains, at least 1.
-        alpha: All parameters of the distributions that weights are drawn from, positive.
+        depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain; 0 is the identity.
+        width: The number of chains, at least 1.
+        alpha: All parameters of the distributions of the weights, positive.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
-        draws: What :func:`draw_augmix` gives; drawn if ``None``. With it the arguments before do not matter.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        draws: The result of :func:`draw_augmix`, which replaces the previous arguments; drawn if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. Bytes are rounded after
-        each operation and once after blending.
+        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. uint8 values are rounded
+        after each operation and once after blending.
 
     Raises:
         TypeError: ``input`` is neither uint8 nor floating point, ``depth`` or ``width`` is not an int,
-            ``augmentation_set`` is not a name, or ``draws`` are something else.
+            ``augmentation_set`` is not a name, or ``draws`` are of another type.
         ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
             CPU, or as :func:`draw_augmix`.
 
@@ -184,29 +181,29 @@ def augmix_image(
 ) -> _Image:
     """Blend one image with chains of operations on it, for a data loader (arXiv:1912.02781).
 
-    Geometric operations move pixels. Targets that belong to places, as segmentation masks, boxes and keypoints do, are
-    not moved along: this is for classification.
+    Geometric operations move pixels. Targets that depend on positions (segmentation masks, boxes, key points) are not
+    moved: this is for classification.
 
     Args:
         img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`augmix_batch`.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
-        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain, and 0 changes nothing.
-        width: How many chains, at least 1.
-        alpha: All parameters of the distributions that weights are drawn from, positive.
+        depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain; 0 is the identity.
+        width: The number of chains, at least 1.
+        alpha: All parameters of the distributions of the weights, positive.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, see :func:`draw_randaugment`; or functions that take
             the image and a level, drawn from 0 to ``severity``, and return an image of the same size.
-        draws: What :func:`draw_augmix` gives for one sample; drawn if ``None``. With functions: their indices, -1 after
-            a chain's end, and levels.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``,
-            which a data loader seeds for each worker.
+        draws: The result of :func:`draw_augmix` for one sample; drawn if ``None``. For functions: their indices, -1
+            after the end of a chain, and levels.
+        generator: The random generator, on the CPU; torch's default generator if ``None``, which a data loader seeds in
+            each worker.
 
     Returns:
-        An image of the same kind, size, and mode or dtype. PIL images are worked on by Pillow, and differ from tensors
-        by its way of rounding and by its pixels at the border of what was rotated.
+        An image of the same type, size, and mode or dtype. Pillow processes PIL images; the results differ from those
+        of tensors by rounding and at the border of rotated images.
 
     Raises:
         TypeError: ``img`` is neither a PIL image nor a tensor, or of another dtype, ``depth`` or ``width`` is not an
-            int, ``augmentation_set`` is neither a name nor functions, or ``draws`` are something else.
+            int, ``augmentation_set`` is neither a name nor functions, or ``draws`` are of another type.
         ValueError: ``img`` has another mode or shape, or as :func:`augmix_batch`.
 
     Example:
@@ -222,15 +219,15 @@ def augmix_image(
 
 
 class AugmentAndMixTransform(nn.Module):
-    """:func:`augmix_image` as a transform, to put into ``torchvision.transforms.Compose`` before normalising.
+    """:func:`augmix_image` as a transform for ``torchvision.transforms.Compose``, before normalisation.
 
-    It can be pickled, and draws from torch's default generator, which a data loader seeds for each worker.
+    It can be pickled, and draws from torch's default generator, which a data loader seeds in each worker.
 
     Args:
         severity: The largest level, in ``[0, 10]``.
-        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain.
-        width: How many chains, at least 1.
-        alpha: All parameters of the distributions that weights are drawn from, positive.
+        depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain.
+        width: The number of chains, at least 1.
+        alpha: All parameters of the distributions of the weights, positive.
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Raises:
@@ -266,7 +263,7 @@ class AugmentAndMixTransform(nn.Module):
         return augmix_image(img, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
 
     def extra_repr(self) -> str:
-        """Name the settings."""
+        """Return the settings for ``repr``."""
         return (
             f"severity={self.severity}, depth={self.depth}, width={self.width}, alpha={self.alpha}, "
             f"augmentation_set={self.augmentation_set!r}"
@@ -280,13 +277,13 @@ def augmix(
     alpha: float = 1.0,
     augmentation_set: AugmentationSet = "all",
 ) -> AugmentAndMixTransform:
-    """Make a transform for a data set: :class:`AugmentAndMixTransform`, with the same arguments.
+    """Return a transform for a dataset: :class:`AugmentAndMixTransform`, with the same arguments.
 
     Args:
         severity: The largest level, in ``[0, 10]``.
-        depth: How many operations in a chain; a negative number draws 1, 2 or 3 for each chain.
-        width: How many chains, at least 1.
-        alpha: All parameters of the distributions that weights are drawn from, positive.
+        depth: The number of operations in a chain; if negative, 1, 2 or 3 are drawn for each chain.
+        width: The number of chains, at least 1.
+        alpha: All parameters of the distributions of the weights, positive.
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Returns:
@@ -323,12 +320,12 @@ def _apply_draws(img: Any, draws: AugMixDraws, augmentation_set: AugmentationSet
 def _mix(
     images: Tensor, bound: float, operations: Tensor, magnitudes: Tensor, weights: Tensor, mixing: Tensor
 ) -> Tensor:
-    shares = torch.cat((weights * mixing, 1 - mixing[None])).to(images.dtype)
-    shares = send(shares, images.device)[..., None, None, None]
+    weights = torch.cat((weights * mixing, 1 - mixing[None])).to(images.dtype)
+    weights = send(weights, images.device)[..., None, None, None]
     chains = apply_steps(images, bound, operations.flatten(1), magnitudes.flatten(1), interpolation="bilinear")
-    mixed = images * shares[-1]
-    for chain, share in zip(chains.view(-1, *images.shape), shares[:-1], strict=True):
-        mixed.addcmul_(chain, share)
+    mixed = images * weights[-1]
+    for chain, weight in zip(chains.view(-1, *images.shape), weights[:-1], strict=True):
+        mixed.addcmul_(chain, weight)
     return mixed.round_() if bound != 1 else mixed
 
 
@@ -359,9 +356,8 @@ def _draw_dirichlet(parts: int, count: int, alpha: float, generator: torch.Gener
 
 
 def _check_mixture(depth: int, width: int, alpha: float) -> None:
-    if not is_whole(depth):
-        raise TypeError(f"depth must be an int, got {described(depth)}. It is the number of operations in a chain.")
-    check_whole("width", width, "the number of chains", least=1)
+    check_whole("depth", depth, meaning="It is the number of operations in a chain.")
+    check_whole("width", width, 1, "It is the number of chains.")
     check_numbers(alpha=alpha)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}. It is the parameter of both distributions.")

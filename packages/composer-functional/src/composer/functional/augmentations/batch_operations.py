@@ -1,8 +1,8 @@
-"""Image operations on batches of tensors, each sample with a magnitude of its own.
+"""Image operations on batches of tensors, with a separate magnitude for each sample.
 
-The operations take images ``(n, C, H, W)`` from 0 to ``bound``, **which they may change in place**, and six numbers for
-each: its magnitude and then nothing of meaning, or the two rows of an affine matrix. A ``bound`` of 255 says that
-pixels are whole numbers; they are rounded as by torchvision's operations on bytes.
+The operations take images ``(n, C, H, W)`` from 0 to ``bound``, **which they may change in place**, and six numbers per
+image: either the magnitude first, or the two rows of an affine matrix. With a ``bound`` of 255, pixels are integers and
+are rounded as by torchvision's operations on uint8.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from composer.functional.augmentations.operations import GEOMETRIC, OPERATIONS
 _BYTE = 255.0
 _FIRST_GEOMETRIC = OPERATIONS.index(GEOMETRIC[0])
 _WHOLE_PIXELS = ("translate_x", "translate_y")
-_PIXELS_AT_ONCE = 2**21  # 32 images of 224 x 224 so take half the time for AugMix, two thirds for RandAugment
+_PIXELS_AT_ONCE = 2**21  # 32 images of 224 x 224 take half the time for AugMix, two thirds for RandAugment
 
 _Operation = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor, copies: int = 1) -> Tensor:
-    """Call ``function(images, bound, *draws)`` with the images as operations take them, and undo that with its result.
+    """Call ``function(images, bound, *draws)`` with the images in float32 or float64, and convert the result back.
 
     On the CPU it is called for a few large samples at a time, so that they stay in the cache between operations.
 
     Args:
-        function: Returns images of the same shape and dtype; it may not change those that it gets.
+        function: Returns images of the same shape and dtype; it must not change its input.
         input: The images, uint8 or floating point.
         draws: Tensors with the samples in their last dimension.
-        copies: How many images the function makes of one.
+        copies: The number of images that the function creates from each image.
 
     Returns:
         A new tensor with the shape, dtype and memory format of ``input``.
@@ -51,7 +51,7 @@ def map_samples(function: Callable[..., Tensor], input: Tensor, *draws: Tensor, 
 
 
 def check_images(input: Tensor) -> None:
-    """Refuse what is not a batch of grey or colour images."""
+    """Raise an error for a value that is not a batch of grey or colour images."""
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a tensor (N, C, H, W), got {type(input).__name__}.")
     if input.dtype != torch.uint8 and not input.is_floating_point():
@@ -64,7 +64,7 @@ def check_images(input: Tensor) -> None:
 
 
 def check_draws(operations: Tensor, magnitudes: Tensor, dims: tuple[int, ...]) -> None:
-    """Refuse draws for another number of samples, or on a device, where reading them would mean to wait."""
+    """Raise an error for draws for another number of samples, or on a device, which reading them would wait for."""
     if operations.shape != magnitudes.shape or operations.shape[1:] != dims:
         raise ValueError(
             f"draws must hold operations and magnitudes of shape (depth, {', '.join(map(str, dims))}), "
@@ -79,10 +79,10 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
 
     Args:
         images: The images, shape ``(n, C, H, W)``, float32 or float64, from 0 to ``bound``.
-        bound: 1, or 255 for whole numbers.
-        operations: Places in ``OPERATIONS``, shape ``(steps, m)``, int64, on the CPU; at least one step. ``m`` may be a
-            multiple of ``n``: the images are begun with anew.
-        magnitudes: How strong they are, same shape, float32, on the CPU.
+        bound: 1, or 255 for integers.
+        operations: Indices in ``OPERATIONS``, shape ``(steps, m)``, int64, on the CPU; at least one step. ``m`` may be
+            a multiple of ``n``: the images are repeated.
+        magnitudes: Their magnitudes, same shape, float32, on the CPU.
         interpolation: ``"nearest"`` or ``"bilinear"``, for geometric operations.
 
     Returns:
@@ -90,7 +90,7 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
     """
     numbers = _numbers(operations, magnitudes, *images.shape[-2:]).to(images.dtype)
     groups = torch.tensor(_GROUPS, device="cpu")[operations]
-    # A move by whole pixels needs no interpolation, which takes three times as long.
+    # A translation by whole pixels needs no interpolation, which takes three times as long.
     warps: tuple[_Operation, ...] = (partial(_warp, mode=interpolation), partial(_warp, mode="nearest"))
     if torch.compiler.is_compiling():
         return _apply_everywhere(images, groups, numbers, (*_POINTWISE, *warps), bound)
@@ -98,7 +98,7 @@ def apply_steps(images: Tensor, bound: float, operations: Tensor, magnitudes: Te
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from the CPU; from pinned memory that does not wait for what the device has still to do."""
+    """Copy from the CPU; a copy from pinned memory does not wait for pending work of the device."""
     if torch.compiler.is_compiling():  # fake tensors cannot be pinned
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
@@ -107,12 +107,12 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def _apply_to_groups(
     images: Tensor, groups: Tensor, numbers: Tensor, functions: tuple[_Operation, ...], bound: float
 ) -> Tensor:
-    """In each step, put together the samples of one operation; all that depends on the draw is known on the CPU."""
+    """In each step, group the samples by operation; everything that depends on the draw is computed on the CPU."""
     order = groups.argsort(dim=1, stable=True)
     ranks = order.argsort(dim=1)
-    # Where a step finds the samples that it wants among those of the step before, and where each is at last.
-    places = torch.cat((order[:1] % len(images), ranks[:-1].gather(1, order[1:]), ranks[-1:]))
-    places = send(places, images.device)
+    # The position of each step's samples among those of the previous step, and their final positions.
+    positions = torch.cat((order[:1] % len(images), ranks[:-1].gather(1, order[1:]), ranks[-1:]))
+    positions = send(positions, images.device)
     numbers = send(numbers.gather(1, order[..., None].expand_as(numbers)), images.device)
     for step, row in enumerate(groups):
         sizes = torch.bincount(row, minlength=len(functions)).tolist()
@@ -120,22 +120,22 @@ def _apply_to_groups(
         for function, size in zip(functions, sizes, strict=True):
             if size:
                 members = slice(start, start + size)
-                chosen = images.index_select(0, places[step, members])
+                chosen = images.index_select(0, positions[step, members])
                 parts.append(function(chosen, numbers[step, members], bound))
                 start += size
         images = torch.cat(parts)
-    return images.index_select(0, places[-1])
+    return images.index_select(0, positions[-1])
 
 
 def _apply_everywhere(
     images: Tensor, groups: Tensor, numbers: Tensor, functions: tuple[_Operation, ...], bound: float
 ) -> Tensor:
-    """Apply every operation to every sample and choose, so that one compiled graph serves all draws."""
+    """Apply every operation to every sample and select, so that one compiled graph works for all draws."""
     images = images.repeat(groups.shape[1] // len(images), 1, 1, 1)
     for group, strengths in zip(groups.to(images.device), numbers.to(images.device), strict=True):
         chosen = images
-        for place, function in enumerate(functions[1:], 1):
-            is_member = (group == place)[:, None, None, None]
+        for index, function in enumerate(functions[1:], 1):
+            is_member = (group == index)[:, None, None, None]
             chosen = torch.where(is_member, function(images.clone(), strengths, bound), chosen)
         images = chosen
     return images
@@ -188,8 +188,8 @@ def _brightness(images: Tensor, numbers: Tensor, bound: float) -> Tensor:
 
 
 def sharpen(images: Tensor, numbers: Tensor, bound: float, stride: int = 1) -> Tensor:
-    """Blend with the mean of neighbours, weighed 1 and themselves 5, all but the border; ``stride``: to the next."""
-    # By slices, for a depthwise convolution takes 5 to 30 times as long on the CPU.
+    """Blend inner pixels with a smoothing kernel (weights 1, centre 5); neighbours are ``stride`` columns apart."""
+    # With slices, because a depthwise convolution takes 5 to 30 times as long on the CPU.
     columns = images[:, :, :-2] + images[:, :, 1:-1]
     columns += images[:, :, 2:]
     smooth = columns[..., : -2 * stride] + columns[..., stride:-stride]
@@ -226,8 +226,8 @@ _POINTWISE: tuple[_Operation, ...] = (
     _brightness,
     sharpen,
 )
-# The function of each operation; those that interpolate are one, as are those that move by whole pixels.
-_GROUPS = [min(place, _FIRST_GEOMETRIC) + (name in _WHOLE_PIXELS) for place, name in enumerate(OPERATIONS)]
+# The index of each operation's function; the operations that interpolate share one, as do the translations.
+_GROUPS = [min(index, _FIRST_GEOMETRIC) + (name in _WHOLE_PIXELS) for index, name in enumerate(OPERATIONS)]
 
 
 def _blend(start: Tensor, end: Tensor, numbers: Tensor, bound: float) -> Tensor:
@@ -242,7 +242,7 @@ def _grey(images: Tensor, bound: float) -> Tensor:
 
 
 def _bytes(images: Tensor, bound: float) -> Tensor:
-    # Just below 256: k / 255 becomes k whichever way it was rounded, and 1 becomes 255.
+    # Just below 256: k / 255 becomes k however it was rounded, and 1 becomes 255.
     return images if bound == _BYTE else images.mul_(255.999).clamp_(0, _BYTE).floor_()
 
 
@@ -255,7 +255,7 @@ def _first(numbers: Tensor) -> Tensor:
 
 
 def _numbers(operations: Tensor, magnitudes: Tensor, height: int, width: int) -> Tensor:
-    """Write down the magnitude, or the affine matrix from output to input in coordinates from -1 to 1."""
+    """Return the magnitudes, or the affine matrices from output to input in coordinates from -1 to 1."""
     magnitudes = magnitudes.double()
     angle, shear_x, shear_y, move_x, move_y = (
         magnitudes.where(operations == OPERATIONS.index(name), 0) for name in GEOMETRIC

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
-from composer.functional.augmentations.mixup import check_indices, check_target, encode_ids
-from composer.functional.checks import check_numbers, check_pairs
-from composer.functional.random import draw_beta, draw_permutation
+from composer.functional.augmentations.mixup import check_indices, check_target, draw_part, encode_ids
+from composer.functional.checks import check_pairs
+from composer.functional.random import draw_permutation
 
 if TYPE_CHECKING:
     from composer.functional.augmentations.cutout import Box
@@ -27,17 +27,17 @@ def draw_cutmix_box(
     *,
     generator: torch.Generator | None = None,
 ) -> Box:
-    """Draw a box with the image's proportions: its size, if that is not given, and by :func:`draw_box` its place.
+    """Draw a box with the proportions of the image: its size, unless ``length`` is set, and its position.
 
     Args:
         size: The image's height and width in pixels.
-        length: The box's sides as a share of the image's, in ``[0, 1]``, rounded as by ``round``. ``None``: the box's
-            share of the area is ``1 - share`` for a draw ``share`` from the Beta distribution, before rounding and
-            before what lies outside the image is cut off.
+        length: The sides of the box as a fraction of those of the image, in ``[0, 1]``, rounded as by ``round``. If
+            ``None``, the area of the box is a fraction ``1 - x`` of the image, for a draw ``x`` from the Beta
+            distribution, before rounding and clipping to the image.
         alpha: Both parameters of the Beta distribution; 0 never mixes.
-        uniform_sampling: Whether each pixel is equally likely to be covered; otherwise each is equally likely to be the
-            box's centre, as in the paper.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
+            the centre of the box, as in the paper.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         ``(x1, y1, x2, y2)``, x along the height and y along the width: rows ``x1`` to ``x2 - 1``, columns ``y1`` to
@@ -55,7 +55,8 @@ def draw_cutmix_box(
     """
     check_pairs(size=size)
     if length is None:
-        length = _draw_length(alpha, generator)
+        part = draw_part(alpha, generator)
+        length = math.sqrt(1 - part) if alpha else 0.0
     check_length(length)
     sides = (round(length * size[0]), round(length * size[1]))
     return draw_box(size, sides, uniform_sampling, generator=generator)
@@ -76,27 +77,27 @@ def cutmix_batch(
 
     ``mixed = input`` but for ``mixed[:, :, x1:x2, y1:y2] = input[indices, :, x1:x2, y1:y2]``
 
-    The box is the same in all images. Two labels and a weight say what a whole image shows, not what each pixel does:
-    a segmentation mask is refused here, and :func:`cutmix` pastes the box into it, too. Bounding boxes cannot be told
-    from other numbers, and would go on telling of objects that are covered: CutMix is not for them.
+    The box is the same in all images. Two labels and a weight describe the entire image, not its pixels: a segmentation
+    mask raises an error here, and :func:`cutmix` pastes the box into it as well. Bounding boxes cannot be distinguished
+    from other numbers, and would include covered objects: CutMix does not support them.
 
     Args:
         input: Images, shape ``(N, C, H, W)``, any dtype.
-        target: Class ids ``(N,)``, class probabilities ``(N, C)``, or anything else with the samples first but a mask.
-        length: The box's sides as a share of the image's, in ``[0, 1]``, rounded as by ``round``; 0 is the identity.
-            If ``None``, the box's area is drawn.
-        alpha: Both parameters of the Beta distribution from which the original sample's share of the area is drawn; 0
-            never mixes.
-        bbox: The box ``(x1, y1, x2, y2)`` in pixels, x along dimension 2 and y along dimension 3, instead of what
-            ``length``, ``alpha`` and ``uniform_sampling`` say. Drawn by :func:`draw_cutmix_box` if ``None``.
+        target: Class ids ``(N,)``, class probabilities ``(N, C)``, or another tensor with the samples first,
+            except a mask.
+        length: The sides of the box as a fraction of those of the image, in ``[0, 1]``, rounded as by ``round``; 0 is
+            the identity. If ``None``, the area of the box is drawn.
+        alpha: Both parameters of the Beta distribution of the original sample's fraction of the area; 0 never mixes.
+        bbox: The box ``(x1, y1, x2, y2)`` in pixels, x along dimension 2 and y along dimension 3, instead of
+            ``length``, ``alpha`` and ``uniform_sampling``. Drawn by :func:`draw_cutmix_box` if ``None``.
         indices: The partners, a permutation of ``range(N)``, int64, on the input's device. Drawn if ``None``.
-        uniform_sampling: Whether each pixel is equally likely to be pasted over; otherwise each is equally likely to be
-            the box's centre, as in the paper. Either way, what lies outside the image is cut off.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
+            the centre of the box, as in the paper. The box is clipped to the image.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        ``(mixed, target[indices], weight, bbox)``. ``weight`` is that of the original sample, 1 less the box's share of
-        the area, so that a loss can be weighed as
+        ``(mixed, target[indices], weight, bbox)``. ``weight`` is that of the original sample, 1 minus the fraction of
+        the box's area, so that a loss can be weighted as
         ``weight * loss(out, target) + (1 - weight) * loss(out, target[indices])``. ``mixed`` is a new tensor with the
         shape, dtype and memory format of ``input``.
 
@@ -119,7 +120,7 @@ def cutmix_batch(
     if _is_mask(target, input):
         raise ValueError(
             f"target must be one label for each image, got a mask of shape {tuple(target.shape)}. "
-            "Use cutmix, which pastes the box into masks, too."
+            "Use cutmix, which pastes the box into masks as well."
         )
     height, width = input.shape[2:]
     if bbox is None:
@@ -145,27 +146,26 @@ def cutmix(
     uniform_sampling: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Paste boxes into images and mix the targets to match, for losses that take class probabilities or masks.
+    """Paste boxes into images and mix the targets, for losses that accept class probabilities or masks.
 
-    Labels are weighed by area. A segmentation mask, recognised by the images' height and width, gets the partner's mask
-    pasted into the same box, whatever its values mean. Bounding boxes are refused. The source is arXiv:1905.04899.
+    Labels are weighted by area. In a segmentation mask, recognised by the height and width of the images, the partner's
+    mask is pasted into the same box. Bounding boxes raise an error. The source is arXiv:1905.04899.
 
     Args:
         data: Images, shape ``(N, C, H, W)``, any dtype.
         target: Class ids ``(N,)``, class probabilities ``(N, C)``, or masks ``(N, H, W)`` or ``(N, K, H, W)``.
-        alpha: Both parameters of the Beta distribution from which the original sample's share of the area is drawn; 0
-            never mixes.
-        num_classes: The number of classes ``C``; needed for class ids, without meaning otherwise.
-        length: The box's sides as a share of the image's, in ``[0, 1]``, rounded as by ``round``. If ``None``, the
-            box's area is drawn.
-        bbox: The box, as :func:`cutmix_batch` takes it. Drawn if ``None``.
+        alpha: Both parameters of the Beta distribution of the original sample's fraction of the area; 0 never mixes.
+        num_classes: The number of classes ``C``; needed for class ids, otherwise not used.
+        length: The sides of the box as a fraction of those of the image, in ``[0, 1]``, rounded as by ``round``. If
+            ``None``, the area of the box is drawn.
+        bbox: The box, as in :func:`cutmix_batch`. Drawn if ``None``.
         indices: The partners, a permutation of ``range(N)``, int64, on the data's device. Drawn if ``None``.
-        uniform_sampling: Whether each pixel is equally likely to be pasted over.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        uniform_sampling: Whether all pixels are equally likely to be covered.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        ``(mixed data, mixed target)``: class probabilities ``(N, C)``, at least float32 if they were ids; or masks as
-        ``target`` has them.
+        ``(mixed data, mixed target)``: class probabilities ``(N, C)``, at least float32 if they were ids; or masks with
+        the shape of ``target``.
 
     Raises:
         TypeError: As :func:`cutmix_batch`.
@@ -198,21 +198,12 @@ def cutmix(
     return mixed, partner.lerp_(target, weight)
 
 
-def _draw_length(alpha: float, generator: torch.Generator | None) -> float:
-    check_numbers(alpha=alpha)
-    if alpha == 0:
-        return 0.0
-    if not alpha > 0:
-        raise ValueError(f"alpha must be at least 0, got {alpha}. It is both parameters of the Beta distribution.")
-    return math.sqrt(1 - draw_beta(alpha, generator=generator))
-
-
 def _paste(images: Tensor, indices: Tensor, bbox: Box) -> Tensor:
     x1, y1, x2, y2 = bbox
     box = images[..., x1:x2, y1:y2]
     mixed = images.clone()
-    # Of 128 images of 32 x 32, one thread, index_select takes 0.6 of the time of indexing where the channels lie one
-    # after the other, and 1.5 times as long where they lie side by side.
+    # For 128 images of 32 x 32, one thread, index_select takes 0.6 of the time of indexing with contiguous images, and
+    # 1.5 times as long in the channels_last format.
     mixed[..., x1:x2, y1:y2] = box.index_select(0, indices) if images.is_contiguous() else box[indices]
     return mixed
 

@@ -1,4 +1,4 @@
-"""CutOut: blank squares of the images (DeVries and Taylor 2017, arXiv:1708.04552)."""
+"""CutOut: fill squares of the images with zeros (DeVries and Taylor 2017, arXiv:1708.04552)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_flags, check_numbers, check_pairs, check_whole_numbers, described
+from composer.functional.checks import check_flags, check_interval, check_pairs, check_whole, described
 from composer.functional.random import check_generator
 
 __all__ = ["cutout_batch", "draw_box", "draw_holes"]
 
 Box = tuple[int, int, int, int]
-"""``(x1, y1, x2, y2)``: rows from x1 to before x2, columns from y1 to before y2."""
+"""``(x1, y1, x2, y2)``: rows from x1 to x2 - 1, columns from y1 to y2 - 1."""
 
 
 def draw_box(
@@ -23,18 +23,18 @@ def draw_box(
     *,
     generator: torch.Generator | None = None,
 ) -> Box:
-    """Draw the place of a box, and cut off what of it lies outside the image.
+    """Draw the position of a box, and clip the box to the image.
 
-    By default the box's centre is any pixel of the image, each as likely as the others; pixels at the border are then
-    covered less often than those inside. With ``uniform_sampling`` the box may also lie outside but for one row and
-    one column, every such place as likely as the others: each pixel is covered with the same probability,
+    By default the centre of the box is uniformly distributed over the pixels; pixels at the border are then covered
+    less often. With ``uniform_sampling`` the position is uniformly distributed over all positions with at least
+    one row and one column inside the image: each pixel is covered with the same probability,
     ``side / (size + side - 1)`` along each dimension.
 
     Args:
         size: The image's height and width in pixels.
         sides: The box's height and width in pixels.
-        uniform_sampling: Whether each pixel is equally likely to be covered.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        uniform_sampling: Whether all pixels are equally likely to be covered.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         ``(x1, y1, x2, y2)``, x along the height and y along the width: rows ``x1`` to ``x2 - 1``, columns ``y1`` to
@@ -61,14 +61,14 @@ def draw_holes(
     *,
     generator: torch.Generator | None = None,
 ) -> list[Box]:
-    """Draw the places of square holes, each by :func:`draw_box`.
+    """Draw the positions of square holes, each as by :func:`draw_box`.
 
     Args:
         size: The image's height and width in pixels.
-        num_holes: Their number; they may overlap.
-        length: A hole's side as a share of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
-        uniform_sampling: Whether each pixel is equally likely to be covered.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        num_holes: The number of holes; they may overlap.
+        length: The side of a hole as a fraction of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
+        uniform_sampling: Whether all pixels are equally likely to be covered.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         ``num_holes`` boxes ``(x1, y1, x2, y2)``, x along the height and y along the width.
@@ -82,9 +82,7 @@ def draw_holes(
         >>> len(draw_holes((32, 32), num_holes=3, length=0.25))
         3
     """
-    check_whole_numbers(num_holes=num_holes)
-    if num_holes < 0:
-        raise ValueError(f"num_holes must be at least 0, got {num_holes}. It is the number of squares.")
+    check_whole("num_holes", num_holes, 0, "It is the number of squares.")
     check_length(length)
     check_pairs(size=size)
     side = round(length * min(size))
@@ -104,19 +102,19 @@ def cutout_batch(
 
     ``output[..., x1:x2, y1:y2] = 0`` for each box ``(x1, y1, x2, y2)``
 
-    Zero is the mean colour only of images that were normalised. Labels, masks and bounding boxes stay as they are, and
-    so still tell of what a hole covers. To leave holes out of a mask, draw them by :func:`draw_holes`, hand them in as
-    ``boxes``, and fill them in the mask with the class id that the loss ignores.
+    Zero is the mean colour only of normalised images. Labels, masks and bounding boxes do not change, and still include
+    what a hole covers. To exclude holes from a mask, draw them by :func:`draw_holes`, pass them as ``boxes``, and fill
+    them in the mask with the class id that the loss ignores.
 
     Args:
         input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, any dtype.
-        num_holes: How many holes; 0 is the identity. They may overlap.
-        length: A hole's side as a share of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
-        uniform_sampling: Whether each pixel is equally likely to be covered; otherwise each is equally likely to be a
-            hole's centre, as in the paper. Either way, what lies outside is cut off.
-        boxes: The holes, each ``(x1, y1, x2, y2)`` in pixels, x along the height and y along the width, instead of what
-            the three settings say. Drawn by :func:`draw_holes` if ``None``.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        num_holes: The number of holes, which may overlap; 0 is the identity.
+        length: The side of a hole as a fraction of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
+        uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
+            the centre of a hole, as in the paper. Holes are clipped to the image.
+        boxes: The holes, each ``(x1, y1, x2, y2)`` in pixels, x along the height and y along the width, instead of
+            these three settings. Drawn by :func:`draw_holes` if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         A new tensor with the shape, dtype and memory format of ``input``.
@@ -150,26 +148,20 @@ def cutout_batch(
 
 
 def check_images(input: Tensor, shape: str, dims: tuple[int, ...], name: str = "input") -> None:
-    """Refuse what is not a tensor of images."""
+    """Raise an error for a value that is not a tensor of images."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{name} must be a tensor of shape {shape}, got {type(input).__name__}.")
     if input.ndim not in dims or 0 in input.shape:
         raise ValueError(f"{name} must have shape {shape} with at least one pixel, got shape {tuple(input.shape)}.")
 
 
-def check_length(length: float | Tensor) -> None:
-    """Refuse a relative length that is none, or that a device would have to be asked for."""
-    if isinstance(length, Tensor):
-        raise TypeError(
-            "length must be a number, got a tensor. Read it once, outside the training step: float(length)."
-        )
-    check_numbers(length=length)
-    if not 0 <= length <= 1:
-        raise ValueError(f"length must lie in [0, 1], got {length}. It is the box's side as a share of the image's.")
+def check_length(length: float) -> None:
+    """Raise an error for a relative length that is not a number in ``[0, 1]``."""
+    check_interval("length", length, 0, 1, "It is the side of the box as a fraction of the image's.")
 
 
 def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
-    """Refuse a box that does not lie within an image."""
+    """Raise an error for a box that does not lie within an image."""
     if not isinstance(box, (tuple, list)) or len(box) != 4 or not all(isinstance(edge, int) for edge in box):
         raise TypeError(f"{name} must be four ints (x1, y1, x2, y2), got {described(box)}.")
     x1, y1, x2, y2 = box
@@ -181,7 +173,7 @@ def check_box(name: str, box: Box, size: tuple[int, int]) -> None:
 
 
 def draw_pair(generator: torch.Generator | None) -> tuple[float, float]:
-    """Draw two numbers evenly from [0, 1); one call of torch costs less than a draw of an integer for each."""
+    """Draw two uniform numbers from [0, 1); one call of torch is faster than two draws of integers."""
     check_generator(generator)
     first, second = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
     return first, second
@@ -194,7 +186,7 @@ def _draw_boxes(
     uniform_sampling: bool,
     generator: torch.Generator | None,
 ) -> list[Box]:
-    """Draw all boxes at once: with a small batch, what is spent on the draw is a tenth of CutOut."""
+    """Draw all boxes with one call: with a small batch, the draw takes a tenth of the time of CutOut."""
     check_pairs(size=size, sides=sides)
     check_flags(uniform_sampling=uniform_sampling)
     (height, width), (rows, columns) = size, sides
@@ -212,13 +204,13 @@ def _draw_boxes(
     return boxes
 
 
-def _interval(share: float, total: int, side: int, uniform_sampling: bool) -> tuple[int, int]:
-    """Put an interval at the place that a number in [0, 1) stands for."""
+def _interval(fraction: float, total: int, side: int, uniform_sampling: bool) -> tuple[int, int]:
+    """Return the clipped interval at the position of a number in [0, 1)."""
     if uniform_sampling:
         first = min(1 - side, 0)
-        start = first + int(share * (total - first))
+        start = first + int(fraction * (total - first))
     else:
-        start = int(share * total) - side // 2
+        start = int(fraction * total) - side // 2
     end = start + side
-    # Conditions take half the time of min and max.
+    # Conditions are twice as fast as min and max.
     return start if start > 0 else 0, end if end < total else total

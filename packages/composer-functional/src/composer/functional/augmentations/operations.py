@@ -1,14 +1,15 @@
-"""The image operations of RandAugment and AugMix by name: how they are chosen, and how strong they are."""
+"""The image operations of RandAugment and AugMix: their names, draws and magnitudes, and checks of images."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_numbers, described, is_whole
+from composer.functional.checks import check_interval, check_whole
 from composer.functional.random import check_generator
 
 OPERATIONS = (
@@ -27,7 +28,7 @@ OPERATIONS = (
     "translate_x",
     "translate_y",
 )
-"""The names of the operations; a draw holds their places in this list."""
+"""The names of the operations; draws contain their indices in this list."""
 
 ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -42,7 +43,7 @@ _SETS = {
 }
 
 _Range = tuple[float, float, bool]
-"""The magnitude at level 0, what ten levels add, and whether they take it away as often."""
+"""The magnitude at level 0, the change over ten levels, and whether its sign is random."""
 
 _RANGES: dict[str, _Range] = {
     "autocontrast": (0.0, 0.0, False),
@@ -60,7 +61,7 @@ _ORIGINAL_RANGES = _RANGES | dict.fromkeys(ENHANCEMENTS, (0.1, 1.8, False))
 def draw_operations(
     shape: tuple[int, ...], severity: float, augmentation_set: AugmentationSet, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Draw operations, int64, and their magnitudes, float32, both on the CPU; of functions, indices and levels."""
+    """Draw operations, int64, and their magnitudes, float32, both on the CPU; for functions, indices and levels."""
     check_severity(severity)
     check_generator(generator)
     check_augmentation_set(augmentation_set)
@@ -75,7 +76,7 @@ def draw_operations(
 
 
 def _rows(augmentation_set: str) -> list[tuple[int, float, float]]:
-    """List each operation with either sign: its place, its magnitude at level 0, and what a level adds."""
+    """List each operation with both signs: its index, its magnitude at level 0, and the change per level."""
     ranges = _ORIGINAL_RANGES if augmentation_set == "original" else _RANGES
     rows = []
     for name in _SETS[augmentation_set]:
@@ -84,23 +85,13 @@ def _rows(augmentation_set: str) -> list[tuple[int, float, float]]:
     return rows
 
 
-def check_whole(name: str, number: int, meaning: str, least: int = 0) -> None:
-    """Refuse what is not a whole number, or less than the least."""
-    if not is_whole(number):
-        raise TypeError(f"{name} must be an int, got {described(number)}. It is {meaning}.")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}. It is {meaning}.")
-
-
 def check_severity(severity: float) -> None:
-    """Refuse what is not a level."""
-    check_numbers(severity=severity)
-    if not 0 <= severity <= 10:
-        raise ValueError(f"severity must lie in [0, 10], got {severity}. Levels are drawn from 0 up to it.")
+    """Raise an error for a severity that is not a level."""
+    check_interval("severity", severity, 0, 10, "Levels are drawn from 0 to the severity.")
 
 
 def check_augmentation_set(augmentation_set: AugmentationSet) -> None:
-    """Refuse what is neither the name of a set nor a list of functions."""
+    """Raise an error for a value that is neither the name of a set nor a list of functions."""
     if isinstance(augmentation_set, str):
         if augmentation_set not in _SETS:
             raise ValueError(f'augmentation_set must be "all", "safe" or "original", got {augmentation_set!r}.')
@@ -112,3 +103,53 @@ def check_augmentation_set(augmentation_set: AugmentationSet) -> None:
         )
     if not augmentation_set:
         raise ValueError("augmentation_set must hold at least one function, got none.")
+
+
+def check_batch_draw(count: int, augmentation_set: str, image_function: str) -> None:
+    """Check the arguments of a draw for a batch."""
+    if not isinstance(augmentation_set, str):
+        raise TypeError(
+            'augmentation_set must be "all", "safe" or "original" for a batch, '
+            f"got {type(augmentation_set).__name__}. Functions are for {image_function}."
+        )
+    check_whole("count", count, 1, "It is the number of samples.")
+
+
+def check_image(img: Any, augmentation_set: AugmentationSet) -> None:
+    """Raise an error for a value that is neither a grey or colour PIL image nor a tensor that operations support."""
+    pillow = sys.modules.get("PIL.Image")  # imported if img is one of its images
+    if pillow is not None and isinstance(img, pillow.Image):
+        if img.mode not in {"RGB", "L"}:
+            raise ValueError(f'img must have the mode "RGB" or "L", got {img.mode!r}. Convert it: img.convert("RGB").')
+        if 0 in img.size:
+            raise ValueError(f"img must have at least one pixel, got size {img.size}.")
+    elif not isinstance(img, Tensor):
+        raise TypeError(f"img must be a PIL image or a tensor (C, H, W), got {type(img).__name__}.")
+    elif img.ndim != 3:
+        raise ValueError(f"img must be one image (C, H, W), got shape {tuple(img.shape)}.")
+    elif isinstance(augmentation_set, str):  # your own functions may support other tensors
+        if img.dtype != torch.uint8 and not img.is_floating_point():
+            raise TypeError(f"img must be uint8, or floating point from 0 to 1, got {img.dtype}. Convert it first.")
+        if img.shape[0] not in {1, 3} or not img.numel():
+            raise ValueError(
+                "img must be one image (C, H, W) with 1 or 3 channels and at least one pixel, "
+                f"got shape {tuple(img.shape)}."
+            )
+
+
+def apply_functions(
+    img: Any, functions: Sequence[Callable[[Any, float], Any]], choices: list[int], levels: list[float]
+) -> Any:
+    """Apply your own functions, by their indices, one after the other; negative indices are skipped."""
+    for choice, level in zip(choices, levels, strict=True):
+        if choice >= 0:
+            img = functions[choice](img, level)
+    return img
+
+
+def mix_tensors(img: Tensor, chains: Sequence[Tensor], weights: Sequence[float], mixing: float) -> Tensor:
+    """Return ``(1 - mixing) * img + mixing * (sum of weights * chains)``, in float32 for uint8."""
+    mixed = img * (1 - mixing)
+    for chain, weight in zip(chains, weights, strict=True):
+        mixed.add_(chain, alpha=mixing * weight)
+    return mixed

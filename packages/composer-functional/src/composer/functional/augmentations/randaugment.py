@@ -1,4 +1,4 @@
-"""RandAugment: a few operations at random, with one number for their strength (Cubuk et al. 2019, arXiv:1909.13719)."""
+"""RandAugment: random operations with one severity (Cubuk et al. 2019, arXiv:1909.13719)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from composer.functional.augmentations.batch_operations import (
     check_images,
     map_samples,
 )
-from composer.functional.augmentations.image_operations import apply_functions, check_image
 from composer.functional.augmentations.operations import (
     AugmentationSet,
+    apply_functions,
     check_augmentation_set,
+    check_batch_draw,
+    check_image,
     check_severity,
-    check_whole,
     draw_operations,
 )
+from composer.functional.checks import check_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,16 +43,16 @@ _Image = TypeVar("_Image", bound="Image | Tensor")
 
 @dataclass(frozen=True)
 class RandAugmentDraws:
-    """Which operations RandAugment applies to each sample, and how strongly; see :func:`draw_randaugment`.
+    """The operations of RandAugment for each sample, and their magnitudes; see :func:`draw_randaugment`.
 
     The operations are numbered: 0 identity, 1 autocontrast, 2 equalize, 3 posterize, 4 solarize, 5 color, 6 contrast,
     7 brightness, 8 sharpness, 9 rotate, 10 shear_x, 11 shear_y, 12 translate_x, 13 translate_y.
 
     Attributes:
-        operations: Their numbers, shape ``(depth, N)``, int64, on the CPU.
-        magnitudes: Bits that posterize keeps, rounded up; the threshold of solarize as a share of 256; the factor of 5
-            to 8, where 1 changes nothing; degrees counterclockwise; the slope of a shear; the share of the side by
-            which an image is moved to the right or down. Shape ``(depth, N)``, float32, on the CPU.
+        operations: Their indices, shape ``(depth, N)``, int64, on the CPU.
+        magnitudes: The bits that posterize keeps, rounded up; the threshold of solarize as a fraction of 256; the
+            factor of 5 to 8, where 1 is the identity; degrees counterclockwise; the slope of a shear; the translation
+            to the right or down as a fraction of the side. Shape ``(depth, N)``, float32, on the CPU.
 
     Example:
         >>> quarter_turn = RandAugmentDraws(torch.tensor([[9]]), torch.tensor([[90.0]]))
@@ -71,31 +73,31 @@ def draw_randaugment(
     *,
     generator: torch.Generator | None = None,
 ) -> RandAugmentDraws:
-    """Draw the operations for each of a number of samples, and for each operation a level from 0 to the severity.
+    """Draw the operations for each sample, and for each operation a level from 0 to the severity.
 
-    Every operation of the set is as likely. What a level ``l`` means:
+    All operations of the set are equally likely. A level ``l`` has the following meaning:
 
-    - autocontrast, equalize: nothing, they have no strength;
+    - autocontrast, equalize: none, they have no magnitude;
     - posterize: ``4 - floor(0.4 l)`` bits are kept; solarize: bytes from ``256 - 25.6 l`` on are inverted;
     - rotate: ``± 3 l`` degrees; shear: ``± 0.03 l``; translate: ``± l / 30`` of the side, in whole pixels;
-    - color, contrast, brightness, sharpness: the factor is ``1 ± 0.09 l``; in the set ``"original"``, as the authors
-      have it, ``0.1 + 0.18 l``, which is far from 1 at level 0 as well.
+    - color, contrast, brightness, sharpness: the factor is ``1 ± 0.09 l``; in the set ``"original"``, as in the
+      paper, ``0.1 + 0.18 l``, which differs from 1 at level 0.
 
     Args:
-        count: How many samples, at least 1.
-        severity: The largest level, in ``[0, 10]``. At 0 all but autocontrast, equalize and posterize, and in
-            ``"original"`` the last four, are the identity.
-        depth: How many operations one after the other; 0 changes nothing.
+        count: The number of samples, at least 1.
+        severity: The largest level, in ``[0, 10]``. At 0 all operations except autocontrast, equalize and posterize,
+            and in ``"original"`` the last four, are the identity.
+        depth: The number of operations, applied one after the other; 0 is the identity.
         augmentation_set: ``"all"``; ``"safe"``, without color, contrast, brightness and sharpness, which overlap with
             the corruptions of ImageNet-C; or ``"original"``, all with other ranges.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         The draws, on the CPU.
 
     Raises:
-        TypeError: ``count`` or ``depth`` is not an int, or ``augmentation_set`` is not a name; functions are for single
-            images.
+        TypeError: ``count`` or ``depth`` is not an int, or ``augmentation_set`` is not a name (functions are for single
+            images).
         ValueError: ``severity`` lies outside ``[0, 10]``, ``depth`` is negative, ``count`` is less than 1,
             ``augmentation_set`` is unknown, or ``generator`` is not on the CPU.
 
@@ -103,12 +105,7 @@ def draw_randaugment(
         >>> draw_randaugment(4, generator=torch.Generator().manual_seed(17)).operations.shape
         torch.Size([2, 4])
     """
-    if not isinstance(augmentation_set, str):
-        raise TypeError(
-            'augmentation_set must be "all", "safe" or "original" for a batch, '
-            f"got {type(augmentation_set).__name__}. Functions are for randaugment_image."
-        )
-    check_whole("count", count, "the number of samples", least=1)
+    check_batch_draw(count, augmentation_set, "randaugment_image")
     return _draw(count, severity, depth, augmentation_set, generator)
 
 
@@ -121,32 +118,32 @@ def randaugment_batch(
     draws: RandAugmentDraws | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Apply to every image of a batch its own random operations (arXiv:1909.13719).
+    """Apply random operations to every image of a batch (arXiv:1909.13719).
 
     ``output[n] = operation[depth - 1, n](… operation[0, n](input[n]))``
 
-    Geometric operations, without interpolation and with black where there was nothing, move pixels. Targets that
-    belong to places, as segmentation masks, boxes and keypoints do, are not moved along: this is for classification.
+    Geometric operations move pixels, without interpolation; the border is filled with black. Targets that
+    depend on positions (segmentation masks, boxes, key points) are not moved: this is for classification.
 
-    Nothing waits for a device: what is random is known on the CPU and copied. Under ``torch.compile`` every operation
-    is computed for every sample, so that one graph serves all draws; on a GPU only copying them waits for it there.
+    Nothing waits for a device: draws are made on the CPU and copied. Under ``torch.compile`` every operation is
+    computed for every sample, so that one graph works for all draws; on a GPU, copying the draws synchronises there.
 
     Args:
-        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Others are
-            not refused, as looking would mean to wait for the device, but cut off by some operations: normalise later.
+        input: Images, shape ``(N, C, H, W)`` with 1 or 3 channels: uint8, or floating point from 0 to 1. Other
+            values are not detected, which would wait for the device, and some operations clip them: normalise later.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
-        depth: How many operations one after the other; 0 changes nothing.
+        depth: The number of operations, applied one after the other; 0 is the identity.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``; see :func:`draw_randaugment`.
-        draws: What :func:`draw_randaugment` gives; drawn if ``None``. With it the arguments before do not matter.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        draws: The result of :func:`draw_randaugment`, which replaces the previous arguments; drawn if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. Bytes are rounded after
-        each operation, as by torchvision.
+        A new tensor with the shape, dtype and memory format of ``input``, from 0 to 1 or 255. uint8 values are rounded
+        after each operation, as in torchvision.
 
     Raises:
         TypeError: ``input`` is neither uint8 nor floating point, ``depth`` is not an int, ``augmentation_set`` is not a
-            name, or ``draws`` are something else.
+            name, or ``draws`` are of another type.
         ValueError: ``input`` has another shape or is empty, ``draws`` are for another number of samples or not on the
             CPU, or as :func:`draw_randaugment`.
 
@@ -177,27 +174,27 @@ def randaugment_image(
 ) -> _Image:
     """Apply random operations to one image, for a data loader (arXiv:1909.13719).
 
-    Geometric operations move pixels. Targets that belong to places, as segmentation masks, boxes and keypoints do, are
-    not moved along: this is for classification.
+    Geometric operations move pixels. Targets that depend on positions (segmentation masks, boxes, key points) are not
+    moved: this is for classification.
 
     Args:
         img: A PIL image, mode ``"RGB"`` or ``"L"``; or a tensor ``(C, H, W)`` as in :func:`randaugment_batch`.
         severity: The largest level, in ``[0, 10]``; see :func:`draw_randaugment`.
-        depth: How many operations one after the other; 0 changes nothing.
+        depth: The number of operations, applied one after the other; 0 is the identity.
         augmentation_set: ``"all"``, ``"safe"`` or ``"original"``, see :func:`draw_randaugment`; or functions that take
             the image and a level, drawn from 0 to ``severity``, and return an image.
-        draws: What :func:`draw_randaugment` gives for one sample; drawn if ``None``. With functions: their indices, and
-            levels.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``,
-            which a data loader seeds for each worker.
+        draws: The result of :func:`draw_randaugment` for one sample; drawn if ``None``. For functions: their indices
+            and levels.
+        generator: The random generator, on the CPU; torch's default generator if ``None``, which a data loader seeds in
+            each worker.
 
     Returns:
-        An image of the same kind, size, and mode or dtype. PIL images are worked on by Pillow, and differ from tensors
-        by its way of rounding.
+        An image of the same type, size, and mode or dtype. Pillow processes PIL images; the results differ from those
+        of tensors by rounding.
 
     Raises:
         TypeError: ``img`` is neither a PIL image nor a tensor, or of another dtype, ``depth`` is not an int,
-            ``augmentation_set`` is neither a name nor functions, or ``draws`` are something else.
+            ``augmentation_set`` is neither a name nor functions, or ``draws`` are of another type.
         ValueError: ``img`` has another mode or shape, or as :func:`randaugment_batch`.
 
     Example:
@@ -216,13 +213,13 @@ def randaugment_image(
 
 
 class RandAugmentTransform(nn.Module):
-    """:func:`randaugment_image` as a transform, to put into ``torchvision.transforms.Compose`` before normalising.
+    """:func:`randaugment_image` as a transform for ``torchvision.transforms.Compose``, before normalisation.
 
-    It can be pickled, and draws from torch's default generator, which a data loader seeds for each worker.
+    It can be pickled, and draws from torch's default generator, which a data loader seeds in each worker.
 
     Args:
         severity: The largest level, in ``[0, 10]``.
-        depth: How many operations one after the other.
+        depth: The number of operations, applied one after the other.
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Raises:
@@ -248,16 +245,16 @@ class RandAugmentTransform(nn.Module):
         return randaugment_image(img, self.severity, self.depth, self.augmentation_set)
 
     def extra_repr(self) -> str:
-        """Name the settings."""
+        """Return the settings for ``repr``."""
         return f"severity={self.severity}, depth={self.depth}, augmentation_set={self.augmentation_set!r}"
 
 
 def randaugment(severity: float = 9, depth: int = 2, augmentation_set: AugmentationSet = "all") -> RandAugmentTransform:
-    """Make a transform for a data set: :class:`RandAugmentTransform`, with the same arguments.
+    """Return a transform for a dataset: :class:`RandAugmentTransform`, with the same arguments.
 
     Args:
         severity: The largest level, in ``[0, 10]``.
-        depth: How many operations one after the other.
+        depth: The number of operations, applied one after the other.
         augmentation_set: ``"all"``, ``"safe"``, ``"original"``, or functions ``(image, level) -> image``.
 
     Returns:
@@ -293,7 +290,7 @@ def _draw(
 
 
 def _check_depth(depth: int) -> None:
-    check_whole("depth", depth, "the number of operations one after the other")
+    check_whole("depth", depth, 0, "It is the number of operations, applied one after the other.")
 
 
 def _check_draws(draws: RandAugmentDraws, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Progressive resizing: train on small images first, as fast.ai does."""
+"""Progressive resizing: train on small images first, as in fast.ai."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from composer.functional.augmentations.colout import select_rows_and_columns
 from composer.functional.augmentations.cutout import check_images, draw_pair
-from composer.functional.checks import check_flags, check_numbers, check_pairs
+from composer.functional.checks import check_flags, check_interval, check_pairs
 from composer.functional.random import check_generator
 
 __all__ = ["draw_corner", "resize_batch"]
@@ -19,12 +19,12 @@ __all__ = ["draw_corner", "resize_batch"]
 def draw_corner(
     size: tuple[int, int], crop_size: tuple[int, int], *, generator: torch.Generator | None = None
 ) -> tuple[int, int]:
-    """Draw the place of a crop within an image, each place as likely as the others.
+    """Draw the position of a crop within an image, uniformly.
 
     Args:
         size: The image's height and width in pixels.
         crop_size: The crop's height and width in pixels, at most the image's.
-        generator: Source of randomness, a CPU generator; torch's default one if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         The crop's first row and first column.
@@ -57,25 +57,26 @@ def resize_batch(
     corner: tuple[int, int] | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Any]:
-    """Make the images of a batch smaller, and masks with them.
+    """Reduce the size of the images of a batch, and of masks.
 
     The new height and width are ``scale_factor`` times the old, rounded as by ``round``, at least 1.
 
-    ``"resize"`` interpolates images, and masks of floating point, bilinearly between pixels' centres; masks of integers
-    and booleans take the value of the nearest pixel. ``"crop"`` cuts out one piece, at the same place in all images
-    and masks. Coordinates, as of bounding boxes and key points, are not recomputed: to change them is refused.
+    ``"resize"`` interpolates images and floating-point masks bilinearly between the centres of pixels; integer and
+    boolean masks get the value of the nearest pixel. ``"crop"`` crops all images and masks at the same position.
+    Coordinates, such as bounding boxes and key points, are not supported as targets to resize.
 
     Args:
         input: Images, shape ``(N, C, H, W)``; floating point for ``"resize"``, any dtype for ``"crop"``.
-        target: Masks, shape ``(N, H, W)`` or ``(N, K, H, W)``, if ``resize_targets``; otherwise anything.
-        scale_factor: The new height and width as a share of the old, in ``(0, 1]``; 1 is the identity.
+        target: Masks, shape ``(N, H, W)`` or ``(N, K, H, W)``, if ``resize_targets``; otherwise any object.
+        scale_factor: The new height and width as a fraction of the old, in ``(0, 1]``; 1 is the identity.
         mode: ``"resize"`` or ``"crop"``.
-        resize_targets: Whether the target becomes smaller, too; otherwise it is passed on.
+        resize_targets: Whether to resize the target as well; otherwise it is returned unchanged.
         corner: The crop's first row and column. Drawn by :func:`draw_corner` if ``None``; not used by ``"resize"``.
-        generator: Source of randomness for what has to be drawn, a CPU generator; torch's default one if ``None``.
+        generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        ``(input, target)``: new tensors, dtype and memory format kept; or what was given, where the size stays.
+        ``(input, target)``: new tensors with the same dtype and memory format; or the arguments, if the size does not
+        change.
 
     Raises:
         TypeError: ``input`` is not a tensor, or not floating point and to be interpolated; the target to be resized is
@@ -123,7 +124,7 @@ def _resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _nearest(old: int, new: int, device: torch.device) -> Tensor:
-    """Return the pixel that holds the centre of each new one: floor((i + 1/2) * old / new)."""
+    """Return the pixel that contains the centre of each new one: floor((i + 1/2) * old / new)."""
     return (2 * torch.arange(new, device=device) + 1) * old // (2 * new)
 
 
@@ -132,13 +133,9 @@ def _crop(images: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Ten
     return images[..., row : row + height, column : column + width].clone()
 
 
-def _check_settings(input: Tensor, scale_factor: float | Tensor, mode: str) -> None:
+def _check_settings(input: Tensor, scale_factor: float, mode: str) -> None:
     check_images(input, "(N, C, H, W)", (4,))
-    if isinstance(scale_factor, Tensor):
-        raise TypeError("scale_factor must be a number, got a tensor. Read it once, outside: float(scale_factor).")
-    check_numbers(scale_factor=scale_factor)
-    if not 0 < scale_factor <= 1:
-        raise ValueError(f"scale_factor must lie in (0, 1], got {scale_factor}. It is the new size's share of the old.")
+    check_interval("scale_factor", scale_factor, 0, 1, "It is the new size as a fraction of the old.", open_low=True)
     if mode not in {"resize", "crop"}:
         raise ValueError(f'mode must be "resize" or "crop", got {mode!r}.')
     if mode == "resize" and not input.is_floating_point():
@@ -150,7 +147,7 @@ def _check_settings(input: Tensor, scale_factor: float | Tensor, mode: str) -> N
 
 def _check_target(target: Any, input: Tensor) -> None:
     shape = f"({input.shape[0]}, {input.shape[2]}, {input.shape[3]})"
-    remedy = "Pass resize_targets=False to leave it alone."
+    remedy = "Pass resize_targets=False to return it unchanged."
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor of masks to be resized, got {type(target).__name__}. {remedy}")
     same = target.shape[:1] == input.shape[:1] and target.shape[-2:] == input.shape[-2:]

@@ -1,1 +1,1 @@
-"""The modules that surgery puts into a model."""
+"""Layers: the modules that surgery inserts into a model."""

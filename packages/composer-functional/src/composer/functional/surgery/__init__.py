@@ -1,1 +1,1 @@
-"""What edits a model in place."""
+"""Surgery: functions that change a model in place."""

@@ -1,1 +1,1 @@
-"""What changes targets, gradients and weights during training."""
+"""Functions that change targets, gradients and weights during training."""

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_numbers, described
+from composer.functional.checks import check_interval, check_modules, described
 
 __all__ = ["compute_ema", "update_averages"]
 
@@ -15,20 +15,20 @@ _Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
-    """Move the averaged model towards the model, in place.
+    """Update the averaged model with the weights of the model, in place.
 
-    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers; those that are not floating point,
-    such as BatchNorm's count of batches, are copied.
+    ``ema = smoothing * ema + (1 - smoothing) * model`` for parameters and buffers; integer tensors, such as the number
+    of batches of BatchNorm, are copied.
 
     Args:
-        model: The model that is trained; it stays as it is.
+        model: The trained model; not changed.
         ema_model: The average, a copy of the model's architecture; **changed in place**.
-        smoothing: The old average's weight, in ``[0, 1]``. With a half-life of ``n`` steps it is ``2 ** (-1 / n)``.
+        smoothing: The weight of the old average, in ``[0, 1]``. For a half-life of ``n`` steps use ``2 ** (-1 / n)``.
 
     Raises:
         TypeError: One of the two is not a module.
         ValueError: ``smoothing`` lies outside ``[0, 1]``, the two differ in the names or shapes of parameters and
-            buffers, or they share all of these. Then nothing has been changed.
+            buffers, or they share all of them; nothing has been changed then.
 
     Example:
         >>> model, average = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -37,30 +37,22 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         >>> torch.allclose(average.weight, expected)
         True
     """
-    for name, given in (("model", model), ("ema_model", ema_model)):
-        if not isinstance(given, nn.Module):
-            raise TypeError(f"{name} must be a torch.nn.Module, got {type(given).__name__}.")
-    averaged: list[Tensor] = []
-    current: list[Tensor] = []
-    if not _collect_pairs(ema_model, model, averaged, current, set()):
-        raise ValueError(_describe_difference(ema_model, model))
-    if averaged and all(map(operator.is_, averaged, current)):
-        raise ValueError("ema_model must have tensors of its own, got those of model. Make it by copy.deepcopy(model).")
+    averaged, current = pair_tensors(model, ema_model, "ema_model")
     update_averages(averaged, current, smoothing)
 
 
 @torch.no_grad()
 def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.99) -> None:
-    """Move averages towards current values, in place: the kernel of :func:`compute_ema` for lists kept by the caller.
+    """Update averages with current values, in place: the kernel of :func:`compute_ema` for lists of tensors.
 
     Args:
-        averaged: The averages; **changed in place**. No tensor may come twice.
-        current: As many tensors of the same shapes and devices, in the same order.
-        smoothing: The old average's weight, in ``[0, 1]``. Tensors that are not floating point are copied.
+        averaged: The averages; **changed in place**. A tensor must not occur twice.
+        current: The current values, with the same shapes and devices, in the same order.
+        smoothing: The weight of the old average, in ``[0, 1]``. Integer tensors are copied.
 
     Raises:
         ValueError: ``smoothing`` lies outside ``[0, 1]``, the lists differ in length, two tensors differ in shape, or
-            both lists hold the same tensors. Then nothing has been changed.
+            both lists hold the same tensors; nothing has been changed then.
         RuntimeError: Two tensors differ in device (raised by torch).
 
     Example:
@@ -69,25 +61,23 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
         >>> average
         tensor([0.2500, 1.0000])
     """
-    check_numbers(smoothing=smoothing)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}. It is the weight of the old average.")
-    for name, given in (("averaged", averaged), ("current", current)):
-        if not isinstance(given, (list, tuple)):
-            raise TypeError(f"{name} must be a list of tensors, got {described(given)}.")
+    check_interval("smoothing", smoothing, 0, 1, "It is the weight of the old average.")
+    for name, tensors in (("averaged", averaged), ("current", current)):
+        if not isinstance(tensors, (list, tuple)):
+            raise TypeError(f"{name} must be a list of tensors, got {described(tensors)}.")
     if len(averaged) != len(current):
         raise ValueError(f"averaged and current must be as long, got {len(averaged)} and {len(current)} tensors.")
     if averaged and all(map(operator.is_, averaged, current)):
         raise ValueError(
-            "averaged must be tensors of their own, got current itself. Make averages by copying the model."
+            "averaged must be tensors of their own, got current itself. Create averages by copying the model."
         )
-    # One call for mixed dtypes would be right too, but on a GPU it would start a kernel for each tensor.
+    # One call for mixed dtypes would be correct, but on a GPU it would launch a kernel for each tensor.
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for old, new in zip(averaged, current, strict=True):
         if old.shape != new.shape:
             raise ValueError(
                 f"Each average must have the shape of its current value, got {tuple(old.shape)} for "
-                f"{tuple(new.shape)}. Make averages by copying the model, after every surgery."
+                f"{tuple(new.shape)}. Create averages by copying the model, after every surgery."
             )
         dtype = old.dtype
         if dtype not in groups:
@@ -102,10 +92,27 @@ def update_averages(averaged: _Tensors, current: _Tensors, smoothing: float = 0.
             torch._foreach_copy_(old_tensors, new_tensors)
 
 
+def pair_tensors(model: nn.Module, average: nn.Module, name: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors of an averaged model, the argument ``name``, and those of the model, in the same order.
+
+    Raises:
+        TypeError: One of the two is not a module.
+        ValueError: The names of their parameters and buffers differ, or they share all tensors.
+    """
+    check_modules(model=model, **{name: average})
+    averaged: list[Tensor] = []
+    current: list[Tensor] = []
+    if not _collect_pairs(average, model, averaged, current, set()):
+        raise ValueError(_describe_difference(average, model, name))
+    if averaged and all(map(operator.is_, averaged, current)):
+        raise ValueError(f"{name} must have tensors of its own, got those of model. Create it by copy.deepcopy(model).")
+    return averaged, current
+
+
 def _collect_pairs(
     averaged: nn.Module, current: nn.Module, old_tensors: list[Tensor], new_tensors: list[Tensor], seen: set[int]
 ) -> bool:
-    """List tensors of the same name, faster than by named_parameters and named_buffers; false if names differ."""
+    """List tensors of equal names, faster than named_parameters and named_buffers; return False if names differ."""
     own, others = vars(averaged), vars(current)
     for kind in ("_parameters", "_buffers"):
         if own[kind].keys() != others[kind].keys():
@@ -114,7 +121,7 @@ def _collect_pairs(
             new = others[kind][name]
             if (old is None) != (new is None):
                 return False
-            # Tied weights are one tensor under two names: moving it twice would be wrong.
+            # Tied weights are one tensor under two names, which must be updated once.
             if old is not None and id(old) not in seen:
                 seen.add(id(old))
                 old_tensors.append(old)
@@ -132,7 +139,7 @@ def _collect_pairs(
     return True
 
 
-def _describe_difference(ema_model: nn.Module, model: nn.Module) -> str:
+def _describe_difference(average: nn.Module, model: nn.Module, name: str) -> str:
     def names(module: nn.Module) -> set[str]:
         return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
@@ -140,9 +147,9 @@ def _describe_difference(ema_model: nn.Module, model: nn.Module) -> str:
         shown = ", ".join(sorted(names)[:3])
         return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "nothing"
 
-    averaged, current = names(ema_model), names(model)
+    averaged, current = names(average), names(model)
     return (
-        "ema_model must have the names of model's parameters and buffers; "
-        f"only model has {some(current - averaged)}, only ema_model has {some(averaged - current)}. "
-        "Make it by copy.deepcopy(model), after every surgery and before any wrapping (DDP, torch.compile)."
+        f"{name} must have the names of model's parameters and buffers; "
+        f"only model has {some(current - averaged)}, only {name} has {some(averaged - current)}. "
+        "Create it by copy.deepcopy(model), after every surgery and before any wrapping (DDP, torch.compile)."
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from composer.functional.checks import check_numbers
+from composer.functional.checks import check_interval
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -20,7 +21,7 @@ __all__ = ["apply_gradient_clipping"]
 _TYPES = ("norm", "value", "adaptive")
 _PLAIN = {Tensor, nn.Parameter}
 _EPSILON = 1e-3
-"""The least norm that a unit's weights count as, so that those that begin at zero can leave it (arXiv:2102.06171)."""
+"""The lower bound of a unit's weight norm, so that weights initialised with zero can change (arXiv:2102.06171)."""
 
 
 @torch.no_grad()
@@ -32,30 +33,31 @@ def apply_gradient_clipping(
 ) -> Tensor | None:
     """Limit the gradients of parameters, in place.
 
-    - ``"norm"``: all gradients shrink alike until their common norm is at most the threshold (arXiv:1211.5063);
-    - ``"value"``: each number is clamped to ``[-threshold, threshold]``;
+    - ``"norm"``: all gradients are scaled by one factor so that their total norm is at most the threshold
+      (arXiv:1211.5063);
+    - ``"value"``: each element is clamped to ``[-threshold, threshold]``;
     - ``"adaptive"``: ``gradient *= min(1, threshold * max(norm(weights), 0.001) / norm(gradient))`` for each unit
-      (arXiv:2102.06171). A unit is what makes one output: a row of a linear layer's weights, a filter of a
-      convolution's, in general each entry of the first dimension. A parameter with one dimension or none, as a bias, is
-      one unit. The paper leaves the last linear layer alone: hand in the parameters of the others.
+      (arXiv:2102.06171). A unit computes one output: a row of a linear layer's weights, a filter of a convolution, in
+      general each entry of the first dimension. A parameter with at most one dimension, such as a bias, is one unit.
+      The paper does not clip the last linear layer: pass the parameters of the others.
 
     Gradients may differ in dtype and device; norms are computed in float32 or better. Parameters without a gradient are
-    left alone, if others have one. Sharded parameters (DTensors, as ``fully_shard`` makes them) are clipped as if they
-    were whole; all processes that share them have to call this.
+    skipped, if others have one. Sharded parameters (DTensors, as ``fully_shard`` creates them) are clipped by the norms
+    of the complete parameters; all processes that share them must call this function.
 
     Args:
         model: A model, several parameters or one; **their gradients are changed in place**.
         clipping_type: ``"norm"``, ``"value"`` or ``"adaptive"``.
         clipping_threshold: The limit, above 0. Infinity only measures the norm.
-        fsdp_enabled: Not needed; there for those who used to say it.
+        fsdp_enabled: Ignored; accepted for compatibility.
 
     Returns:
         For ``"norm"``, the norm of all gradients before clipping, a tensor without dimensions; else ``None``.
 
     Raises:
         TypeError: ``model`` is none of the three, or ``clipping_threshold`` is a tensor.
-        ValueError: ``clipping_type`` does not exist, ``clipping_threshold`` is not above 0, or parameters that require
-            a gradient have none, all of them.
+        ValueError: ``clipping_type`` is unknown, ``clipping_threshold`` is not above 0, or no parameter that requires a
+            gradient has one.
 
     Example:
         >>> weight = nn.Parameter(torch.zeros(2))
@@ -68,7 +70,8 @@ def apply_gradient_clipping(
     del fsdp_enabled
     if clipping_type not in _TYPES:
         raise ValueError(f"clipping_type must be one of {', '.join(map(repr, _TYPES))}, got {clipping_type!r}.")
-    _check_threshold(clipping_threshold)
+    meaning = "It is the limit of the gradients."
+    check_interval("clipping_threshold", clipping_threshold, 0, math.inf, meaning, open_low=True)
     listed = _list_parameters(model)
     parameters = [parameter for parameter in listed if parameter.grad is not None]
     if not parameters:
@@ -89,7 +92,7 @@ def apply_gradient_clipping(
 
 
 def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters that have one; of sharded ones, add up what is spread over processes."""
+    """Return the gradients of parameters that have one; partial sums of sharded ones are reduced over processes."""
     gradients: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]
     if _are_plain(gradients):
         return gradients
@@ -101,14 +104,14 @@ def list_gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:
-    """Return what this process holds of each, sharing its memory; to be called without gradients."""
+    """Return the local part of each tensor, which shares its memory; call it without gradients."""
     if _are_plain(tensors):
         return tensors
     return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def measure_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the Euclidean norm of all together, sharded ones as a whole, on the device of the first."""
+    """Return the Euclidean norm of all complete gradients together, on the device of the first."""
     if not gradients:
         return torch.zeros(())
     norms = [_vector_norms([gradients[place] for place in group]) for group in _group(gradients)]
@@ -117,7 +120,7 @@ def measure_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def scale(gradients: list[Tensor], factor: Tensor) -> None:
-    """Multiply all by one factor, in place."""
+    """Multiply all gradients by one factor, in place."""
     for group in _group(gradients):
         shards = local_parts([gradients[place] for place in group])
         torch._foreach_mul_(shards, factor.to(shards[0].device))
@@ -125,18 +128,20 @@ def scale(gradients: list[Tensor], factor: Tensor) -> None:
 
 def _clip_units(parameters: list[Tensor], gradients: list[Tensor], threshold: float) -> None:
     for group in _group(gradients):
-        for is_wanted, measure in ((_is_one_unit, _vector_norms), (_has_rows, _row_norms)):
-            places = [place for place in group if is_wanted(gradients[place])]
+        for has_rows, measure in ((False, _vector_norms), (True, _row_norms)):
+            places = [place for place in group if (gradients[place].ndim > 1) is has_rows]
             if places:
                 clipped = [gradients[place] for place in places]
                 limits = measure([parameters[place] for place in places]).clamp_min_(_EPSILON).mul_(threshold)
-                factors = limits.div_(measure(clipped)).clamp_max_(1.0)  # a norm of zero gives infinity, so 1
+                factors = limits.div_(measure(clipped)).clamp_max_(
+                    1.0
+                )  # a norm of zero gives infinity, which is clamped to 1
                 _multiply_units(local_parts(clipped), factors)
 
 
 def _multiply_units(gradients: list[Tensor], factors: Tensor) -> None:
-    """Multiply each unit by its own factor; ``factors`` has them one after the other."""
-    counts = [gradient.shape[0] if _has_rows(gradient) else 1 for gradient in gradients]
+    """Multiply each unit by its own factor; ``factors`` is the concatenation of the factors."""
+    counts = [gradient.shape[0] if gradient.ndim > 1 else 1 for gradient in gradients]
     shapes = [
         (count, *[1] * (gradient.ndim - 1))[: gradient.ndim] for gradient, count in zip(gradients, counts, strict=True)
     ]
@@ -144,16 +149,8 @@ def _multiply_units(gradients: list[Tensor], factors: Tensor) -> None:
     torch._foreach_mul_(gradients, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
-def _is_one_unit(tensor: Tensor) -> bool:
-    return tensor.ndim <= 1
-
-
-def _has_rows(tensor: Tensor) -> bool:
-    return tensor.ndim > 1
-
-
 def _row_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norms of all entries of the first dimensions, one after the other; all are of one group."""
+    """Return the concatenated norms of all entries of the first dimensions, for tensors of one group."""
     shards = local_parts(tensors)
     dtype = _norm_dtype(shards[0])
     norms = [torch.linalg.vector_norm(shard, dim=tuple(range(1, shard.ndim)), dtype=dtype) for shard in shards]
@@ -161,13 +158,13 @@ def _row_norms(tensors: list[Tensor]) -> Tensor:
 
 
 def _vector_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each; all are of one group."""
+    """Return the norm of each tensor, for tensors of one group."""
     shards = local_parts(tensors)
     return _add_up(torch.stack(torch._foreach_norm(shards, 2, _norm_dtype(shards[0]))), tensors[0])
 
 
 def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor:
-    """Combine norms of shards over processes; with ``keeps_first`` each entry of the first dimension has its own."""
+    """Combine norms of shards over processes; with ``keeps_first``, one norm per entry of the first dimension."""
     if not _is_sharded(like):
         return norms
     summed = [
@@ -184,7 +181,7 @@ def _add_up(norms: Tensor, like: Tensor, *, keeps_first: bool = False) -> Tensor
 
 
 def _group(tensors: list[Tensor]) -> list[list[int]]:
-    """Return the places of those that one operation may take together."""
+    """Return the indices of tensors that one operation can process together."""
     groups: dict[Hashable, list[int]] = {}
     for place, tensor in enumerate(tensors):
         plain = type(tensor) in _PLAIN
@@ -198,7 +195,7 @@ def _are_plain(tensors: list[Tensor]) -> bool:
 
 
 def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    # DTensor takes long to import; a tensor that is none says so without it.
+    # Importing DTensor is slow; plain tensors do not need it.
     if type(tensor) in _PLAIN or not torch.distributed.is_available():
         return False
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
@@ -210,14 +207,8 @@ def _norm_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _check_threshold(threshold: float) -> None:
-    check_numbers(clipping_threshold=threshold)
-    if not threshold > 0:
-        raise ValueError(f"clipping_threshold must be above 0, got {threshold}. It is what gradients are limited to.")
-
-
 def _check_nothing_trains(parameters: list[Tensor], model: object) -> None:
-    """Refuse what has no gradient although it should; a model that is frozen as a whole has nothing to clip."""
+    """Raise an error for missing gradients; a completely frozen model has none."""
     if not parameters and not isinstance(model, nn.Module):
         raise ValueError("model must have parameters, got an empty iterable. A generator can be iterated only once.")
     if any(parameter.requires_grad for parameter in parameters):
@@ -238,6 +229,6 @@ def _list_parameters(model: nn.Module | Iterable[Tensor] | Tensor) -> list[Tenso
             raise TypeError(
                 f"model must be a torch.nn.Module, parameters or one parameter, got {type(parameter).__name__} "
                 f"{'in it' if parameter is not model else ''}".rstrip()
-                + ". Hand in model or model.parameters()."
+                + ". Pass model or model.parameters()."
             )
     return parameters

@@ -1,4 +1,4 @@
-"""SAM: step along the gradient of the worst weights nearby (Foret et al. 2020, arXiv:2010.01412)."""
+"""SAM: sharpness-aware minimization (Foret et al. 2020, arXiv:2010.01412)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composer.functional.checks import check_numbers, check_whole_numbers
+from composer.functional.checks import check_numbers, check_whole
 from composer.functional.training.gradient_clipping import list_gradients, local_parts, measure_norm, scale
 
 if TYPE_CHECKING:
-    from collections import defaultdict
     from collections.abc import Callable, Iterator
 
     from torch.utils.hooks import RemovableHandle
@@ -25,27 +24,40 @@ __all__ = ["SAMOptimizer"]
 _STEPS = "sam_steps"
 
 
+def _of_base(name: str, doc: str) -> Any:
+    """Return a property for an attribute of the wrapped optimizer."""
+
+    def get(optimizer: SAMOptimizer) -> Any:
+        return getattr(optimizer.base_optimizer, name)
+
+    def set_(optimizer: SAMOptimizer, value: Any) -> None:
+        setattr(optimizer.base_optimizer, name, value)
+
+    return property(get, set_, doc=doc)
+
+
 class SAMOptimizer(Optimizer):
     """Sharpness-aware minimization around any optimizer (arXiv:2010.01412).
 
-    ``weights + rho * gradient / (norm(gradient) + epsilon)`` is where the loss is about the worst within ``rho``. The
-    wrapped optimizer steps from the weights along the gradient from there. The norm is that of all gradients together.
+    ``weights + rho * gradient / (norm(gradient) + epsilon)`` approximates the point with the highest loss within
+    ``rho``. The wrapped optimizer steps from the weights along the gradient at this point. The norm is that of all
+    gradients together.
 
-    Groups, state and defaults are the wrapped optimizer's own, so schedulers and surgery may be given either. What is
-    saved is what it saves, with the number of steps as ``sam_steps`` in each group: either loads what the other saved,
-    and one that is wrapped after loading goes on where it was.
+    Groups, state and defaults are those of the wrapped optimizer, so schedulers and surgery accept either. The state
+    dict is that of the wrapped optimizer, with the number of steps as ``sam_steps`` in each group: each can load the
+    state of the other.
 
     Args:
-        base_optimizer: The optimizer that steps; its own ``step`` must do without a closure.
-        rho: How far away the worst weights are looked for, at least 0; 0 is the wrapped optimizer alone.
-        epsilon: Added to the norm, above 0, so that it can be divided by.
-        interval: Every how many steps to look around, at least 1. The others are those of the wrapped optimizer.
+        base_optimizer: The optimizer that steps; its own ``step`` must not need a closure.
+        rho: The radius of the neighbourhood, at least 0; 0 is the wrapped optimizer alone.
+        epsilon: Added to the norm, by which gradients are divided; above 0.
+        interval: The interval of SAM steps, at least 1. The others are steps of the wrapped optimizer.
 
     Attributes:
         base_optimizer: The wrapped optimizer.
 
     Raises:
-        TypeError: ``base_optimizer`` is no optimizer or needs a closure itself, or ``interval`` is no int.
+        TypeError: ``base_optimizer`` is not an optimizer or needs a closure, or ``interval`` is not an int.
         ValueError: ``rho``, ``epsilon`` or ``interval`` is out of range.
 
     Example:
@@ -61,35 +73,43 @@ class SAMOptimizer(Optimizer):
         True
     """
 
-    # GradScaler then hands the scale to `step`, which can say what to call instead.
+    # With it GradScaler sets the scale for `step`, which raises an error with the correct call.
     _step_supports_amp_scaling = True
 
     def __init__(self, base_optimizer: Optimizer, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
         _check_base_optimizer(base_optimizer)
-        _check_settings(rho, epsilon, interval)
+        check_numbers(rho=rho, epsilon=epsilon)
+        check_whole("interval", interval, meaning="It is a number of steps.")
+        if not 0 <= rho < math.inf:
+            raise ValueError(f"rho must be at least 0, got {rho}. It is the radius of the neighbourhood.")
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon must be above 0, got {epsilon}. It prevents a division by zero.")
+        if interval < 1:
+            raise ValueError(f"interval must be at least 1, got {interval}. It is a number of steps.")
         self.base_optimizer = base_optimizer
         self.rho = rho
         self.epsilon = epsilon
         self.interval = interval
-        # Optimizer.__init__ would make groups of its own; this prepares what hooks need, as after unpickling.
+        # Optimizer.__init__ would create its own groups; this initialises the hooks, as after unpickling.
         self.__setstate__({})
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # without a closure there is no second gradient
         self, closure: Callable[[], Any] | None, scaler: torch.amp.GradScaler | None = None
     ) -> Any:
-        """Change the weights by the gradient at the worst weights nearby; every ``interval``-th time.
+        """Update the weights, every ``interval``-th time by the gradient at the point with the highest loss nearby.
 
         Args:
-            closure: Clears the gradients, computes the loss and its gradients (of several microbatches, if need be)
-                and returns the loss. Called once or twice. ``None`` is refused, unless all learning rates are 0.
-            scaler: Scales the loss within ``closure``, which may call ``scaler.unscale_`` on this optimizer, so that
-                it can clip; otherwise that is done here. If gradients are not finite nothing steps. Waits for the
-                device once or twice, as ``scaler.step`` does, which is not to be called, and forgets what the scaler
-                knew of other optimizers: unscale and step them afterwards. ``scaler.update()`` remains the caller's.
+            closure: Clears the gradients, computes the loss and its gradients (of several microbatches, if needed)
+                and returns the loss. Called once or twice. ``None`` raises an error, unless all learning rates are 0.
+            scaler: The scaler of the loss in ``closure``, which may call ``scaler.unscale_`` on this optimizer, in
+                order to clip; otherwise this method unscales the gradients. The step is skipped if gradients are not
+                finite. It synchronises with the device once or twice, like ``scaler.step``, which must not be called,
+                and resets the scaler's state for other optimizers: unscale and step them afterwards. The caller calls
+                ``scaler.update()``.
 
         Returns:
-            What ``closure`` returned the first time: the loss before the step.
+            The result of the first call of ``closure``: the loss before the step.
 
         Raises:
             TypeError: ``closure`` is not callable.
@@ -104,13 +124,13 @@ class SAMOptimizer(Optimizer):
         steps = self.param_groups[0].get(_STEPS, 0) + 1
         for group in self.param_groups:
             group[_STEPS] = steps
-        looks_around = self.rho > 0 and steps % self.interval == 0
+        is_sam_step = self.rho > 0 and steps % self.interval == 0
 
         with torch.enable_grad():
             loss = closure()
         is_finite = scaler is None or self._unscale(scaler)
-        if looks_around and is_finite:
-            with self._at_worst_weights():
+        if is_sam_step and is_finite:
+            with self._at_highest_loss():
                 self.zero_grad()
                 if scaler is not None:
                     self._allow_unscaling_again(scaler)
@@ -122,47 +142,24 @@ class SAMOptimizer(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state; its groups hold the number of steps, too."""
+        """Return the wrapped optimizer's state; its groups contain the number of steps."""
         return self.base_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, or what an optimizer like the wrapped one did."""
+        """Load the state of a ``SAMOptimizer``, or of an optimizer like the wrapped one."""
         self.base_optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.base_optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Give the wrapped optimizer another group."""
+        """Add a group to the wrapped optimizer."""
         self.base_optimizer.add_param_group(param_group)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's groups."""
-        return self.base_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:
-        """The wrapped optimizer's state."""
-        return self.base_optimizer.state
-
-    @state.setter
-    def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.base_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The wrapped optimizer's defaults."""
-        return self.base_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.base_optimizer.defaults = defaults
+    param_groups = _of_base("param_groups", "The wrapped optimizer's groups.")
+    state = _of_base("state", "The wrapped optimizer's state.")
+    defaults = _of_base("defaults", "The wrapped optimizer's defaults.")
 
     def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
         """Register a hook with the wrapped optimizer, which makes the state dict."""
@@ -188,38 +185,38 @@ class SAMOptimizer(Optimizer):
         return f"{type(self).__name__}({self.base_optimizer!r}, {settings})"
 
     @contextmanager
-    def _at_worst_weights(self) -> Iterator[None]:
-        """Move the weights by what is in their gradients, which is lost, and put them back bit for bit."""
+    def _at_highest_loss(self) -> Iterator[None]:
+        """Move the weights to the highest loss nearby, discard the gradients, and restore the weights bit for bit."""
         parameters = self._parameters_with_gradients()
         gradients = list_gradients(parameters)
         scale(gradients, self.rho / (measure_norm(gradients) + self.epsilon))
         weights, moves = local_parts(parameters), local_parts(gradients)
-        kept = [torch.empty_like(weight) for weight in weights]
+        copies = [torch.empty_like(weight) for weight in weights]
         if weights:
-            torch._foreach_copy_(kept, weights)
+            torch._foreach_copy_(copies, weights)
             torch._foreach_add_(weights, moves)
-        del gradients, moves  # their memory is needed for the next ones
+        del gradients, moves  # free their memory for the next ones
         try:
             yield
         finally:
             if weights:
-                torch._foreach_copy_(weights, kept)
+                torch._foreach_copy_(weights, copies)
 
     def _parameters_with_gradients(self) -> list[Tensor]:
         return [each for group in self.param_groups for each in group["params"] if each.grad is not None]
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> bool:
-        """Give the gradients their true size, and return whether they are finite."""
+        """Unscale the gradients, and return whether they are finite."""
         try:
             scaler.unscale_(self)
         except RuntimeError as error:
-            # The closure did it; there is no public way to ask.
+            # The closure has unscaled them; there is no public way to check.
             if "already been called" not in str(error):
                 raise
         return bool(measure_norm(list_gradients(self._parameters_with_gradients())).isfinite())
 
     def _allow_unscaling_again(self, scaler: torch.amp.GradScaler) -> None:
-        # An update to the scale that it has makes the scaler forget that it unscaled these gradients, and nothing else.
+        # An update to the current scale only resets the scaler's record of unscaled gradients.
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         scaler.update(scaler.scale(torch.ones((), device=first.device)))
 
@@ -227,18 +224,18 @@ class SAMOptimizer(Optimizer):
         if vars(self).pop("grad_scale", None) is not None:
             del vars(self)["found_inf"]
             raise RuntimeError(
-                "SAMOptimizer computes gradients itself, and scaler.step(optimizer, closure) expects them to be there. "
+                "SAMOptimizer computes gradients itself, and scaler.step(optimizer, closure) expects existing ones. "
                 "Call optimizer.step(closure, scaler) and then scaler.update()."
             )
 
     def _step_without_closure(self, closure: object) -> None:
-        # torch.distributed.checkpoint lets optimizers make their state by such a step.
+        # torch.distributed.checkpoint initialises the state of optimizers by such a step.
         if closure is None and all(group.get("lr", 1) == 0 for group in self.param_groups):
             self.base_optimizer.step()
             return
         raise TypeError(
-            f"closure must be a function that computes loss and gradients anew, got {type(closure).__name__}. "
-            "SAM needs the gradients at two places in a step: optimizer.step(closure)."
+            f"closure must be a function that computes loss and gradients again, got {type(closure).__name__}. "
+            "SAM needs the gradients at two points in a step: optimizer.step(closure)."
         )
 
 
@@ -248,17 +245,6 @@ def _check_base_optimizer(optimizer: Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
-            f"base_optimizer must step by gradients that are there, got {type(optimizer).__name__}, "
-            "which needs a closure itself. Use it alone, or wrap another one, as torch.optim.SGD."
+            f"base_optimizer must step with existing gradients, got {type(optimizer).__name__}, "
+            "which needs a closure itself. Use it alone, or wrap another one, such as torch.optim.SGD."
         )
-
-
-def _check_settings(rho: float, epsilon: float, interval: int) -> None:
-    check_numbers(rho=rho, epsilon=epsilon)
-    check_whole_numbers(interval=interval)
-    if not 0 <= rho < math.inf:
-        raise ValueError(f"rho must be at least 0, got {rho}. It is how far away the worst weights are looked for.")
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon must be above 0, got {epsilon}. It keeps the division by the norm from failing.")
-    if interval < 1:
-        raise ValueError(f"interval must be at least 1, got {interval}. It is a number of steps.")

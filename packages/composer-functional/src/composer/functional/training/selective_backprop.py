@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from composer.functional.checks import check_callables, check_numbers, check_tensors, check_whole_numbers
+from composer.functional.checks import (
+    check_callables,
+    check_interval,
+    check_tensors,
+    check_whole,
+    check_whole_numbers,
+)
 
 __all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
 
@@ -22,14 +28,14 @@ _INTERPOLATIONS = {3: "linear", 4: "bilinear", 5: "trilinear"}
 def should_selective_backprop(
     current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
 ) -> bool:
-    """Return whether to select samples of a batch: between ``start`` and ``end``, but for every ``interrupt``-th batch.
+    """Return whether to select samples of a batch: between ``start`` and ``end``, except every ``interrupt``-th batch.
 
     Args:
-        current_duration: Which part of the training is over, in ``[0, 1]``.
-        batch_idx: The batch's number, from 0.
-        start: From which part of the training on, in ``[0, 1]``.
-        end: Until which part, exclusive, in ``[0, 1]``.
-        interrupt: Every how many batches one is trained on as a whole, so that easy samples are not forgotten; 0 never.
+        current_duration: The completed fraction of the training, in ``[0, 1]``.
+        batch_idx: The index of the batch, from 0.
+        start: The fraction of the training at which selection starts, in ``[0, 1]``.
+        end: The fraction at which selection ends, exclusive, in ``[0, 1]``.
+        interrupt: The interval of complete batches, which prevent forgetting of easy samples; 0 for none.
 
     Raises:
         ValueError: An argument is out of range, or ``end`` comes before ``start``.
@@ -40,18 +46,14 @@ def should_selective_backprop(
         >>> should_selective_backprop(0.4, batch_idx=0)
         False
     """
-    check_numbers(current_duration=current_duration, start=start, end=end)
-    check_whole_numbers(batch_idx=batch_idx, interrupt=interrupt)
     for name, value in (("current_duration", current_duration), ("start", start), ("end", end)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {value}. It is a part of the training.")
+        check_interval(name, value, 0, 1, "It is a fraction of the training.")
+    check_whole("batch_idx", batch_idx, 0, "It is a number of batches.")
+    check_whole("interrupt", interrupt, 0, "It is a number of batches.")
     if end < start:
         raise ValueError(f"end must not come before start, got {end} and {start}.")
-    for name, number in (("batch_idx", batch_idx), ("interrupt", interrupt)):
-        if number < 0:
-            raise ValueError(f"{name} must be at least 0, got {number}. It is a number of batches.")
-    is_whole = interrupt > 0 and (batch_idx + 1) % interrupt == 0
-    return start <= current_duration < end and not is_whole
+    is_complete = interrupt > 0 and (batch_idx + 1) % interrupt == 0
+    return start <= current_duration < end and not is_complete
 
 
 def select_using_loss(
@@ -62,33 +64,35 @@ def select_using_loss(
     keep: float = 0.5,
     scale_factor: float = 1,
 ) -> tuple[Any, Any]:
-    """Choose the samples of a batch that the model is worst at (arXiv:1910.00762).
+    """Select the samples of a batch with the highest losses (arXiv:1910.00762).
 
-    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the batch's order; of equal
-    ones the first. The paper draws samples, the likelier the higher their loss; this takes the highest.
+    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; the first
+    among equal losses. The paper draws samples with probabilities that grow with their losses; this function takes
+    the highest.
 
-    The losses are those of an extra forward pass without gradients and in evaluation mode, which leaves no trace: no
-    running statistics of BatchNorm move, no dropout draws random numbers, and each module gets its mode back.
+    The losses are those of an extra forward pass without gradients and in evaluation mode, which has no side effects:
+    running statistics of BatchNorm do not change, dropout draws no random numbers, and the mode of each module is
+    restored.
 
     Args:
-        input: Samples, shape ``(N, ...)``; or a dictionary with tensors of which each has the samples first.
-        target: What ``loss_fun`` takes, with the samples first, a tensor or a dictionary likewise.
+        input: Samples, shape ``(N, ...)``; or a dictionary of tensors with the samples first.
+        target: The second argument of ``loss_fun``, with the samples first, a tensor or a dictionary likewise.
         model: Called as ``model(input)``.
         loss_fun: Called as ``loss_fun(output, target, reduction="none")``; returns a loss for each sample, shape
-            ``(N,)``, or several, ``(N, ...)``, which are averaged. Most functions of ``torch.nn.functional`` will do.
-        keep: Which part of the samples to keep, in ``(0, 1]``.
-        scale_factor: By how much to shrink the input for the extra pass, in ``(0, 1]``: ``(N, C, L)``,
-            ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point, by linear interpolation. What is returned is not
-            shrunk.
+            ``(N,)``, or several, ``(N, ...)``, which are averaged. Most losses of ``torch.nn.functional`` support this.
+        keep: The fraction of samples to keep, in ``(0, 1]``.
+        scale_factor: The scale of the input in the extra pass, in ``(0, 1]``: ``(N, C, L)``,
+            ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point, by linear interpolation. The returned samples
+            are not scaled.
 
     Returns:
-        ``(input, target)`` of the chosen samples; new tensors. What else a dictionary holds for each sample is chosen
-        too, as by :func:`take_samples`.
+        ``(input, target)`` of the selected samples, new tensors. Other entries of a dictionary with one item per sample
+        are selected by :func:`take_samples`.
 
     Raises:
-        TypeError: ``loss_fun`` returned no tensor, or ``input`` is to be shrunk and is not a floating-point tensor.
+        TypeError: ``loss_fun`` returned no tensor, or ``input`` is to be scaled and is not a floating-point tensor.
         ValueError: ``keep`` or ``scale_factor`` lies outside ``(0, 1]``, the batch is empty, ``input`` and ``target``
-            differ in ``N``, ``input`` has no size that can be shrunk, or ``loss_fun`` returned no loss for each sample.
+            differ in ``N``, ``input`` has no size that can be scaled, or ``loss_fun`` returned no loss for each sample.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -98,11 +102,11 @@ def select_using_loss(
         tensor([[2.],
                 [4.]])
     """
-    _check_part("keep", keep, "the part of the samples that is kept")
-    _check_part("scale_factor", scale_factor, "what the input's size is multiplied by")
+    check_interval("keep", keep, 0, 1, "It is the fraction of samples to keep.", open_low=True)
+    check_interval("scale_factor", scale_factor, 0, 1, "It is the scale of the input.", open_low=True)
     check_callables(model=model, loss_fun=loss_fun)
     if isinstance(model, type):
-        raise TypeError(f"model must be an object, got the class {model.__name__}. Write {model.__name__}().")
+        raise TypeError(f"model must be an object, got the class {model.__name__}. Pass {model.__name__}().")
     num_samples = _count_samples("input", input)
     if _count_samples("target", target) != num_samples:
         raise ValueError(
@@ -111,30 +115,30 @@ def select_using_loss(
         )
     with torch.no_grad(), _evaluating(model):
         losses = loss_fun(model(_shrink(input, scale_factor)), target, reduction="none")
-    # Under autocast torch 2.7 keeps weights that were cast without a graph; the training pass must not find them.
+    # Under autocast, torch 2.7 caches weights that were cast without a graph; the training pass must not use them.
     if not torch.compiler.is_compiling():
         torch.clear_autocast_cache()
     losses = _average(losses, num_samples)
-    # What only rounding keeps below the next whole number is that one.
+    # The tolerance compensates for rounding just below an integer.
     num_kept = max(1, int(keep * num_samples + 1e-6))
     chosen = losses.argsort(descending=True, stable=True)[:num_kept].sort().values
     return take_samples(input, chosen, num_samples), take_samples(target, chosen, num_samples)
 
 
 def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
-    """Return some of a batch's samples: from everything in the batch that has one entry for each sample.
+    """Select samples of a batch, from everything in the batch with one entry per sample.
 
-    These are tensors and arrays with ``num_samples`` rows, and lists and tuples of ``num_samples`` items, as texts, or
-    dictionaries of boxes. They are looked for in nested dictionaries, lists, tuples, and attributes of objects. A list
-    of tensors that all have ``num_samples`` rows holds fields of the batch, not samples. All else stays as it is.
+    These are tensors and arrays with ``num_samples`` rows, and lists and tuples of ``num_samples`` items, such as
+    strings or dictionaries of boxes, in nested dictionaries, lists, tuples, and attributes of objects. A list of
+    tensors that all have ``num_samples`` rows contains fields of the batch, not samples. Everything else is unchanged.
 
     Args:
         batch: The batch, or a part of it; not changed.
-        chosen: Numbers of the samples, int64, in any order; a sample can be chosen more than once.
-        num_samples: How many samples the batch has.
+        chosen: Indices of the samples, int64, in any order, possibly repeated.
+        num_samples: The number of samples in the batch.
 
     Returns:
-        A new batch of the same kind.
+        A new batch of the same type.
 
     Example:
         >>> batch = {"x": torch.arange(3), "name": ["a", "b", "c"], "step": torch.tensor(7)}
@@ -145,39 +149,36 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
     check_whole_numbers(num_samples=num_samples)
     if chosen.dtype != torch.int64 or chosen.ndim != 1:
         raise TypeError(f"chosen must be an int64 tensor (K,), got {chosen.dtype} of shape {tuple(chosen.shape)}.")
-    places = chosen.tolist  # waits for the device, and only lists need it
+    indices = chosen.tolist  # waits for the device, and only lists need it
     if isinstance(batch, (list, tuple)) and num_samples in _lengths_in(batch):
-        return _rebuilt(batch, [take_part(part, chosen, places, num_samples) for part in batch])
-    return take_part(batch, chosen, places, num_samples)
+        return _rebuilt(batch, [take_part(part, chosen, indices, num_samples) for part in batch])
+    return take_part(batch, chosen, indices, num_samples)
 
 
-def take_part(part: Any, chosen: Tensor, places: Callable[[], list[int]], num_samples: int) -> Any:
-    """Return the chosen samples of a part of a batch; ``runs_at_events()`` returns the same numbers as ``chosen``."""
+def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_samples: int) -> Any:
+    """Return the chosen samples of a part of a batch; ``indices()`` returns the same numbers as ``chosen``."""
     if isinstance(part, Tensor):
         return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
     if isinstance(part, (list, tuple)):
         if _is_list_of_samples(part, num_samples):
-            return _rebuilt(part, [part[place] for place in places()])
-        items = [take_part(item, chosen, places, num_samples) for item in part]
+            return _rebuilt(part, [part[index] for index in indices()])
+        items = [take_part(item, chosen, indices, num_samples) for item in part]
         return part if all(map(operator.is_, items, part)) else _rebuilt(part, items)
     if isinstance(part, Mapping):
-        taken = {key: take_part(value, chosen, places, num_samples) for key, value in part.items()}
-        # copy.copy is for BatchEncoding and its like; torch.compile does not know it.
-        return _copied(part, taken) if type(part) is not dict and isinstance(part, MutableMapping) else taken
-    if getattr(part, "ndim", 0) and hasattr(part, "__array__"):  # NumPy's, and what works like it
-        return part[places()] if len(part) == num_samples else part
+        taken = {key: take_part(value, chosen, indices, num_samples) for key, value in part.items()}
+        if type(part) is not dict and isinstance(part, MutableMapping):
+            part = copy.copy(part)  # for classes such as BatchEncoding; torch.compile does not support it
+            for key, value in taken.items():
+                part[key] = value
+            return part
+        return taken
+    if getattr(part, "ndim", 0) and hasattr(part, "__array__"):  # NumPy arrays and similar objects
+        return part[indices()] if len(part) == num_samples else part
     if hasattr(part, "__dict__") and not callable(part):
-        attributes = {name: take_part(value, chosen, places, num_samples) for name, value in vars(part).items()}
+        attributes = {name: take_part(value, chosen, indices, num_samples) for name, value in vars(part).items()}
         part = copy.copy(part)
         vars(part).update(attributes)
     return part
-
-
-def _copied(mapping: MutableMapping[Any, Any], items: Mapping[Any, Any]) -> MutableMapping[Any, Any]:
-    copied = copy.copy(mapping)
-    for key, value in items.items():
-        copied[key] = value
-    return copied
 
 
 def _is_list_of_samples(part: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
@@ -187,7 +188,7 @@ def _is_list_of_samples(part: list[Any] | tuple[Any, ...], num_samples: int) -> 
 
 
 def _lengths_in(parts: Iterable[Any]) -> set[int]:
-    """Return the lengths of all tensors, and of all lists of anything else, in some parts of a batch."""
+    """Return the lengths of all tensors, and of all lists of other objects, in some parts of a batch."""
     lengths: set[int] = set()
     for part in parts:
         if isinstance(part, Tensor):
@@ -206,9 +207,9 @@ def _rebuilt(part: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
 
 @contextmanager
 def _evaluating(model: nn.Module | Callable[[Any], Any]) -> Iterator[None]:
-    """Put a model into evaluation mode and each module back into the one that it had.
+    """Set a model to evaluation mode, and restore the mode of each module.
 
-    The flags are set one by one: ``train()`` would also put modules into training mode that were kept out of it.
+    The flags are set separately, because ``train()`` would also change modules that were in evaluation mode.
     """
     training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
     for module in training:
@@ -221,18 +222,17 @@ def _evaluating(model: nn.Module | Callable[[Any], Any]) -> Iterator[None]:
 
 
 def _count_samples(name: str, samples: Tensor | Mapping[str, Any]) -> int:
-    tensors = [samples] if isinstance(samples, Tensor) else _tensors_of(name, samples)
+    if isinstance(samples, Tensor):
+        tensors = [samples]
+    elif isinstance(samples, Mapping):
+        tensors = [value for value in samples.values() if isinstance(value, Tensor)]
+    else:
+        raise TypeError(f"{name} must be a tensor or a dictionary of tensors, got {type(samples).__name__}.")
     counts = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
     if len(counts) != 1 or counts == {0}:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise ValueError(f"{name} must have the samples, at least one, in the first dimension, got {shapes}.")
     return counts.pop()
-
-
-def _tensors_of(name: str, samples: Mapping[str, Any]) -> list[Tensor]:
-    if not isinstance(samples, Mapping):
-        raise TypeError(f"{name} must be a tensor or a dictionary of tensors, got {type(samples).__name__}.")
-    return [value for value in samples.values() if isinstance(value, Tensor)]
 
 
 def _shrink(input: Tensor | Mapping[str, Any], scale_factor: float) -> Tensor | Mapping[str, Any]:
@@ -258,9 +258,3 @@ def _average(losses: Tensor, num_samples: int) -> Tensor:
             f"got shape {tuple(losses.shape)}."
         )
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-def _check_part(name: str, value: float, meaning: str) -> None:
-    check_numbers(**{name: value})
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value}. It is {meaning}.")

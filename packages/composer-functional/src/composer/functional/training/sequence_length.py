@@ -1,4 +1,4 @@
-"""Sequence length warm-up: begin to train on short sequences (Li et al. 2021, arXiv:2108.06084)."""
+"""Sequence length warm-up: start training on short sequences (Li et al. 2021, arXiv:2108.06084)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_flags, check_whole_numbers
+from composer.functional.checks import check_flags, check_whole
 from composer.functional.training.selective_backprop import take_part
 
 __all__ = ["set_batch_sequence_length"]
@@ -18,33 +18,33 @@ __all__ = ["set_batch_sequence_length"]
 def set_batch_sequence_length(
     batch: Mapping[str, Any], curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False
 ) -> Any:
-    """Shorten the sequences of a batch, as tokenizers of Transformers give it (arXiv:2108.06084).
+    """Shorten the sequences of a batch of tokenizers of Transformers (arXiv:2108.06084).
 
-    The shape ``(N, L)`` is that of ``input_ids`` (or the first two dimensions of ``inputs_embeds``). Every tensor that
-    begins with it, or with ``(1, L)``, is a sequence: masks, labels for each token, token types. Sequences that are not
-    longer than ``curr_seq_len`` stay.
+    The shape ``(N, L)`` is that of ``input_ids`` (or the first two dimensions of ``inputs_embeds``). Every tensor whose
+    shape starts with it, or with ``(1, L)``, is a sequence: masks, labels of tokens, token types. Sequences of at most
+    ``curr_seq_len`` tokens do not change.
 
-    - ``truncate=True``: each sequence keeps its first ``curr_seq_len`` tokens. All else stays: labels of the samples,
-      ids, lists. Pad on the right: of a sequence that is padded on the left, the padding would be kept.
-    - ``truncate=False``: each sequence is cut into ``L // curr_seq_len`` samples; what is left over is dropped. The
-      first of them take the place of the first sample, and so on. Of all else, what has one entry for each sample is
-      repeated for them, as by :func:`take_samples`, and the rest stays. ``position_ids`` begin at 0 in each sample.
+    - ``truncate=True``: each sequence keeps its first ``curr_seq_len`` tokens. Other entries do not change: labels of
+      samples, ids, lists. Pad on the right, because left padding would be kept instead of tokens.
+    - ``truncate=False``: each sequence is split into ``L // curr_seq_len`` samples, in order; the remainder is dropped.
+      Other entries with one item per sample are repeated as by :func:`take_samples`, and the rest does not change.
+      ``position_ids`` start at 0 in each sample.
 
     Args:
-        batch: A dictionary, or what works like one, as ``BatchEncoding``; not changed.
-        curr_seq_len: The wanted number of tokens, at least 1.
-        truncate: Whether to throw away or to cut into more samples.
-        preserve_end_of_sequence: Whether, when truncating, the last token of a sequence that is cut takes the last
-            place that is left, with its entry in all sequences but ``position_ids``. The last token is the last one
-            that ``attention_mask`` does not leave out.
+        batch: A dictionary or another mapping, such as ``BatchEncoding``; not changed.
+        curr_seq_len: The new number of tokens, at least 1.
+        truncate: Whether to truncate sequences or to split them into more samples.
+        preserve_end_of_sequence: Whether the last token of a truncated sequence is moved to the last remaining
+            position, with its entries in all sequences except ``position_ids``. The last token is the last one in
+            ``attention_mask``.
 
     Returns:
-        A new dictionary of the same class, with contiguous tensors in the dtypes and on the devices that they had.
+        A new mapping of the same class, with contiguous tensors of the same dtypes and devices.
 
     Raises:
         TypeError: ``batch`` is not a dictionary, or ``curr_seq_len`` is not an integer.
         ValueError: ``curr_seq_len`` is less than 1, the batch has no sequences or no samples, its attention mask has
-            another shape, or an end is to be preserved without an attention mask or without truncating.
+            another shape, or ``preserve_end_of_sequence`` is set without an attention mask or without truncation.
 
     Example:
         >>> ids = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 2, 0, 0]])
@@ -62,56 +62,56 @@ def set_batch_sequence_length(
                 [1, 8],
                 [2, 0]]), tensor([0, 0, 1, 1]))
     """
-    _check_length(curr_seq_len)
+    check_whole("curr_seq_len", curr_seq_len, 1, "It is a number of tokens.")
     check_flags(truncate=truncate, preserve_end_of_sequence=preserve_end_of_sequence)
     ids = _get_ids(batch)
     size, length = ids.shape[:2]
     if preserve_end_of_sequence:
         _check_end(batch, truncate)
-    # copy.copy is for BatchEncoding and its like; torch.compile does not know it.
-    of_its_own = isinstance(batch, MutableMapping) and type(batch) is not dict
-    shorter: Any = copy.copy(batch) if of_its_own else dict(batch)
+    # copy.copy is for classes such as BatchEncoding; torch.compile does not support it.
+    has_own_class = isinstance(batch, MutableMapping) and type(batch) is not dict
+    shorter: Any = copy.copy(batch) if has_own_class else dict(batch)
     if curr_seq_len >= length:
         return shorter
-    places = _find_places(batch["attention_mask"], curr_seq_len) if preserve_end_of_sequence else None
+    positions = _find_positions(batch["attention_mask"], curr_seq_len) if preserve_end_of_sequence else None
     for name, value in batch.items():
         is_sequence = isinstance(value, Tensor) and value.shape[:2] in {(size, length), (1, length)}
         if not truncate:
             pieces = length // curr_seq_len
-            shorter[name] = _cut(value, name, size, curr_seq_len) if is_sequence else _repeat(value, ids, pieces)
-        elif is_sequence and (places is None or name == "position_ids"):
+            shorter[name] = _split(value, name, size, curr_seq_len) if is_sequence else _repeat(value, ids, pieces)
+        elif is_sequence and (positions is None or name == "position_ids"):
             shorter[name] = value[:, :curr_seq_len].contiguous()
         elif is_sequence:
             rows = torch.arange(size, device=value.device)[:, None]
-            shorter[name] = value.expand(size, *value.shape[1:])[rows, places]
+            shorter[name] = value.expand(size, *value.shape[1:])[rows, positions]
     return shorter
 
 
-def _find_places(attention_mask: Tensor, curr_seq_len: int) -> Tensor:
-    """Return which tokens are kept: the first ones, and in the last place the last real one if it lies beyond."""
+def _find_positions(attention_mask: Tensor, curr_seq_len: int) -> Tensor:
+    """Return the positions of the tokens to keep: the first ones, with the last token of each sequence at the end."""
     length = attention_mask.shape[1]
     last = length - 1 - attention_mask.ne(0).int().flip(1).argmax(1)
-    places = torch.arange(curr_seq_len, device=attention_mask.device).repeat(attention_mask.shape[0], 1)
-    places[:, -1] = last.clamp(min=curr_seq_len - 1)
-    return places
+    positions = torch.arange(curr_seq_len, device=attention_mask.device).repeat(attention_mask.shape[0], 1)
+    positions[:, -1] = last.clamp(min=curr_seq_len - 1)
+    return positions
 
 
-def _cut(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
-    """Make every ``curr_seq_len`` tokens a sample."""
-    whole = value.shape[1] // curr_seq_len * curr_seq_len
-    pieces = value.expand(size, *value.shape[1:])[:, :whole].reshape(-1, curr_seq_len, *value.shape[2:])
+def _split(value: Tensor, name: str, size: int, curr_seq_len: int) -> Tensor:
+    """Split sequences into samples of ``curr_seq_len`` tokens."""
+    end = value.shape[1] // curr_seq_len * curr_seq_len
+    pieces = value.expand(size, *value.shape[1:])[:, :end].reshape(-1, curr_seq_len, *value.shape[2:])
     return pieces - pieces[:, :1] if name == "position_ids" else pieces
 
 
 def _repeat(value: Any, ids: Tensor, times: int) -> Any:
-    """Repeat what there is one of for each sample."""
+    """Repeat entries with one item per sample."""
     size = len(ids)
     rows = torch.arange(size, device=ids.device).repeat_interleave(times)
     return take_part(value, rows, lambda: [row for row in range(size) for _ in range(times)], size)
 
 
 def _get_ids(batch: Mapping[str, Any]) -> Tensor:
-    """Return the tensor ``(N, L)`` or ``(N, L, D)`` that the sequences have the shape of."""
+    """Return the tensor ``(N, L)`` or ``(N, L, D)`` that defines the shape of sequences."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"batch must be a dictionary, got {type(batch).__name__}. Name the tensors as the tokenizers of "
@@ -121,10 +121,10 @@ def _get_ids(batch: Mapping[str, Any]) -> Tensor:
     if ids is None:
         ids = batch.get("inputs_embeds")
     if not isinstance(ids, Tensor) or ids.ndim < 2:
-        given = f"a tensor of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        got = f"a tensor of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(
-            f"batch must have a tensor of shape (N, L) as input_ids, or (N, L, D) as inputs_embeds, got {given}. "
-            'Let the tokenizer give tensors: return_tensors="pt".'
+            f"batch must have a tensor of shape (N, L) as input_ids, or (N, L, D) as inputs_embeds, got {got}. "
+            'Let the tokenizer return tensors: return_tensors="pt".'
         )
     size, length = ids.shape[:2]
     if size == 0 or length == 0:
@@ -137,19 +137,13 @@ def _get_ids(batch: Mapping[str, Any]) -> Tensor:
     return ids
 
 
-def _check_length(curr_seq_len: int) -> None:
-    check_whole_numbers(curr_seq_len=curr_seq_len)
-    if curr_seq_len < 1:
-        raise ValueError(f"curr_seq_len must be at least 1, got {curr_seq_len}. It is a number of tokens.")
-
-
 def _check_end(batch: Mapping[str, Any], truncate: bool) -> None:
     if not truncate:
         raise ValueError(
             "preserve_end_of_sequence must be False with truncate=False, got True. "
-            "Only what is thrown away could take the end with it."
+            "Without truncation, all tokens are kept."
         )
     if batch.get("attention_mask") is None:
         raise ValueError(
-            "batch must have an attention_mask to preserve the end of its sequences, got none. It says where they end."
+            "batch must have an attention_mask to preserve the end of its sequences, got none. It defines the end."
         )
