@@ -1,10 +1,10 @@
-"""Make the pictures of the method cards from two photographs that scikit-learn ships.
+"""Create the pictures of the method cards from two photographs of scikit-learn.
 
 python docs/methods/pictures.py           # all of them
 python docs/methods/pictures.py cutmix    # one
 
-A picture is a function that returns panels, each a caption and an image; its name is the picture's. Another one is
-written like these and added to PICTURES.
+A picture is a function that returns panels, each a caption and an image; the function and the picture have the same
+name. New functions are added to PICTURES.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def augmix() -> list[Panel]:
 
 
 def blurpool() -> list[Panel]:
-    """Show what is left of roof tiles when only every fourth pixel is looked at."""
+    """Show roof tiles after subsampling every fourth pixel, without and with a blur."""
     border = 8
     detail = photographs(427)[:1, :, 40 - border : 360 + border, 60 - border : 380 + border]
     blur = cf.BlurPool2d(stride=2)
@@ -93,7 +93,7 @@ def blurpool() -> list[Panel]:
 
 
 def colout() -> list[Panel]:
-    """Show a photograph and what two draws leave of it."""
+    """Show a photograph and two draws."""
     temple = photographs()[0]
     return [
         ("before", temple),
@@ -140,7 +140,7 @@ def mixup() -> list[Panel]:
 
 
 def progressive_resizing() -> list[Panel]:
-    """Show the sizes at the beginning, in the middle and at the end, and a crop of the first size."""
+    """Show the sizes at the start, in the middle and at the end, and a crop of the first size."""
     batch = photographs()[:1]
     sizes = [(f"scale_factor={scale}", cf.resize_batch(batch, None, scale)[0][0]) for scale in (0.5, 0.75, 1.0)]
     crop, _ = cf.resize_batch(batch, None, 0.5, mode="crop", corner=(60, 30))
@@ -176,7 +176,7 @@ def photographs(side: int = SIDE) -> Tensor:
 
 
 def resize(batch: Tensor, side: int) -> Tensor:
-    """Make images smaller without aliasing."""
+    """Reduce the size of images without aliasing."""
     return interpolate(batch, size=(side, side), mode="bilinear", antialias=True).clamp(0, 1)
 
 
@@ -186,12 +186,12 @@ def enlarge(image: Tensor, factor: int) -> Tensor:
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Return a source of randomness with which a picture looks the same each time."""
+    """Return a generator with which a picture is reproducible."""
     return torch.Generator().manual_seed(seed)
 
 
 def swap() -> Tensor:
-    """Return the partners that give each of two samples the other."""
+    """Return the partners that exchange two samples."""
     return torch.tensor([1, 0])
 
 
@@ -221,10 +221,10 @@ def write(figure: plt.Figure, file: Path) -> None:
 
 
 def main() -> None:
-    """Make the pictures whose names are given, or all."""
+    """Create the pictures with the given names, or all."""
     known = {picture.__name__: picture for picture in PICTURES}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(known)}; all without one")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(known)}; all by default")
     names = parser.parse_args().names or list(known)
     for name in names:
         if name not in known:

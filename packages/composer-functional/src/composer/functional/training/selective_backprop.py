@@ -66,8 +66,8 @@ def select_using_loss(
 ) -> tuple[Any, Any]:
     """Select the samples of a batch with the highest losses (arXiv:1910.00762).
 
-    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; the first
-    among equal losses. The paper draws samples with probabilities that grow with their losses; this function takes
+    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; among equal
+    losses the first. The paper draws samples with probabilities that grow with their losses; this function takes
     the highest.
 
     The losses are those of an extra forward pass without gradients and in evaluation mode, which has no side effects:
@@ -155,7 +155,9 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
     return take_part(batch, chosen, indices, num_samples)
 
 
-def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_samples: int) -> Any:
+def take_part(  # noqa: PLR0911 (one for each kind of part)
+    part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_samples: int
+) -> Any:
     """Return the chosen samples of a part of a batch; ``indices()`` returns the same numbers as ``chosen``."""
     if isinstance(part, Tensor):
         return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
@@ -166,12 +168,12 @@ def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_s
         return part if all(map(operator.is_, items, part)) else _rebuilt(part, items)
     if isinstance(part, Mapping):
         taken = {key: take_part(value, chosen, indices, num_samples) for key, value in part.items()}
-        if type(part) is not dict and isinstance(part, MutableMapping):
-            part = copy.copy(part)  # for classes such as BatchEncoding; torch.compile does not support it
-            for key, value in taken.items():
-                part[key] = value
-            return part
-        return taken
+        if type(part) is dict or not isinstance(part, MutableMapping):
+            return taken
+        part = copy.copy(part)  # for classes such as BatchEncoding; torch.compile does not support it
+        for key, value in taken.items():
+            part[key] = value
+        return part
     if getattr(part, "ndim", 0) and hasattr(part, "__array__"):  # NumPy arrays and similar objects
         return part[indices()] if len(part) == num_samples else part
     if hasattr(part, "__dict__") and not callable(part):
