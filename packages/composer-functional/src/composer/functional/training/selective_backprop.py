@@ -66,8 +66,8 @@ def select_using_loss(
 ) -> tuple[Any, Any]:
     """Select the samples of a batch with the highest losses (arXiv:1910.00762).
 
-    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; among equal
-    losses the first. The paper draws samples with probabilities that grow with their losses; this function takes
+    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; among
+    equal losses the first. The paper draws samples with probabilities that grow with their losses; this function takes
     the highest.
 
     The losses are those of an extra forward pass without gradients and in evaluation mode, which has no side effects:
