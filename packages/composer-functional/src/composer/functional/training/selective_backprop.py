@@ -66,9 +66,9 @@ def select_using_loss(
 ) -> tuple[Any, Any]:
     """Select the samples of a batch with the highest losses (arXiv:1910.00762).
 
-    The ``floor(keep * N)`` samples, but at least one, with the highest losses are kept, in the order of the batch; among
-    equal losses the first. The paper draws samples with probabilities that grow with their losses; this function takes
-    the highest.
+    The ``floor(keep * N)`` samples with the highest losses, but at least one, are kept in the batch order; among
+    equal losses the first. The paper draws samples with probabilities that grow with their losses; this takes the
+    highest.
 
     The losses are those of an extra forward pass without gradients and in evaluation mode, which has no side effects:
     running statistics of BatchNorm do not change, dropout draws no random numbers, and the mode of each module is
