@@ -1,4 +1,4 @@
-"""Wrong arguments, all told at once."""
+"""Validation of arguments, which reports all invalid arguments in one error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import math
 import numbers
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +24,15 @@ __all__ = [
     "set_log_level",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ArgumentsError(ValueError, TypeError):
-    """Several arguments are wrong.
+    """Several arguments are invalid.
 
     Args:
-        problems: What is wrong, an error each; also the attribute ``problems``.
+        problems: The errors; also the attribute ``problems``.
 
     Example:
         >>> print(ArgumentsError([ValueError("a must be 1, got 2."), TypeError("b must be a number.")]))
@@ -46,7 +47,7 @@ class ArgumentsError(ValueError, TypeError):
 
 
 class Problems:
-    """Remembers what is wrong with one argument while the next is looked at.
+    """Collects the errors of invalid arguments, so that all are reported.
 
     Example:
         >>> problems = Problems()
@@ -62,9 +63,9 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Remember an error that says that an argument is wrong, once.
+        """Record an error about an argument that is raised within the block, once.
 
-        A part may refuse again, as ``overwrite``, what was refused as ``save_overwrite``.
+        A part may raise an error for ``overwrite`` after one was recorded for ``save_overwrite``.
         """
         try:
             yield
@@ -72,8 +73,18 @@ class Problems:
             if not any(str(one).endswith(str(error)) for one in self.found):
                 self.found.append(error)
 
+    def collect(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and return its result; if it raises an error about an argument, record it.
+
+        The result is then None, and :meth:`check` raises before it is used.
+        """
+        result: Any = None
+        with self.noted():
+            result = function(*args, **kwargs)
+        return cast("T", result)
+
     def check(self) -> None:
-        """Raise what was found: one error as it is, several as an :class:`ArgumentsError`."""
+        """Raise the recorded errors: a single one as it is, several as an :class:`ArgumentsError`."""
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
@@ -93,7 +104,7 @@ def as_list(given: T | Iterable[T] | None) -> list[T]:
 
 
 def check_flags(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-    """Raise a TypeError if an argument that a function's signature says is a ``bool`` is something else.
+    """Raise a TypeError if an argument is not a ``bool`` where the function's signature declares one.
 
     Example:
         >>> def fit(*, reset_time: bool = False): ...
@@ -109,7 +120,7 @@ def check_flags(function: Callable[..., object], arguments: Mapping[str, Any]) -
 
 
 def check_text(name: str, given: object, *, or_none: bool = False) -> None:
-    """Raise a TypeError or ValueError if an argument is not a text, or an empty one."""
+    """Raise a TypeError or ValueError if an argument is not a string, or empty."""
     if given is None and or_none:
         return
     if not isinstance(given, str):
@@ -122,7 +133,7 @@ def check_subset(name: str, subset: int) -> int:
     """Return a number of batches.
 
     Raises:
-        ValueError: It is 0 or less than -1.
+        ValueError: The number is 0 or less than -1, or no integer.
     """
     if isinstance(subset, bool) or not isinstance(subset, int) or (subset != -1 and subset < 1):
         raise ValueError(f"{name} must be a number of batches, or -1 for all, got {subset!r}.")
@@ -133,8 +144,8 @@ def check_ratio(ratio: Any) -> float:
     """Return a scale schedule ratio.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite and more than 0.
+        TypeError: The ratio is not a number.
+        ValueError: The ratio is not finite and greater than 0.
     """
     if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real):
         raise TypeError(f"scale_schedule_ratio must be a number, more than 0, got {ratio!r}.")
@@ -144,10 +155,10 @@ def check_ratio(ratio: Any) -> float:
 
 
 def set_log_level(level: str | None) -> None:
-    """Show what the library tells of itself from a level of :mod:`logging` on; None changes nothing.
+    """Show the library's log records from a level of :mod:`logging` on; None changes nothing.
 
     Raises:
-        ValueError: There is no such level.
+        ValueError: The level is unknown.
     """
     if level is None:
         return

@@ -1,8 +1,9 @@
-"""When a trainer saves checkpoints, and which one it begins with."""
+"""Load the checkpoint that a run starts from, and save checkpoints from several processes."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,14 +24,14 @@ from composer.distributed.collectives import failing_together
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.progress import ResumeState
 
-__all__ = ["Loading", "save_on_rank_zero"]
+__all__ = ["Loading", "check_not_sharded", "save_on_rank_zero"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,19 +42,19 @@ def _to_exclude_algorithms(given: str | Sequence[str] | None) -> list[str]:
 
 @attrs.frozen
 class Loading:
-    """What a run begins with.
+    """The checkpoint that a run starts from.
 
     Args:
-        path: A checkpoint's folder or address, ``"latest"`` for the newest of ``folder``, or a file of weights.
+        path: A checkpoint's folder or URL, ``"latest"`` for the newest of ``folder``, or a file of weights.
         weights_only: Whether only the model's weights are loaded.
-        strict: Whether weights that only one side has are an error.
-        ignore_keys: What stays as it is.
-        exclude_algorithms: What is not made again.
-        autoresume: Whether to begin with the newest checkpoint of the run's name in ``folder``, if there is one.
-        folder: Where the run saves its checkpoints.
+        strict: Whether missing or unexpected weights raise an error.
+        ignore_keys: The parts not to load.
+        exclude_algorithms: The algorithms not to reconstruct.
+        autoresume: Whether to start from the newest checkpoint of the run's name in ``folder``, if there is one.
+        folder: The folder that the run saves checkpoints to.
 
     Raises:
-        ValueError: ``autoresume`` has no folder, or no name to look for.
+        ValueError: ``autoresume`` is set without a folder or name.
     """
 
     path: str | os.PathLike[str] | None = None
@@ -81,10 +82,10 @@ class Loading:
             raise ValueError("load_path='latest' is the newest checkpoint in save_folder: give that, too.")
 
     def is_wanted(self) -> bool:
-        """Return whether something may have to be loaded; all processes have to call it.
+        """Return whether a checkpoint may have to be loaded; all processes must call it.
 
         Raises:
-            ValueError: The processes want different things.
+            ValueError: The arguments differ between processes.
         """
         if not all_agree((self.path is None, self.weights_only, self.autoresume)):
             raise ValueError(
@@ -94,9 +95,9 @@ class Loading:
         return self.path is not None or self.autoresume
 
     def load(self, engine: Engine, progress: ResumeState, passes: Passes) -> LoadedCheckpoint | None:
-        """Load into a run what it begins with; return None if that is nothing. All processes have to call it."""
+        """Load the checkpoint; return None if there is none. All processes must call it."""
         state = engine.state
-        if self.autoresume:  # also without a checkpoint: loggers continue what an earlier start of this run has begun
+        if self.autoresume:  # also without a checkpoint: loggers continue an earlier start of this run
             engine.logger.load_state_dict({})
         newest = agreed_path(lambda: self._newest(state), "save_folder") if self.autoresume else None
         if newest is not None:
@@ -164,12 +165,22 @@ def _place(state: State) -> str:
     return f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
 
 
+def check_not_sharded(model: object, parallelism_config: Mapping[str, Any] | None) -> None:
+    """Raise a NotImplementedError if a model is, or is to be, sharded: its checkpoints are not supported."""
+    refuse_sharded(model)
+    if isinstance(parallelism_config, Mapping) and "fsdp" in parallelism_config:
+        raise NotImplementedError(
+            "Checkpoints of sharded models are not supported yet: leave out save_folder, load_path, autoresume and "
+            "callbacks that save checkpoints, or parallelism_config['fsdp']."
+        )
+
+
 def save_on_rank_zero(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
-    """Let the process of rank 0 save a checkpoint while the others wait; all have to call it.
+    """Save a checkpoint from rank 0 while the other processes wait; all must call it.
 
     Raises:
         NotImplementedError: The model is sharded; in every process.
-        CheckpointSaveError: It could not be written; in every process.
+        CheckpointSaveError: The checkpoint could not be written; in every process.
     """
     refuse_sharded(state.model)
     saved = path

@@ -1,8 +1,9 @@
-"""What a run needs to go on exactly where it stopped, beside its state: the place in the data, and all draws."""
+"""The data of an exact resume that is not in the state: the position in the data, metrics and generators."""
 
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
@@ -21,7 +22,7 @@ from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfit
 from composer.trainer.training_data import check_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from composer.core import Logger, State
     from composer.trainer.training_data import TrainingData
@@ -36,7 +37,7 @@ def _check_one_number(_: object, field: attrs.Attribute[Any], value: Tensor) -> 
 
 @attrs.frozen
 class _Saved:
-    """What :meth:`Progress.to_data` returns, as a checkpoint may hold it."""
+    """The data of :meth:`ResumeState.to_data`."""
 
     clock_before: Timestamp
     data: list[dict[str, Any] | None]
@@ -50,20 +51,20 @@ class _Saved:
 
 
 _OF_EACH = ("data", "loggers", "metrics", "own_state", "rng")
-"""What is saved for each process, by rank."""
+"""The fields that are saved for each process, by rank."""
 
 _ADDED = ("own_state",)
-"""What checkpoints of earlier releases do not have."""
+"""The fields that checkpoints of earlier releases do not have."""
 
 
 def _rank_in(world_size: int) -> int:
-    """Return whose part to go on from: this process's own, or, if others have saved, that of rank 0."""
+    """Return the rank to resume from: this process's own, or 0 if the number of processes differs."""
     return get_global_rank() if world_size == get_world_size() else 0
 
 
 @runtime_checkable
 class SavesProgress(Protocol):
-    """A callback that saves checkpoints: it is given what belongs into them beside the state."""
+    """A callback that saves checkpoints; ``extra`` returns the data to save with the state."""
 
     extra: Callable[[], Mapping[str, Any]] | None
 
@@ -72,12 +73,12 @@ class SavesProgress(Protocol):
 
 
 class ResumeState:
-    """Tells and takes what belongs to a place in a run and is not in its state.
+    """Saves and restores the data of an exact resume that is not in the state.
 
     Args:
         state: The run.
-        data: What it trains on.
-        logger: Whose destinations go on in the runs of other products that they have begun.
+        data: The training data.
+        logger: Its destinations continue their runs in other products.
     """
 
     def __init__(self, state: State, data: TrainingData, logger: Logger) -> None:
@@ -88,11 +89,17 @@ class ResumeState:
         self._own = OwnState()
         self._own_loaded: dict[str, Any] = {}
 
+    def attach_to(self, callbacks: Iterable[object]) -> None:
+        """Let the callbacks that save checkpoints save this data with the state."""
+        for callback in callbacks:
+            if isinstance(callback, SavesProgress):
+                callback.extra = partial(self.to_data, reports=not getattr(callback, "weights_only", False))
+
     def to_data(self, *, reports: bool = True) -> dict[str, Any]:
-        """Return it as plain data and tensors; all processes have to call it.
+        """Return plain data and tensors; all processes must call it.
 
         Args:
-            reports: Whether to warn of state of the user's own that cannot be saved.
+            reports: Whether to warn about state of the user's objects that cannot be saved.
         """
         state, batches = self._state, self._data.batches
         broadcast_buffers(state.model)
@@ -115,15 +122,15 @@ class ResumeState:
             "skipped_steps": self.skipped_steps,
             "world_size": get_world_size(),
         }
-        # What was loaded and is still to be gone on from is the run's place, and not that of data not yet begun.
+        # Until a loaded run is resumed, its data is the loaded one.
         return now if self._loaded is None else {**now, **self._loaded, "loggers": now["loggers"]}
 
     def check(self, saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-        """Return why a run cannot continue from what was saved; nothing if it can.
+        """Return the problems of saved data; none if a run can continue from it.
 
         Args:
-            saved: What :meth:`to_data` returned.
-            ignored: What is not loaded, by path; with ``"timestamp"`` nothing of the place in the run is.
+            saved: The data of :meth:`to_data`.
+            ignored: The paths not to load; with ``"timestamp"`` the position in the run is not loaded.
         """
         names = [field.name for field in attrs.fields(_Saved)]
         missing = [name for name in names if name not in saved and name not in _ADDED]
@@ -136,7 +143,7 @@ class ResumeState:
         batches, size = self._data.batches, saved["world_size"]
         if any(len(saved[name]) != size for name in _OF_EACH if name in saved):
             return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
-        # Each process checks the entries of all, so that all of them refuse a checkpoint, or none does.
+        # Each process checks the entries of all, so that all processes reject a checkpoint, or none.
         problems = [problem for rank in range(size) for problem in self._check_rank(saved, rank)]
         if problems or "timestamp" in ignored:
             return problems
@@ -173,27 +180,27 @@ class ResumeState:
         return problems
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
-        """Keep what was saved until training goes on: data and loaders may only then be there.
+        """Store saved data until training starts, because the training data may be given only then.
 
         Args:
-            saved: What :meth:`to_data` returned.
-            ignored: The paths of what was not loaded. If the run's own clock is kept, its data begin with an epoch.
+            saved: The data of :meth:`to_data`.
+            ignored: The paths not to load. With ``"timestamp"``, the data starts at the beginning of an epoch.
         """
         of_each = saved.get("own_state", [{}] * saved["world_size"])
         self._loaded = {**saved, "own_state": [without(own, ignored) for own in of_each]}
         if "timestamp" in ignored:
             self._loaded |= {"clock_before": self._state.timestamp.state_dict()}
             self._loaded |= {"data": [None] * saved["world_size"], "metrics": [{}] * saved["world_size"]}
-        rank = get_global_rank()  # each process has files and runs of its own; nothing was saved for further ones
+        rank = get_global_rank()  # each process has its own files and runs
         self._logger.load_state_dict(saved["loggers"][rank] if rank < saved["world_size"] else {})
 
     def forget(self) -> None:
-        """Go on from the beginning."""
+        """Discard loaded data."""
         self._loaded = self._draws = None
         self._own_loaded = {}
 
     def resume(self) -> None:
-        """Bring data, metrics and clock to where they were, once."""
+        """Restore data, metrics and clock, once."""
         saved, self._loaded = self._loaded, None
         if saved is None:
             return
@@ -211,10 +218,10 @@ class ResumeState:
             self._own_loaded = saved["own_state"][get_global_rank()]
         else:
             warnings.warn(
-                f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} go on from it: "
-                "training metrics count anew, random draws are others, what components keep in plain attributes is not "
-                "restored, and an epoch that was begun may repeat samples "
-                "and leave out others. Exactly the same run needs as many processes.",
+                f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
+                "training metrics are reset, random draws differ, plain attributes of components are not restored, and "
+                "the current epoch may repeat samples and skip others. An exact resume requires the same number of "
+                "processes.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -224,7 +231,7 @@ class ResumeState:
             setattr(optimizer, "_opt_called", True)  # noqa: B010
 
     def begin(self) -> None:
-        """Restore what components keep in attributes, and the global generators: last of all before the first batch."""
+        """Restore the attributes of components and the global generators, as the last step before the first batch."""
         state, batches = self._state, self._data.batches
         data = () if batches is None else data_components(batches.spec.dataloader)
         of_others = [state.train_dataloader, state.scaler, *state.schedulers]
@@ -237,7 +244,7 @@ class ResumeState:
 
 
 def _components(state: State) -> dict[str, Any]:
-    """Return the components of a run by name, whose attributes may be state."""
+    """Return the components of a run by name, whose attributes may contain state."""
     optimizers = []
     for given in state.optimizers:
         optimizer: Any = given

@@ -1,4 +1,4 @@
-"""Seeds and deterministic algorithms: the same numbers from the same program."""
+"""Reproducibility: seeds and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 __all__ = ["configure_deterministic_mode", "get_random_seed", "seed_all"]
 
 MAX_SEED = 2**32 - 1
-"""NumPy takes no larger one."""
+"""The largest seed that NumPy accepts."""
 
 
 def get_random_seed() -> int:
-    """Return a seed that nobody chose, without touching any generator.
+    """Return a random seed, without drawing from any generator.
 
     Example:
         >>> 0 <= get_random_seed() <= MAX_SEED
@@ -26,7 +26,7 @@ def get_random_seed() -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators, those of every device included.
+    """Seed the global generators of Python, NumPy and torch, including those of all devices.
 
     Args:
         seed: In ``[0, 2**32 - 1]``.
@@ -41,21 +41,22 @@ def seed_all(seed: int) -> None:
         >>> torch.equal(first, torch.rand(2))
         True
     """
-    check_seed(seed)
+    choose_seed(seed)
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
-        # Where nobody has imported NumPy, nobody draws from it.
         sys.modules["numpy"].random.seed(seed)
 
 
-def check_seed(seed: int) -> int:
-    """Return the seed.
+def choose_seed(seed: int | None) -> int:
+    """Return the seed, or a random one if None.
 
     Raises:
-        TypeError: It is no whole number.
-        ValueError: It is out of range.
+        TypeError: The seed is not an integer.
+        ValueError: The seed is out of range.
     """
+    if seed is None:
+        return get_random_seed()
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, got {seed!r}.")
     if not 0 <= seed <= MAX_SEED:
@@ -64,9 +65,9 @@ def check_seed(seed: int) -> int:
 
 
 def configure_deterministic_mode() -> None:
-    """Make torch use algorithms that give the same bits every time, or raise where it has none.
+    """Make torch use deterministic algorithms, or raise an error for operations without one.
 
-    Call it before the first use of a GPU: cuBLAS reads its setting only once.
+    Call it before the first use of a GPU, because cuBLAS reads its setting only once.
 
     Example:
         >>> configure_deterministic_mode()

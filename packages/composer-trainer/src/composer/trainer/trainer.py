@@ -1,16 +1,13 @@
-"""The trainer: puts the parts together, and lets the loop run."""
+"""The trainer: constructs the parts of a training and runs its loop."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import secrets
-from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import SaveInterval, savers
-from composer.checkpoint.saving import refuse_sharded
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -49,7 +46,7 @@ from composer.trainer.arguments import (
     check_text,
     set_log_level,
 )
-from composer.trainer.checkpoints import Loading, save_on_rank_zero
+from composer.trainer.checkpoints import Loading, check_not_sharded, save_on_rank_zero
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
 from composer.trainer.data_order import make_order
 from composer.trainer.evaluation import (
@@ -69,14 +66,14 @@ from composer.trainer.loop import train
 from composer.trainer.names import suggests_names
 from composer.trainer.optimization import Optimization, check_optimizers, default_optimizer, make_scaler
 from composer.trainer.progress import ResumeState, SavesProgress
-from composer.trainer.reproducibility import check_seed, configure_deterministic_mode, get_random_seed, seed_all
+from composer.trainer.reproducibility import choose_seed, configure_deterministic_mode, seed_all
 from composer.trainer.run import Run
 from composer.trainer.schedules import SchedulerLike, TrainingSchedule, check_optimizers_of, check_schedulers
 from composer.trainer.training_data import TrainingData, check_model, check_trainable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -84,92 +81,90 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from composer.checkpoint.saving import IgnoreKeys
+    from composer.core.passes import Passes
 
 __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Trains a model with algorithms, callbacks and loggers, in one process or in several that torchrun has started.
+    """Trains a model with algorithms, callbacks and loggers, in one process or in several started by torchrun.
 
-    The constructor builds everything and runs ``INIT`` (where algorithms change the model), :meth:`fit` trains,
-    :meth:`eval` evaluates, :meth:`predict` gives outputs, :meth:`close` finishes what loggers write;
-    ``with Trainer(…) as trainer:`` closes by itself. ``print(trainer.engine.explain())`` shows what will run when.
+    The constructor creates all parts and runs ``INIT`` (where algorithms change the model). :meth:`fit` trains,
+    :meth:`eval` evaluates, :meth:`predict` returns outputs, and :meth:`close` closes callbacks and loggers, as the end
+    of ``with Trainer(…) as trainer:`` does. ``print(trainer.engine.explain())`` shows what runs at which event.
 
-    The order of the data, and the randomness in its samples, hang on the seed and the epoch alone: a ``DataLoader`` is
-    copied for that, and its order is not that of a loop by hand.
+    The order of the data, and the randomness in its samples, depend only on the seed and the epoch. For that a
+    ``DataLoader`` is copied, and its order differs from that of a hand-written loop.
 
     Args:
         model: A module with ``forward(batch)`` and ``loss(outputs, batch)``, such as a
             :class:`~composer.models.ComposerModel`; to be evaluated it also needs ``eval_forward``, ``get_metrics`` and
             ``update_metric``.
-        train_dataloader: What to train on: an iterable of batches or a :class:`DataSpec`. May be given to :meth:`fit`.
+        train_dataloader: The data: an iterable of batches or a :class:`DataSpec`. May be given to :meth:`fit` instead.
         train_dataloader_label: Its name in logs.
         train_subset_num_batches: Batches in an epoch, if not all of them (-1).
-        spin_dataloaders: Whether a loader that can only be gone through from its beginning is brought to where a
-            resumed run stopped; else its epoch begins anew.
+        spin_dataloaders: Whether a loader that cannot start in the middle of an epoch is fast-forwarded to the resume
+            point; else it starts at the beginning of the epoch.
         max_duration: How long to train: a time, a text (``"10ep"``, ``"500ba"``, ``"30sec"``) or a number of epochs.
             With an endless loader, use batches, samples, tokens or seconds, or set ``train_subset_num_batches``.
         algorithms: One or several; the engine puts them in order.
-        algorithm_passes: What changes that order further; see :mod:`composer.core.passes`.
+        algorithm_passes: Functions that change this order; see :mod:`composer.core.passes`.
         optimizers: One or several. SGD with a learning rate of 0.1, with a warning, if None.
         schedulers: torch's schedulers or functions ``f(state, ssr) -> multiplier``; one or several.
-        scale_schedule_ratio: By how much the training and its schedule are stretched; 0.5 trains half as long.
+        scale_schedule_ratio: The factor by which the duration and the schedule are scaled; 0.5 trains half as long.
         step_schedulers_every_batch: Whether schedulers step after each batch; if None, torch's own step after each
             epoch and functions after each batch.
-        eval_dataloader: What to evaluate on: a loader, an :class:`Evaluator`, or several evaluators.
+        eval_dataloader: The data to evaluate on: a loader, an :class:`Evaluator`, or several evaluators.
         eval_interval: How often; a whole number counts epochs, 0 is never.
         eval_subset_num_batches: Batches of an evaluation, if not all of them (-1).
         callbacks: One or several.
-        loggers: Where metrics go, one or several.
-        run_name: The run's name; one is made up from the time if None.
+        loggers: Destinations of metrics, one or several.
+        run_name: The run's name; generated from the current time if None.
         progress_bar: Whether to draw a progress bar.
         log_to_console: Whether to print metrics as lines of text.
-        console_stream: Where bar and lines go: ``"stderr"``, ``"stdout"`` or an open text file.
+        console_stream: The stream of both: ``"stderr"``, ``"stdout"`` or an open text file.
         console_log_interval: How often lines are printed.
         log_traces: Whether to log which algorithms ran at which event.
-        auto_log_hparams: Whether to log the arguments of this call, too; what the components are set to is always
-            logged.
-        load_path: What to begin with: a checkpoint's folder or address, ``"latest"`` for the newest in ``save_folder``,
-            or with ``load_weights_only`` a file of weights. A run goes on from there to the bits that it would have
-            come to without a stop.
+        auto_log_hparams: Whether to log the arguments of this call, too; the settings of components are always logged.
+        load_path: The checkpoint to start from: its folder or URL, ``"latest"`` for the newest in ``save_folder``, or
+            with ``load_weights_only`` a file of weights. A resumed run produces bit-identical results.
         load_weights_only: Whether only the model's weights are loaded.
-        load_strict_model_weights: Whether weights that only one side has are an error, or a warning.
-        load_ignore_keys: What is not loaded; see :func:`composer.checkpoint.load_checkpoint`.
-        load_exclude_algorithms: Algorithms that are not made again, though the saved weights need them.
-        save_folder: Where checkpoints are saved, a path or an address; none are if None. ``{run_name}`` is filled in.
+        load_strict_model_weights: Whether missing or unexpected weights raise an error, or a warning.
+        load_ignore_keys: The parts not to load; see :func:`composer.checkpoint.load_checkpoint`.
+        load_exclude_algorithms: Algorithms not to reconstruct, though the saved weights require them.
+        save_folder: The path or URL to save checkpoints to; None saves none. ``{run_name}`` is replaced.
         save_filename: A checkpoint's name there.
         save_latest_filename: The name of a link to the newest one.
-        save_overwrite: Whether to replace checkpoints that other runs have left.
+        save_overwrite: Whether to replace checkpoints of other runs.
         save_interval: How often: a time, a text, a number of epochs, or a function ``f(state, event) -> bool``.
-        save_weights_only: Whether only the model's weights are saved: those that it is evaluated with.
-        save_ignore_keys: What is not saved.
-        save_num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
-        save_metrics: Whether what the training metrics have counted is saved, so that an epoch that was interrupted
-            ends with the figures of the whole; it always is here.
-        autoresume: Whether to go on from the newest whole checkpoint of ``run_name`` in ``save_folder``: the same
-            program can then be started again and again, until the training is done.
-        device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best there is if None.
+        save_weights_only: Whether only the model's evaluation weights are saved.
+        save_ignore_keys: The parts not to save.
+        save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1 keeps all.
+        save_metrics: Accepted for compatibility: the states of the training metrics are always saved.
+        autoresume: Whether to resume from the newest valid checkpoint of ``run_name`` in ``save_folder``, so that the
+            same program can be restarted until the training is complete.
+        device: ``"cpu"``, ``"gpu"``, ``"mps"`` or a :class:`torch.device`; the best available if None.
         precision: ``"fp32"``, ``"amp_bf16"``, ``"amp_fp16"`` or ``"amp_fp8"``; if None, ``"amp_fp16"`` on a GPU and
             ``"fp32"`` elsewhere.
         precision_config: For ``"amp_fp8"``: settings of torchao's ``Float8LinearConfig``, or ``{"recipe": name}``.
-        device_train_microbatch_size: Samples that are put through the model at once; gradients of a batch's parts are
-            added up. None puts whole batches through, ``"auto"`` finds the largest size that fits into memory.
-        accumulate_train_batch_on_tokens: Whether a part of a batch counts by its tokens, not by its samples.
-        seed: Seeds all global generators; one is made up if None. For equal weights, seed before making the model.
-        deterministic_mode: Whether to allow only algorithms of torch that give the same bits each time.
+        device_train_microbatch_size: The number of samples in one forward pass; gradients of a batch's microbatches
+            are summed. None uses complete batches, ``"auto"`` finds the largest size that fits into memory.
+        accumulate_train_batch_on_tokens: Whether microbatches are weighted by their tokens instead of their samples.
+        seed: Seeds all global generators; random if None. For equal weights, seed before creating the model.
+        deterministic_mode: Whether to allow only deterministic algorithms of torch.
         parallelism_config: How the model is run in several processes: None or ``{"ddp": {...}}`` puts a copy into each,
             ``{"fsdp": {...}}`` shards it; see :class:`composer.distributed.Parallelism`.
-        dist_timeout: Seconds that a process waits for the others before it gives up with an error.
-        ddp_sync_strategy: When gradients are added up; see :class:`composer.distributed.DDPSyncStrategy`.
-        profiler: A callback that looks at where time goes, a :class:`composer.profiler.Profiler`.
+        dist_timeout: Seconds that a process waits for the others before it raises an error.
+        ddp_sync_strategy: When gradients are summed; see :class:`composer.distributed.DDPSyncStrategy`.
+        profiler: A callback that records where time is spent, a :class:`composer.profiler.Profiler`.
         python_log_level: What of ``logging.getLogger("composer")`` is shown: ``"INFO"``, ``"DEBUG"``, …
         compile_config: Arguments of ``model.compile()``, ``{}`` for its defaults; None does not compile. The names of
-            the weights stay.
+            the weights do not change.
 
     Raises:
         TypeError: An argument is of the wrong kind. Flags accept only True and False.
         ValueError: A value is out of range, two algorithms cannot work together, or the device does not exist. Where
-            several arguments are wrong, all are told.
+            several arguments are wrong, all are reported.
 
     Example:
         >>> import torch
@@ -247,68 +242,54 @@ class Trainer:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         problems = Problems()
-        with problems.noted():
-            check_flags(Trainer.__init__, arguments)
-        with problems.noted():
-            check_text("run_name", run_name, or_none=True)
-        with problems.noted():
-            check_model(model)
-            if train_dataloader is not None:
-                check_trainable(model)
-        with problems.noted():
-            self._data = TrainingData(
-                train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders
-            )
-        with problems.noted():
-            self._evaluations = Evaluations(eval_dataloader, eval_interval, eval_subset_num_batches)
-        with problems.noted():
-            self._computing = ComputeConfig.make(
-                device, precision, precision_config, compile_config, device_train_microbatch_size
-            )
-        with problems.noted():
-            self._loading = Loading(
-                load_path,
-                load_weights_only,
-                load_strict_model_weights,
-                load_ignore_keys,
-                load_exclude_algorithms,
-                autoresume=autoresume,
-                folder=save_folder,
-                run_name=run_name,
-            )
-        with problems.noted():
-            self._savers = savers(
-                save_folder,
-                save_filename,
-                save_latest_filename,
-                save_interval,
-                overwrite=save_overwrite,
-                num_checkpoints_to_keep=save_num_checkpoints_to_keep,
-                weights_only=save_weights_only,
-                ignore_keys=save_ignore_keys,
-                goes_on=autoresume,
-            )
+        collect = problems.collect
+        collect(check_flags, Trainer.__init__, arguments)
+        collect(check_text, "run_name", run_name, or_none=True)
+        collect(check_model, model, is_trained=train_dataloader is not None)
+        self._data = collect(
+            TrainingData, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders
+        )
+        self._evaluations = collect(Evaluations, eval_dataloader, eval_interval, eval_subset_num_batches)
+        self._computing = collect(
+            ComputeConfig.make, device, precision, precision_config, compile_config, device_train_microbatch_size
+        )
+        self._loading = collect(
+            Loading,
+            load_path,
+            load_weights_only,
+            load_strict_model_weights,
+            load_ignore_keys,
+            load_exclude_algorithms,
+            autoresume=autoresume,
+            folder=save_folder,
+            run_name=run_name,
+        )
+        own_savers = collect(
+            savers,
+            save_folder,
+            save_filename,
+            save_latest_filename,
+            save_interval,
+            overwrite=save_overwrite,
+            num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+            weights_only=save_weights_only,
+            ignore_keys=save_ignore_keys,
+            goes_on=autoresume,
+        )
         with problems.noted():
             saves = save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(callbacks))
             if saves or load_path is not None or autoresume:
-                refuse_sharded(model)
-                if isinstance(parallelism_config, Mapping) and "fsdp" in parallelism_config:
-                    raise NotImplementedError(
-                        "Checkpoints of sharded models are not supported yet: leave out save_folder, load_path, "
-                        "autoresume and callbacks that save checkpoints, or parallelism_config['fsdp']."
-                    )
+                check_not_sharded(model, parallelism_config)
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             self._parallel.check_microbatch_size(device_train_microbatch_size)
             check_timeout(dist_timeout)
-        with problems.noted():
-            self._schedule = TrainingSchedule.make(
-                max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
-            )
+        self._schedule = collect(
+            TrainingSchedule.make, max_duration, schedulers, scale_schedule_ratio, step_schedulers_every_batch
+        )
         if not problems.found:
-            with problems.noted():
-                self._data.check_end(self._schedule.max_duration)
-        is_first = get_global_rank() == 0
+            collect(self._data.check_end, self._schedule.max_duration)
         with problems.noted():
+            is_first = get_global_rank() == 0
             shown = terminal_destinations(
                 progress_bar=progress_bar and is_first,
                 log_to_console=log_to_console and is_first,
@@ -316,20 +297,17 @@ class Trainer:
                 log_interval=Interval.named("console_log_interval", console_log_interval).every,
                 log_traces=log_traces,
             )
-        with problems.noted():
-            seed = get_random_seed() if seed is None else check_seed(seed)
-        with problems.noted():
-            set_log_level(python_log_level)
-        with problems.noted():
-            check_run_name(_made_up_name() if run_name is None else run_name)
+        seed = collect(choose_seed, seed)
+        collect(set_log_level, python_log_level)
+        run_name = _generated_name() if run_name is None else run_name
+        collect(check_run_name, run_name)
         if not problems.found:
             with problems.noted():
                 if optimizers is not None:
                     check_optimizers(model, as_list(optimizers))
                 check_optimizers_of(self._schedule.schedulers, as_list(optimizers))
         if not problems.found and eval_dataloader is not None:
-            with problems.noted():
-                check_can_be_evaluated(model)
+            collect(check_can_be_evaluated, model)
         problems.check()
 
         if deterministic_mode:
@@ -342,7 +320,7 @@ class Trainer:
         self.state = State(
             model=model,
             rank_zero_seed=seed,
-            run_name=from_rank_zero(_made_up_name() if run_name is None else run_name),
+            run_name=from_rank_zero(run_name),
             device=self._computing.device,
             max_duration=self._schedule.max_duration,
             precision=self._computing.precision,
@@ -352,10 +330,8 @@ class Trainer:
             optimizers = default_optimizer(model)
         self.state.optimizers = as_list(optimizers)
         self._set_microbatch_size(self._computing.microbatch_size)
-        with problems.noted():
-            self.state.algorithms = as_list(algorithms)
-        with problems.noted():
-            self.state.callbacks = [*as_list(callbacks), *as_list(profiler), *self._savers]
+        collect(setattr, self.state, "algorithms", as_list(algorithms))
+        collect(setattr, self.state, "callbacks", [*as_list(callbacks), *as_list(profiler), *own_savers])
         problems.check()
         self.state.profiler = profiler
         self.logger = Logger(self.state, [*as_list(loggers), *shown])
@@ -363,29 +339,27 @@ class Trainer:
         self._data.install(self.state)
         self._evaluations.install(self.state)
         self._progress = ResumeState(self.state, self._data, self.logger)
-        for callback in self.state.callbacks:
-            if isinstance(callback, SavesProgress):
-                callback.extra = partial(self._progress.to_data, reports=not getattr(callback, "weights_only", False))
-
+        self._progress.attach_to(self.state.callbacks)
         with self._closing_on_error():
-            self.engine.run_event(Event.INIT)
-            self._computing.prepare(model)
-            self.engine.run_event(Event.BEFORE_LOAD)
-            if self._loading.is_wanted():
-                self._schedule.prepare_schedulers(self.state)
-                self._loading.load(self.engine, self._progress, algorithm_passes)
-                self._data.install(self.state)  # the order of the data hangs on the seed, which is now the saved run's
-            self.engine.run_event(Event.AFTER_LOAD)
-            broadcast_model(self.state.model)
-            self._computing.compile(self.state.model)
-            self.logger.log_hyperparameters(
-                hyperparameters(
-                    self.state,
-                    loggers=self.logger.destinations,
-                    schedulers=self._schedule.schedulers,
-                    extra=arguments if auto_log_hparams else None,
-                )
-            )
+            self._initialize(algorithm_passes, arguments if auto_log_hparams else None)
+
+    def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
+        """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
+        state, model = self.state, self.state.model
+        self.engine.run_event(Event.INIT)
+        self._computing.prepare(model)
+        self.engine.run_event(Event.BEFORE_LOAD)
+        if self._loading.is_wanted():
+            self._schedule.prepare_schedulers(state)
+            self._loading.load(self.engine, self._progress, passes)
+            self._data.install(state)  # the order of the data depends on the seed, which is that of the saved run
+        self.engine.run_event(Event.AFTER_LOAD)
+        broadcast_model(state.model)
+        self._computing.compile(state.model)
+        described = hyperparameters(
+            state, loggers=self.logger.destinations, schedulers=self._schedule.schedulers, extra=extra
+        )
+        self.logger.log_hyperparameters(described)
 
     @suggests_names
     def fit(
@@ -406,31 +380,31 @@ class Trainer:
         device_train_microbatch_size: int | str | None = None,
         precision: str | Precision | None = None,
     ) -> None:
-        """Train until ``max_duration``, or for ``duration`` more. Called again, it goes on where it stopped.
+        """Train until ``max_duration``, or for ``duration`` more. A further call continues where the last one stopped.
 
-        What is not given stays as the constructor was told. With nothing left to do it returns at once. An error closes
-        the trainer, so that what loggers write is whole. With Ctrl-C or SIGTERM the batch is finished, callbacks see
-        the end of the training (without an evaluation), and the trainer is closed; then ``KeyboardInterrupt`` or
-        ``SystemExit(143)`` goes on. A second one stops at once.
+        Arguments that are None keep the constructor's values. It returns immediately if training is already complete.
+        An error closes the trainer, so that loggers complete their output. After Ctrl-C or SIGTERM the batch is
+        finished, callbacks run the events of the end of the training (without an evaluation), the trainer is closed,
+        and ``KeyboardInterrupt`` or ``SystemExit(143)`` is raised. A second signal stops immediately.
 
         Args:
-            train_dataloader: What to train on.
+            train_dataloader: The data to train on.
             train_dataloader_label: Its name in logs.
             train_subset_num_batches: Batches in an epoch.
-            spin_dataloaders: Whether a loader is brought to where a resumed run stopped.
+            spin_dataloaders: Whether a loader is fast-forwarded to the resume point.
             duration: How long to train from here, instead of until ``max_duration``.
-            reset_time: Whether the clock begins anew.
+            reset_time: Whether to reset the clock.
             schedulers: The learning rate schedulers.
-            scale_schedule_ratio: By how much ``duration`` and ``schedulers`` are stretched.
+            scale_schedule_ratio: The factor by which ``duration`` and ``schedulers`` are scaled.
             step_schedulers_every_batch: Whether schedulers step after each batch.
-            eval_dataloader: What to evaluate on.
+            eval_dataloader: The data to evaluate on.
             eval_subset_num_batches: Batches of an evaluation.
             eval_interval: How often to evaluate.
-            device_train_microbatch_size: Samples that are put through the model at once.
-            precision: What the model computes in.
+            device_train_microbatch_size: The number of samples in one forward pass.
+            precision: The precision.
 
         Raises:
-            ValueError: There is no data, it is not said how long to train, or a value is out of range.
+            ValueError: There is no data or no duration, or a value is out of range.
         """
         check_flags(Trainer.fit, locals())
         state = self.state
@@ -438,8 +412,8 @@ class Trainer:
         check_trainable(state.model)
         if scale_schedule_ratio != 1 and duration is None and schedulers is None:
             raise ValueError(
-                f"scale_schedule_ratio={scale_schedule_ratio} stretches the duration and the schedulers that fit() is "
-                "given, and there are none: give duration or schedulers, too, or give the ratio to the Trainer."
+                f"scale_schedule_ratio={scale_schedule_ratio} scales the duration and the schedulers of this call, and "
+                "neither is given: give duration or schedulers, too, or give the ratio to the Trainer."
             )
         check_ratio(scale_schedule_ratio)
         self._data.change(state, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders)
@@ -470,7 +444,7 @@ class Trainer:
             weigh_by_tokens=self._weigh_by_tokens,
             resume=self._progress.begin,
         )
-        # torchrun sends the others a SIGTERM when one process is gone.
+        # torchrun sends a SIGTERM to the other processes when one has exited.
         with self._closing_on_error(), run.signals, explaining_loss():
             self._progress.resume()
             train(run)
@@ -482,8 +456,8 @@ class Trainer:
         """Evaluate now.
 
         Args:
-            eval_dataloader: What on; the evaluators of the constructor if None.
-            subset_num_batches: Only so many batches of each, -1 is all; as the constructor was told if None.
+            eval_dataloader: The data; the evaluators of the constructor if None.
+            subset_num_batches: The number of batches of each, -1 for all; None uses the constructor's value.
 
         Returns:
             The metrics' values by evaluator and name, as tensors: ``{"eval": {"MulticlassAccuracy": tensor(0.99)}}``.
@@ -505,7 +479,7 @@ class Trainer:
             self.engine.run_event(Event.EVAL_STANDALONE_START)
             results = evaluate(self.engine, evaluators, subset)
             self.engine.run_event(Event.EVAL_STANDALONE_END)
-        self.state.eval_metrics |= metrics  # other data under a label that is in use has not changed what it measures
+        self.state.eval_metrics |= metrics  # restores the metrics of labels that the given data used, too
         return results
 
     @suggests_names
@@ -514,7 +488,7 @@ class Trainer:
 
         Args:
             dataloader: Batches as the model's ``eval_forward`` (or else ``forward``) takes them.
-            subset_num_batches: Only so many batches; -1 is all.
+            subset_num_batches: The number of batches; -1 for all.
             return_outputs: Whether to collect the outputs; else only callbacks see them.
 
         Returns:
@@ -531,23 +505,23 @@ class Trainer:
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """Where the checkpoints are that this trainer has saved and that are still kept, the oldest first."""
+        """The paths of the checkpoints that this trainer has saved and not deleted, the oldest first."""
         return [path for callback in self.state.callbacks for path in getattr(callback, "saved_checkpoints", [])]
 
     @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
-        """Save a checkpoint now, and wait until it is there; of several processes all have to call it, and one saves.
+        """Save a checkpoint and wait until it is written. All processes must call it; one saves.
 
         Args:
-            name: Its folder or address; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are filled in.
-            weights_only: Whether only the weights that the model is evaluated with are saved.
+            name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced.
+            weights_only: Whether only the evaluation weights are saved.
 
         Returns:
-            Where it is.
+            Its path or URL.
 
         Raises:
             NotImplementedError: The model is sharded.
-            CheckpointSaveError: It could not be written.
+            CheckpointSaveError: The checkpoint could not be written.
         """
         check_flags(Trainer.save_checkpoint, locals())
         return save_on_rank_zero(
@@ -555,10 +529,10 @@ class Trainer:
         )
 
     def save_checkpoint_to_save_folder(self) -> None:
-        """Save a checkpoint where, and as, the trainer was told to; in the background, as those that are due.
+        """Save a checkpoint to ``save_folder`` in the background, as at ``save_interval``.
 
         Raises:
-            ValueError: It was not told to save any.
+            ValueError: The trainer has no ``save_folder``.
         """
         saving = [callback for callback in self.state.callbacks if isinstance(callback, SavesProgress)]
         if not saving:
@@ -575,19 +549,19 @@ class Trainer:
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        """Export the model as it is evaluated, for programs that have neither this library nor the model's code.
+        """Export the model with its evaluation weights to a file that needs neither this library nor the model's code.
 
         Args:
             save_format: ``"torchexport"`` or ``"onnx"``; see :func:`composer.export.export_for_inference`.
             save_path: The file, or a URL that fsspec knows.
             sample_input: A batch; the first to evaluate or else to train on if None.
             transforms: Functions that change a copy of the model before it is exported.
-            input_names: What the inputs are called.
-            output_names: What the outputs are called.
+            input_names: Names of the inputs.
+            output_names: Names of the outputs.
 
         Raises:
-            ExportError: The model cannot be exported, or does not compute the same once it is.
-            ValueError: There is no such format, or no batch.
+            ExportError: The model cannot be exported, or the exported model computes different outputs.
+            ValueError: The format is unknown, or there is no batch.
         """
         with evaluation_weights(self.state):
             export_for_inference(
@@ -612,7 +586,7 @@ class Trainer:
             return batch if transform is None else transform(batch)
 
     def close(self) -> None:
-        """Close callbacks and loggers, once; the trainer cannot be used any more."""
+        """Close callbacks and loggers, once; the trainer cannot be used afterwards."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -635,18 +609,15 @@ class Trainer:
         if Precision.AMP_FP8 in (precision, self.state.precision) and precision is not self.state.precision:
             raise ValueError(
                 f"fit(precision='{precision}') cannot change '{self.state.precision}': the layers for 'amp_fp8' are "
-                "made when the Trainer is. Say precision there."
+                "created by the constructor. Give precision to the Trainer."
             )
-        if precision is not self.state.precision:  # else the loss scale goes on
+        if precision is not self.state.precision:  # else the loss scale is kept
             self.state.precision = precision
             self.state.scaler = make_scaler(precision, self.state.device)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
-        """Finish what loggers write when training ends by an error, and let the error go on.
-
-        An error of a lost connection says which process is gone.
-        """
+        """Close callbacks and loggers after an error, and name the process that failed after a lost connection."""
         try:
             yield
         except BaseException as error:
@@ -657,7 +628,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _noting_further_errors(self, first: BaseException | None) -> Iterator[None]:
-        """Keep an error in closing from hiding the one that the user has to see."""
+        """Add an error that is raised while closing to the first one as a note, instead of hiding it."""
         try:
             yield
         except Exception as second:
@@ -666,5 +637,5 @@ class Trainer:
             first.add_note(f"Closing callbacks and loggers failed, too: {type(second).__name__}: {second}")
 
 
-def _made_up_name() -> str:
+def _generated_name() -> str:
     return f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

@@ -495,8 +495,8 @@ def _is_endless(loader: object) -> bool:
     return is_repeated or isinstance(loader, _ENDLESS)
 
 
-def check_model(model: object) -> None:
-    """Raise a TypeError if a model does not have the methods that training requires."""
+def check_model(model: object, *, is_trained: bool) -> None:
+    """Raise a TypeError if a model lacks a method that training requires, and a ValueError if it cannot be trained."""
     if isinstance(model, type):
         raise TypeError(f"model must be an object, got the class {model.__name__}; write {model.__name__}().")
     if not isinstance(model, nn.Module) or not isinstance(model, SupportsTraining):
@@ -505,6 +505,8 @@ def check_model(model: object) -> None:
             f"got {type(model).__name__}. "
             "Wrap a classifier in composer.models.ComposerClassifier, or derive the model from ComposerModel."
         )
+    if is_trained:
+        check_trainable(model)
 
 
 def check_trainable(model: nn.Module) -> None:
