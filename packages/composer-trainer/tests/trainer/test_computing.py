@@ -57,7 +57,7 @@ class TestFP8:
         """The layers are made with the trainer, so a fit cannot ask for 8 bits."""
         trainer = make_trainer(max_duration="1ba")
 
-        with pytest.raises(ValueError, match="Say precision there"):
+        with pytest.raises(ValueError, match="Give precision to the Trainer"):
             trainer.fit(precision="amp_fp8")
 
 

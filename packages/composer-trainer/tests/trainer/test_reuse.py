@@ -51,7 +51,7 @@ from composer.loggers import (
 )
 from composer.models import ComposerClassifier
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*memory of CUDA devices", "ignore:.*allocator of CUDA devices")
+pytestmark = pytest.mark.filterwarnings("ignore:.*memory of CUDA devices", "ignore:.*CUDA's allocator")
 
 
 def nothing(component):
@@ -355,7 +355,7 @@ def test_a_logger_of_a_run_that_is_open(kind, make_run, folder):
     used = COMPONENTS[kind].make(folder / "used")
     make_run(used, is_first=True)
 
-    with pytest.raises(RuntimeError, match=f"{kind.__name__} is used by another run, which is not closed"):
+    with pytest.raises(RuntimeError, match=f"{kind.__name__} is used by another run that is not closed"):
         make_run(used)
 
 
