@@ -38,7 +38,7 @@ class TestRefusal:
             explain([blurpool, copy.copy(blurpool)])
 
     def test_owners_of_different_things(self, owner):
-        """Who shares nothing has no conflict."""
+        """Algorithms that share nothing have no conflict."""
         check_conflicts([owner("A", "a"), owner("B", "b"), owner("C")])
 
         assert find_conflicts([owner("A", "a"), owner("B", "b"), owner("C")]) == ()
@@ -66,7 +66,7 @@ class TestRefusal:
 class TestOwned:
     @pytest.mark.parametrize("place", [0, 1])
     def test_one_that_knows_the_remedy_is_enough(self, owner, place):
-        """A plain text and an Owned of the same words are the same thing; the remedy comes from whoever has it."""
+        """A plain string and an ExclusiveResource of the same name are equal; the remedy comes from either."""
         words = [str(WEIGHTS), str(WEIGHTS)]
         words[place] = WEIGHTS
 
@@ -76,7 +76,7 @@ class TestOwned:
         assert conflict.remedies == (WEIGHTS.remedy,)
 
     def test_remedies_of_what_is_not_shared(self, owner):
-        """What only one of them owns is nobody's trouble."""
+        """A resource of only one algorithm is not mentioned."""
         (conflict,) = find_conflicts([owner("A", WEIGHTS, "x"), owner("B", "x")])
 
         assert conflict.remedies == ()

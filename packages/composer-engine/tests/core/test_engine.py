@@ -1,4 +1,4 @@
-"""Dispatch: who is called at an event, and when the plan is made."""
+"""Dispatch: what is called at an event, and when the plan is made."""
 
 import warnings
 
@@ -66,7 +66,7 @@ class TestRunEvent:
         [("batch_ends", "did you mean 'batch_end'"), ("BATCH_END", "did you mean 'batch_end'"), (7, "The events are")],
     )
     def test_unknown_events_are_refused(self, state, event, guess):
-        """A misspelt event is an error, not an event that nobody listens to."""
+        """A misspelt event is an error, not an event without listeners."""
         with pytest.raises(ValueError, match=f"There is no event {event!r}; {guess}"):
             Engine(state).run_event(event)
 
@@ -82,7 +82,7 @@ class TestRunEvent:
         assert calls == [("C", "epoch_end")]
 
     def test_match_decides_each_time(self, state, make, calls):
-        """An algorithm with a match of its own is asked at each call."""
+        """An overridden match is called each time."""
 
         def match(self, event, state):
             return event is Event.BATCH_END and state.timestamp.batch == 1
@@ -122,7 +122,7 @@ class TestRunEvent:
 
 class TestMarker:
     def test_mark_in_the_profiler_s_trace(self, state, make, calls):
-        """A running torch profiler sees the event's name, and nobody is called."""
+        """A running torch profiler records the event's name, and nothing is called."""
         engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
 
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -226,7 +226,7 @@ class TestPasses:
         assert [name for name, _ in calls] == ["LABEL", "MIX"]
 
     def test_run_last_without_return_is_refused(self, state, make):
-        """The specification's example as it stands forgets to return, and hears of it when the engine is built."""
+        """The specification's example returns nothing, which is an error at construction."""
 
         def run_last(algorithms, event):
             algorithms = sorted(algorithms, key=lambda x: isinstance(x, Algorithm))
@@ -273,7 +273,7 @@ class Wrapping(Callback):
 
 class TestWrapping:
     def test_every_call_but_its_own(self, state, make):
-        """Algorithms, other callbacks, functions and loggers are wrapped; nobody is by itself."""
+        """Algorithms, other callbacks, functions and loggers are wrapped; a wrapper does not wrap itself."""
         written = []
         state.callbacks = Wrapping("W", written), make.callback("C", "batch_end")
         logger = Logger(state, make.destination("L", "batch_end"))
@@ -287,7 +287,7 @@ class TestWrapping:
         assert written[6:] == ["f", ">W", "W<L@batch_end", ">W"]
 
     def test_first_of_the_list_is_innermost(self, state, make):
-        """Whoever wraps later wraps what the others have wrapped, and each wraps the other's hook."""
+        """Later wrappers wrap the calls of earlier ones, and each wraps the other's hook."""
         written = []
         state.callbacks = Wrapping("A", written), Wrapping("B", written), make.callback("C", "batch_end")
 
@@ -315,7 +315,7 @@ class TestWrapping:
         assert [word[:2] for word in written[2:]] == ["W<", "f", ">W"]
 
     def test_whole_events(self, state, make, calls):
-        """An event is wrapped as a whole, also one that nobody listens to, and its errors come through."""
+        """An event is wrapped as a whole, also without listeners, and its errors are raised."""
 
         class Spans(Callback):
             def wrap_event(self, event, call):
@@ -358,7 +358,7 @@ class TestWrapping:
 
 class TestTraces:
     def test_traces_say_who_ran(self, state, make):
-        """Each algorithm that was asked is told with its place, whether it ran and what it returned."""
+        """Each trace has the position of the algorithm, whether it ran and what it returned."""
         traces = {}
 
         class Keeper(LoggerDestination):

@@ -30,7 +30,7 @@ def test_value_is_the_lower_case_name(event):
 
 
 def test_before_and_after():
-    """An event named after what it precedes or follows says so, in training, evaluation and prediction."""
+    """Before and after events are recognized in training, evaluation and prediction."""
     assert {event.name for event in Event if event.is_before_event} == {
         name for name in Event.__members__ if "BEFORE_" in name
     }

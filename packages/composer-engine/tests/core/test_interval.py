@@ -81,7 +81,7 @@ def test_negative_intervals_are_refused():
 
 @pytest.mark.parametrize("every", ["often", "1.5ep", "-1ba", None, 1.5, True])
 def test_an_error_begins_with_the_parameters_name(every):
-    """Whatever is wrong with an interval, the parameter that it was given for is named."""
+    """Every error of an interval begins with the parameter's name."""
     with pytest.raises((TypeError, ValueError), match=r"^save_interval"):
         Interval.named("save_interval", every)
 
@@ -271,7 +271,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("event", [Event.BATCH_END, Event.EPOCH_END])
     def test_a_loop_that_does_not_say_where_the_clock_stood(self, event):
-        """Samples that were passed cannot be told without it: an error with the remedy, not a wrong answer."""
+        """Without the previous clock there is an error with the remedy, not a wrong result."""
         run = Run("1000sp", event, epoch=2)
         run.moves = lambda later: setattr(run.state, "timestamp", later)
 
@@ -299,7 +299,7 @@ def test_every_event_of_a_step_has_intervals():
 
 
 def test_hooks_of_a_callback(make, calls):
-    """A callback says how often by intervals(); hooks that are not in it are called each time."""
+    """Hooks with an interval are called when it is due; other hooks are called each time."""
     state = State(model=None)
     watch = make.callback("Watch", "batch_end", "batch_start", "fit_end")
     watch.intervals = lambda: {"batch_end": "2ba", Event.BATCH_START: Time(1, "ba")}
@@ -327,7 +327,7 @@ def test_hooks_of_a_callback(make, calls):
     ],
 )
 def test_bad_intervals_of_a_callback(intervals, error, message):
-    """What a callback says wrongly is refused when the plan is made."""
+    """Invalid intervals of a callback are refused when the plan is made."""
 
     class Watch(Callback):
         def intervals(self):

@@ -15,7 +15,7 @@ from composer.core.logger import detach_to_host
 
 
 class Memory(LoggerDestination):
-    """Keeps what it is given."""
+    """Stores everything that is logged."""
 
     def __init__(self):
         self.logged = []
@@ -65,7 +65,7 @@ def logger(memory):
 
 
 def test_everything_reaches_the_destination(logger, memory):
-    """Each kind of thing arrives as it was given, with the batch as its step."""
+    """Each kind of record arrives unchanged, with the batch as its step."""
     logger.log_metrics({"loss": 1})
     logger.log_metrics({"loss": 2}, step=3)
     logger.log_hyperparameters({"lr": 0.1})
@@ -86,7 +86,7 @@ def test_everything_reaches_the_destination(logger, memory):
 
 
 def test_destinations_that_store_nothing_take_everything(logger):
-    """A destination overrides what it can take and ignores the rest."""
+    """A destination overrides the methods that it supports and ignores the rest."""
     logger.destinations = [LoggerDestination()]
 
     logger.log_metrics({"loss": 1})
@@ -98,7 +98,7 @@ def test_destinations_that_store_nothing_take_everything(logger):
 
 
 def test_failure_is_reported_once_and_the_run_goes_on(logger, memory):
-    """A full disk is told once for each kind of thing, and the other destinations get everything."""
+    """A failure is reported once per method, and the other destinations receive everything."""
     logger.destinations.insert(0, Broken())
 
     with pytest.warns(RuntimeWarning, match="Broken.log_metrics failed.*training goes on.*OSError: disk full"):
@@ -125,7 +125,7 @@ def test_failures_of_two_destinations_are_both_reported(logger):
 
 
 def test_report_points_to_who_logged(logger):
-    """The warning names the line that logged, not the logger's inside."""
+    """The warning names the line that logged, not one of the logger."""
     logger.destinations = [Broken()]
 
     with pytest.warns(RuntimeWarning) as caught:
@@ -155,25 +155,25 @@ def test_only_destinations_are_taken(wrong):
 
 
 def test_state_must_be_a_state():
-    """Anything else for the state is refused at once, not at the first metric."""
+    """A state of another type is refused at construction, not at the first metric."""
     with pytest.raises(TypeError, match=r"^state must be a State, such as State\(model=model\), got int"):
         Logger(5)
 
 
 def test_destinations_must_be_destinations():
-    """A single thing that is no destination is refused by what it is."""
+    """A single object that is no destination is refused."""
     with pytest.raises(TypeError, match=r"^loggers must be LoggerDestination objects, got 5"):
         Logger(State(model=None), destinations=5)
 
 
 def test_files_are_only_fetched_where_they_are_kept():
-    """A destination without files says so."""
+    """A destination without files raises an error."""
     with pytest.raises(NotImplementedError, match="LoggerDestination stores no files and cannot fetch 'a'"):
         LoggerDestination().download_file("a", "b")
 
 
 class Every(Memory):
-    """Keeps what it is given, every so often."""
+    """Stores metrics once per interval."""
 
     def __init__(self, every):
         super().__init__()
@@ -200,7 +200,7 @@ class TestEvery:
         return State(model=None, max_duration="4ep")
 
     def test_newest_values_when_a_multiple_has_passed(self, state):
-        """Of each name the newest value is handed over, with its own step, the lower step first."""
+        """The latest value of each name is delivered with its own step, in ascending order of steps."""
         store = Every(Interval("3ba"))
 
         run_batches(state, Logger(state, store), 7)
@@ -221,7 +221,7 @@ class TestEvery:
         assert store.steps[1][0] == {"loss": 3, "speed": 3}
 
     def test_nothing_waits_twice(self, state):
-        """What was handed over is not handed over again."""
+        """Delivered metrics are not delivered again."""
         store = Every("2ba")
         logger = Logger(state, store)
         logger.log_metrics({"once": 1})
@@ -233,7 +233,7 @@ class TestEvery:
         assert [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics] == [1, 3, 4]
 
     def test_interval_begins_anew_after_a_delivery(self, state):
-        """What was handed over at the end of one training is no reason to hand over early in the next."""
+        """A delivery at the end of one training does not cause an early one in the next."""
         store = Every("3ba")
         logger = Logger(state, store)
         logger.log_metrics({"loss": 0})
@@ -246,7 +246,7 @@ class TestEvery:
         assert store.logged == []
 
     def test_the_rest_at_the_end(self, state):
-        """An interval of 0 keeps all back until deliver."""
+        """With an interval of 0 everything waits until deliver."""
         store = Every("0ba")
         logger = Logger(state, store)
         run_batches(state, logger, 5)
@@ -294,7 +294,7 @@ class TestEvery:
         assert [metrics.get("loss") for metrics, _ in store.steps if "loss" in metrics] == [4]
 
     def test_tensors_wait_as_they_were(self, state):
-        """A tensor that is changed in place while it waits is handed over as it was logged."""
+        """A tensor that is changed in place while it waits is delivered with its logged value."""
         store = Every("0ba")
         logger = Logger(state, store)
         vector, number = torch.ones(2), torch.tensor(1.0)
@@ -307,7 +307,7 @@ class TestEvery:
         assert float(store.steps[0][0]["number"]) == 1.0
 
     def test_only_metrics_wait(self, state):
-        """Settings, tables, images, traces and files go through at once."""
+        """Settings, tables, images, traces and files are passed on immediately."""
         store = Every("0ba")
         logger = Logger(state, store)
 
@@ -320,7 +320,7 @@ class TestEvery:
         assert [entry[0] for entry in store.logged] == ["hyperparameters", "table", "images", "traces", "file"]
 
     def test_others_get_everything(self, state):
-        """A destination without an interval beside one with it sees each call."""
+        """A destination without an interval receives each call."""
         plain, store = Memory(), Every("10ba")
 
         run_batches(state, Logger(state, [store, plain]), 5)
@@ -329,7 +329,7 @@ class TestEvery:
         assert store.logged == []
 
     def test_failure_is_reported_once(self, state):
-        """One that fails when it is given what waited is reported, and the others get theirs."""
+        """A failure of a delayed delivery is reported, and the other destinations receive their metrics."""
 
         class BrokenEvery(Broken):
             every = Interval("1ba")
@@ -346,7 +346,7 @@ class TestEvery:
         assert len(store.logged) > 2
 
     def test_removed_destination_gets_what_waited(self, state):
-        """What was logged before a destination was taken off the list is not lost."""
+        """Metrics that were logged before a destination was removed are delivered."""
         store = Every("0ba")
         logger = Logger(state, store)
         logger.log_metrics({"loss": 1})
@@ -367,7 +367,7 @@ class TestEvery:
         ],
     )
     def test_no_length_of_time(self, wrong, message):
-        """What is no interval is refused where destinations convert it."""
+        """Invalid intervals are refused at conversion."""
         with pytest.raises(ValueError, match=re.escape(message)):
             to_interval(wrong)
 
@@ -404,7 +404,7 @@ class TestEvery:
 
 
 class Witness(Every):
-    """Says at each of some events what it has been given until then."""
+    """Records at some events what it has received so far."""
 
     def __init__(self):
         super().__init__("0ba")
@@ -446,7 +446,7 @@ class TestDeliveryByTheEngine:
 
     @pytest.mark.parametrize("event", ["fit_end", "eval_standalone_end"])
     def test_at_the_end(self, engine, witness, event):
-        """What waits is handed over before the destination's own hook, so that it can store it there."""
+        """Delayed metrics are delivered before the destination's own hook, which can store them."""
         engine.logger.log_metrics({"loss": 1})
 
         engine.run_event(event)
@@ -454,7 +454,7 @@ class TestDeliveryByTheEngine:
         assert ({"loss": 1} | ({"last": 1} if event == "fit_end" else {}), 0) in witness.had[event]
 
     def test_where_the_destination_has_no_hook(self, state):
-        """A destination without hooks is handed over to, too."""
+        """Delayed metrics are also delivered to a destination without hooks."""
         store = Every("0ba")
         engine = Engine(state, Logger(state, store))
         engine.logger.log_metrics({"loss": 1})
@@ -472,7 +472,7 @@ class TestDeliveryByTheEngine:
         assert witness.had["eval_after_all"] == []
 
     def test_when_the_engine_is_closed(self, engine, witness):
-        """What callbacks log when they are closed arrives before the destination is."""
+        """Metrics that callbacks log in close arrive before the destination is closed."""
         engine.logger.log_metrics({"loss": 1})
 
         engine.close()
@@ -481,7 +481,7 @@ class TestDeliveryByTheEngine:
 
 
 class Resumable(LoggerDestination):
-    """Has something to remember."""
+    """A destination with state."""
 
     def __init__(self, run_id=None):
         self.run_id = run_id
@@ -495,7 +495,7 @@ class Resumable(LoggerDestination):
 
 class TestStateOfDestinations:
     def test_by_name_of_the_class(self):
-        """Each destination gets back what it had; those of one class are told apart by their place."""
+        """Each destination loads its own state; those of one class are distinguished by position."""
         saved = Logger(State(model=None), [Resumable("a"), Memory(), Resumable("b")]).state_dict()
         later = Logger(State(model=None), [Memory(), Resumable(), Resumable()])
 

@@ -87,7 +87,7 @@ class TestOrderOfStages:
         ]
 
     def test_undeclared_algorithms_come_after_all_others(self, make):
-        """Who only has a match runs last; at INIT it may replace blocks, so norms and layout still come later."""
+        """An algorithm without a stage runs last; at INIT it may replace blocks, so norms and layout come later."""
         matching = make.algorithm("Matching", match=lambda *_: True)
         weights = make.algorithm("Weights", everywhere(Stage.WEIGHTS))
         layout = make.algorithm("Layout", everywhere(Stage.LAYOUT))
@@ -148,7 +148,7 @@ class TestSinglePasses:
             assert warn_if_multiple_loss_interpolation(both, Event.BEFORE_BACKWARD) == both
 
     def test_one_interpolation_of_the_loss_is_fine(self, make):
-        """A single one is nobody's concern."""
+        """A single interpolation causes no warning."""
         algorithms = [make.algorithm("MixUp", interpolate_loss=True), make.algorithm("CutMix", interpolate_loss=False)]
 
         with warnings.catch_warnings():
@@ -273,7 +273,7 @@ class TestPlacedBy:
 
 class TestWhatPassesReturn:
     def test_nothing(self, abcd):
-        """The specification's example forgets to return; the sentence says which pass and where."""
+        """The specification's example returns nothing; the error names the pass and the event."""
 
         def run_last(algorithms, event):
             sort_to_back(algorithms, object)
@@ -304,7 +304,7 @@ class TestWhatPassesReturn:
 
     @pytest.mark.parametrize("more", [lambda given: [*given, given[0]], lambda given: [*given, object()]])
     def test_more(self, abcd, more):
-        """What was not given, or is returned twice, is refused."""
+        """Algorithms that were not passed in, or are returned twice, are refused."""
         with pytest.raises(ValueError, match="which it was not given"):
             apply_passes(abcd, Event.BATCH_END, [lambda algorithms, event: more(algorithms)])
 
@@ -321,7 +321,7 @@ class TestWhatPassesReturn:
         assert placed(ordered) == {"B": (), "C": (), "D": (), "A": ("in_place",)}
 
     def test_callable_objects_are_named_by_their_repr(self, abcd):
-        """A pass without a name is still told."""
+        """A pass without a name is named by its repr."""
 
         class Pass:
             def __call__(self, algorithms, event):

@@ -56,7 +56,7 @@ class TestWhatRunsWhere:
         assert [*build_plan([], [callback]).entries] == [Event.EPOCH_END]
 
     def test_run_event_of_ones_own_is_called_everywhere(self):
-        """Whoever overrides run_event sees every event."""
+        """An overridden run_event is called at every event."""
 
         class Everything(Callback):
             def run_event(self, event, state, logger):
@@ -65,14 +65,14 @@ class TestWhatRunsWhere:
         assert [*build_plan([], [Everything()]).entries] == [*Event]
 
     def test_match_alone_is_asked_everywhere(self, make):
-        """An algorithm in the style of the specification declares nothing and is asked at each event."""
+        """An algorithm in the style of the specification declares nothing; its match is called at each event."""
         plan = build_plan([make.algorithm("A", match=lambda self, event, state: False)])
 
         assert [*plan.entries] == [*Event]
         assert all(entry.asked and entry.stage is None for [entry] in plan.entries.values())
 
     def test_declared_events_narrow_down_a_match(self, make):
-        """With both, match is asked at the declared events only."""
+        """With both, match is called at the declared events only."""
         plan = build_plan([make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)])
 
         assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
@@ -100,7 +100,7 @@ class TestWhatRunsWhere:
 
 class TestReasons:
     def test_stage(self, make):
-        """The later stage says behind which it comes."""
+        """The reason of the later stage names the earlier one."""
         label = make.algorithm("Label", {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL})
         mix = make.algorithm("Mix", {Event.BEFORE_LOSS: Stage.MIX, Event.AFTER_LOSS: Stage.MIX})
 
@@ -119,7 +119,7 @@ class TestReasons:
         assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "listed first, so last out")]
 
     def test_pass_of_the_user(self, make):
-        """Who was moved by a pass says by which, and those that it passed say nothing about it."""
+        """The reason of a moved entry is the pass; the entries that it passed do not mention it."""
         algorithms = [make.algorithm(n, {Event.BATCH_END: Stage.WEIGHTS}) for n in "ABC"]
 
         def run_last(algorithms_, event):
@@ -147,7 +147,7 @@ class TestReasons:
         ]
 
     def test_those_behind_who_was_moved_claim_no_rule(self, make):
-        """Who comes after one that a pass put there is not said to come after it by its stage."""
+        """An entry after a moved one does not give its stage as the reason."""
         stages = (Stage.MIX, Stage.LABEL, Stage.WEIGHTS)
         algorithms = [make.algorithm(s.name, {Event.BEFORE_LOSS: s, Event.AFTER_LOSS: s}) for s in stages]
 
@@ -168,7 +168,7 @@ class TestReasons:
         ]
 
     def test_what_has_no_stage(self, make):
-        """It is last, first where stages are reversed, and architecture before training; the reasons say so."""
+        """It is last, first if stages are reversed, and architecture before training, with these reasons."""
         matching = make.algorithm("M", match=lambda *_: True)
         weights = make.algorithm("W", dict.fromkeys((Event.BATCH_END, Event.AFTER_LOSS, Event.INIT), Stage.WEIGHTS))
 
@@ -218,11 +218,11 @@ class TestChecks:
         assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
 
     def test_algorithm_that_runs_nowhere_is_warned_about(self, make):
-        """Neither events nor a match: the plan says so."""
+        """An algorithm with neither events nor match causes a warning."""
         assert "A runs at no event: declare runs_at" in explain(make.algorithm("A")).warnings[0]
 
     def test_warnings_of_passes_are_in_the_plan_once(self, make):
-        """Two interpolations meet at several events, and are told once."""
+        """Two interpolations at several events cause one warning."""
         places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
 
         plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])

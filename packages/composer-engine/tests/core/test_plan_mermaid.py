@@ -100,7 +100,7 @@ def test_everything(make):
 
 
 def test_evaluation_alone(make):
-    """What nothing runs in is not drawn."""
+    """Phases without calls are not drawn."""
     nodes, _, subgraphs = read(explain([], make.callback("C", "eval_end")).to_mermaid())
 
     assert set(nodes) == {"do_forward_pass_of_an_evaluation", "at_eval_end"}
@@ -108,7 +108,7 @@ def test_evaluation_alone(make):
 
 
 def test_what_is_everywhere_has_a_box_of_its_own(make):
-    """Who is asked at forty events is not written into forty boxes."""
+    """Components of all events have one box."""
 
     class Recorder(Callback):
         def run_event(self, event, state, logger):

@@ -1,4 +1,4 @@
-"""How a plan reads."""
+"""The text of a plan."""
 
 import textwrap
 
@@ -53,7 +53,7 @@ def test_recipe(make):
 
 
 def test_nothing():
-    """A plan without anything says so."""
+    """An empty plan has one sentence."""
     assert str(explain([])).startswith("Nothing runs at any event")
 
 
@@ -75,7 +75,7 @@ def test_every_event_has_a_place(make):
 
 
 def test_what_is_everywhere_is_one_line(make):
-    """Who is asked at forty events is shown once, and told from who is called there."""
+    """A component of all events is shown once, with whether it is asked or called."""
 
     class Recorder(Callback):
         def run_event(self, event, state, logger):
@@ -108,7 +108,7 @@ def test_where_those_without_a_stage_run(make):
 
 
 def test_who_is_everywhere_but_was_moved_is_shown_where(make):
-    """One line cannot say what a pass did at one of the events."""
+    """A component of all events that a pass moved at one of them is shown at each."""
     matching = make.algorithm("Matching", match=lambda *_: True)
     loss = make.algorithm("Loss", {Event.BATCH_END: Stage.LOSS})
 
@@ -121,14 +121,14 @@ def test_who_is_everywhere_but_was_moved_is_shown_where(make):
 
 
 def test_asked_algorithms_say_so(make):
-    """Who decides by match at its declared events is marked there."""
+    """Algorithms with their own match are marked at their events."""
     text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))
 
     assert "batch_end  A     weights  asked by match whether to run" in text
 
 
 def test_how_often_is_shown(make):
-    """A hook that is not called each time says how often, at its own event, behind the reason for its place."""
+    """The interval of a hook is shown at its event, after the reason for its position."""
 
     class Recorder(Callback):
         def run_event(self, event, state, logger):

@@ -1,4 +1,4 @@
-"""Functions that are called at an event until they are told not to be."""
+"""Functions that are called at an event until their subscription is removed."""
 
 import functools
 
@@ -113,7 +113,7 @@ class TestPlan:
         assert [entry.key for entry in engine.explain().entries[Event.BATCH_END]] == ["report", "report.1", "Reporter"]
 
     def test_reason(self, state, make):
-        """Behind a callback it says why."""
+        """After a callback it has a reason for its position."""
         state.callbacks = make.callback("C", "batch_end")
         engine = Engine(state)
         engine.on("batch_end", report)
@@ -136,7 +136,7 @@ class TestRefusals:
             Engine(state).on("batch_end", function)
 
     def test_functions_whose_arguments_nobody_knows(self, state):
-        """Some of those written in C do not say what they take; they are believed."""
+        """Functions written in C without a signature are accepted."""
         engine = Engine(state)
 
         engine.on("batch_end", dict)

@@ -1,4 +1,4 @@
-"""The contract suite finds what is broken, and says so."""
+"""The contract suite detects and describes violations."""
 
 import random
 import subprocess
@@ -60,7 +60,7 @@ def make_state():
 
 @attrs.define(eq=False)
 class Jitter(Algorithm):
-    """Add noise that fades: an algorithm that keeps all its promises."""
+    """Add noise that fades: an algorithm that fulfils the contract."""
 
     size: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
     _fades: float = attrs.field(default=1.0, init=False, repr=False)
@@ -87,7 +87,7 @@ class Jitter(Algorithm):
 
 
 def changed(base=Jitter, **attributes):
-    """Return a case of the same algorithm with something else about it."""
+    """Return a case of the same algorithm with other attributes."""
     return Case(type("Jitter", (base,), attributes), make_state)
 
 
@@ -97,20 +97,20 @@ GOOD = Case(Jitter, make_state, refused=(("size", -1),))
 class TestGood:
     @pytest.mark.parametrize("check", CHECKS)
     def test_each_check_passes(self, check):
-        """Who keeps the promises hears nothing."""
+        """An algorithm that fulfils the contract passes."""
         assert check(GOOD) is None
 
     def test_all_at_once(self):
-        """check_algorithm runs them all."""
+        """check_algorithm runs all checks."""
         assert check_algorithm(GOOD) is None
 
     def test_all_at_once_finds_what_one_finds(self):
-        """It does not stop before the last."""
+        """The last check runs, too."""
         with pytest.raises(AssertionError, match="resumed after"):
             check_algorithm(changed(state_dict=lambda self: {}, load_state_dict=lambda self, state: None))
 
     def test_global_generators_are_left_alone(self):
-        """A test that uses the suite draws afterwards what it would have drawn."""
+        """The suite does not change later draws of a test."""
         torch.manual_seed(3)
         random.seed(3)
         expected = torch.rand(1), random.random()
@@ -143,53 +143,53 @@ class TestDeclarations:
             ({"writes": {"weights"}}, "writes has 'weights', which is not a field"),
         ],
     )
-    def test_what_is_wrong_is_told(self, attributes, text):
-        """Events and words that mean nothing are found without running anything."""
+    def test_wrong_declarations_are_reported(self, attributes, text):
+        """Unknown events and fields are detected without a training."""
         with pytest.raises(AssertionError, match=f"Jitter.{text}"):
             check_declarations(changed(**attributes))
 
-    def test_places_that_change(self):
-        """Where it runs with its settings is one answer."""
+    def test_events_that_change(self):
+        """Events that differ between two calls are detected."""
         answers = iter([{Event.BATCH_END: stage} for stage in (Stage.MIX, Stage.LOSS)] * 200)
 
         with pytest.raises(AssertionError, match=r"Jitter.runs_at_events\(\) returned different events"):
             check_declarations(changed(runs_at_events=lambda self: next(answers)))
 
-    def test_match_of_ones_own(self):
-        """It may say anything."""
+    def test_overridden_match(self):
+        """An overridden match may return anything."""
         assert check_declarations(changed(match=lambda self, event, state: event is Event.INIT)) is None
 
 
 class TestEvents:
     def test_never_ran(self):
-        """An algorithm that nobody ever calls is not tested by anything."""
+        """An algorithm that is never called is not tested."""
         with pytest.raises(AssertionError, match="Jitter never ran in 6 batches"):
             check_events(changed(match=lambda self, event, state: False))
 
     def test_match_may_decline(self):
-        """Who decides from case to case need not run at every event."""
+        """An algorithm with its own match need not run at every event."""
         assert check_events(changed(match=lambda self, event, state: event is Event.BATCH_END)) is None
 
-    def test_all_events_come_by(self):
-        """Whatever an algorithm declares, the suite's training has it."""
+    def test_all_events_occur(self):
+        """The training of the suite runs every event that an algorithm can declare."""
         watch, _ = changed(runs_at=dict.fromkeys(Event, Stage.MIX), apply=lambda *_: None).watched()
 
         standalone = {Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
         assert {event for _, event in watch.ran} == {*Event} - standalone
 
     def test_declared_and_never_there(self):
-        """An event that does not come by is told."""
+        """A declared event at which it never runs is reported."""
         with pytest.raises(AssertionError, match=r"declares <Event.EVAL_STANDALONE_START.* and never ran there"):
             check_events(changed(runs_at={Event.EVAL_STANDALONE_START: Stage.MIX, Event.BATCH_END: Stage.MIX}))
 
     def test_return_values(self):
-        """A state that is returned is lost; that is told."""
+        """A returned state is ignored, which is reported."""
         with pytest.raises(AssertionError, match=r"Jitter.apply returned .* at 'after_dataloader'"):
             check_events(changed(apply=lambda self, event, state, logger: state))
 
 
 def touching(act, event=Event.AFTER_LOSS, **attributes):
-    """Return a case of an algorithm that does one thing and declares nothing."""
+    """Return a case of an algorithm without declarations."""
     nothing = {"runs_at": {event: Stage.LOSS}, "reads": set(), "writes": set()}
 
     def apply(self, event, state, logger):
@@ -248,7 +248,7 @@ ALL = {*READS, *WRITES, "model"}
 class TestEffects:
     @pytest.mark.parametrize("word", READS)
     def test_undeclared_reads(self, word):
-        """Whatever is looked at without saying so is told, with the event and what to write."""
+        """An undeclared read is reported with the event and the declaration to write."""
         with pytest.raises(
             AssertionError, match=rf"Jitter reads '{word}' at 'after_loss' .* Declare reads = \{{.*'{word}'"
         ):
@@ -256,14 +256,14 @@ class TestEffects:
 
     @pytest.mark.parametrize("word", WRITES)
     def test_undeclared_writes(self, word):
-        """The same of what is changed: by assignment, in place, within what a field holds."""
+        """Undeclared writes are reported: by assignment, in place, and within a field's value."""
         case = touching(WRITES[word], Event.AFTER_TRAIN_BATCH, reads=ALL, writes=ALL - {word})
         with pytest.raises(AssertionError, match=rf"Jitter writes '{word}' at 'after_train_batch' .* Declare writes"):
             check_effects(case)
 
     @pytest.mark.parametrize("word", [*READS, *WRITES])
     def test_declared_ones_are_fine(self, word):
-        """Nothing else is taken for the same."""
+        """Declared fields are not reported."""
         act, event = (READS[word], Event.AFTER_LOSS) if word in READS else (WRITES[word], Event.AFTER_TRAIN_BATCH)
 
         assert check_effects(touching(act, event, reads=ALL, writes=ALL)) is None
@@ -271,31 +271,31 @@ class TestEffects:
     @pytest.mark.parametrize("act", [add_hook, freeze, put_layer, lambda state: state.model.eval()])
     @pytest.mark.filterwarnings("ignore:Surgery")
     def test_changes_of_the_model(self, act):
-        """Layers, hooks, modes and what is frozen are the model's, as weights are."""
+        """Layers, hooks, modes and frozen parameters belong to the model, like weights."""
         with pytest.raises(AssertionError, match="Jitter writes 'model' at 'batch_end'"):
             check_effects(touching(act, Event.BATCH_END, reads=ALL, writes=ALL - {"model"}))
 
     def test_buffers_that_a_forward_pass_moves(self):
-        """An extra forward pass moves running statistics, and does not go unseen."""
+        """An extra forward pass changes running statistics, which is reported."""
         case = touching(lambda state: state.model(state.batch), reads=ALL, writes=set())
 
         with pytest.raises(AssertionError, match="Jitter writes 'model'"):
             check_effects(case)
 
     def test_batch_as_a_whole(self):
-        """Who declares the batch has declared its items."""
+        """The declaration of the batch includes its items."""
         case = touching(lambda state: state.batch[0].add_(1), Event.BATCH_START, reads={"batch"}, writes={"batch"})
 
         assert check_effects(case) is None
 
     def test_all_effects(self):
-        """What was seen at all events together, for tests that want to know."""
+        """effects_of returns the effects at all events."""
         assert effects_of(GOOD) == Effects({"batch.input", "timestamp"}, {"batch.input"})
 
 
 @pytest.fixture
 def batch_state():
-    """Return a maker of states with a batch."""
+    """Return a function that creates a state with a batch."""
 
     def make(batch):
         state = State(model=None)
@@ -315,8 +315,8 @@ Pair = namedtuple("Pair", ["image", "label"])
 
 
 class TestRecordingState:
-    def test_taking_a_batch_apart_is_no_look(self, batch_state):
-        """Who hands the target on unchanged has not looked at it, and it is the same object."""
+    def test_unpacking_a_batch_is_no_read(self, batch_state):
+        """Passing the target on unchanged is no read, and keeps the object."""
         target = torch.ones(2)
         state = batch_state((torch.ones(2), target))
 
@@ -338,8 +338,8 @@ class TestRecordingState:
             lambda target: nn.functional.relu(input=target),
         ],
     )
-    def test_any_use_is_a_look(self, batch_state, look):
-        """A shape, a function, a method, an operator, a keyword; what comes out is an ordinary tensor."""
+    def test_any_use_is_a_read(self, batch_state, look):
+        """Shapes, functions, methods, operators and keyword arguments are reads; results are ordinary tensors."""
         view = RecordingState(batch_state((torch.ones(2), torch.ones(2))))
 
         result = look(view.batch[1])
@@ -348,7 +348,7 @@ class TestRecordingState:
         assert not isinstance(result, torch.Tensor) or type(result) is torch.Tensor
 
     def test_gradients_flow_through(self, batch_state):
-        """A batch that takes part in a graph does so through the view."""
+        """Gradients flow through a batch of the view."""
         input = torch.ones(2, requires_grad=True)
 
         RecordingState(batch_state([input])).batch[0].sum().backward()
@@ -356,7 +356,7 @@ class TestRecordingState:
         assert torch.equal(input.grad, torch.ones(2))
 
     def test_writing_in_place(self, batch_state):
-        """It is seen even if the values stay, and happens to the batch itself."""
+        """Writes in place are detected even with equal values, and change the batch."""
         state = batch_state((torch.ones(2), torch.zeros(2)))
 
         effects = observe(state, None, lambda view: view.batch[0].mul_(1))
@@ -364,13 +364,13 @@ class TestRecordingState:
         assert effects.writes == {"batch.input"}
 
     def test_values_that_stay(self, batch_state):
-        """To put an equal item in its place changes nothing."""
+        """Replacing an item by an equal one is no write."""
         effects = observe(batch_state((torch.ones(2),)), None, lambda view: view.batch_set_item(0, torch.ones(2)))
 
         assert effects == Effects()
 
     def test_nan_is_what_it_was(self, batch_state):
-        """A missing value that is still missing has not changed."""
+        """NaN that is still NaN has not changed."""
         assert observe(batch_state((torch.tensor([float("nan")]),)), None, lambda view: None) == Effects()
 
     @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ class TestRecordingState:
         ],
     )
     def test_names_of_items(self, batch_state, batch, keys, words):
-        """What is the input and what the target, by the algorithm's keys or by custom."""
+        """The input and the target are found by the algorithm's keys or by convention."""
         values = {letter: torch.full((1,), float(place)) for place, letter in enumerate("xyw")}
         items = batch.items() if isinstance(batch, dict) else enumerate(batch)
         filled = {key: values[value] for key, value in items}
@@ -401,7 +401,7 @@ class TestRecordingState:
             assert view.effects.reads == {word}
 
     def test_item_by_key(self, batch_state):
-        """Asking for an item is looking at it."""
+        """Getting an item is a read."""
         view = RecordingState(
             batch_state({"x": torch.ones(1), "y": torch.ones(1)}), Keyed(input_key="x", target_key="y")
         )
@@ -411,7 +411,7 @@ class TestRecordingState:
         assert view.effects.reads == {"batch.target"}
 
     def test_functions_as_keys(self, batch_state):
-        """Of a batch that only the user can take apart, taking it is looking at all of it."""
+        """With functions as keys, getting the batch is a read of all items."""
         keys = [(lambda batch, name=name: getattr(batch, name), print) for name in ("image", "label")]
         state = batch_state(Pair(torch.ones(1), torch.zeros(1)))
         algorithm = Keyed(input_key=keys[0], target_key=keys[1])
@@ -423,13 +423,13 @@ class TestRecordingState:
         assert effects.writes == {"batch.target"}
 
     def test_single_tensor(self, batch_state):
-        """A batch may be its input."""
+        """A single tensor is the input."""
         assert observe(batch_state(torch.ones(1)), None, lambda view: view.batch.add_(1)) == Effects(
             {"batch.input"}, {"batch.input"}
         )
 
     def test_what_needs_no_declaration(self):
-        """What a run is given may be looked at and declared; who draws looks at nothing."""
+        """Constants of a run may be read and declared; a draw is no read."""
         state = State(model=None, algorithms=[algorithm := Jitter()])
         view = RecordingState(state)
 
@@ -443,11 +443,11 @@ class TestRecordingState:
 class TestOrder:
     @pytest.mark.parametrize("event", [Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.AFTER_DATALOADER, Event.INIT])
     def test_stages(self, event):
-        """Also where stages or the list are reversed, it is where it belongs."""
+        """The order is correct also at events that reverse stages or the list."""
         assert check_order(changed(runs_at={event: Stage.LABEL})) is None
 
-    def test_places_that_say_two_things(self):
-        """A stage that changes between questions puts an algorithm where it does not belong."""
+    def test_stages_that_change(self):
+        """A stage that differs between two calls causes a wrong order."""
         stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
         case = changed(
             runs_at={Event.BATCH_END: Stage.MIX}, runs_at_events=lambda self: {Event.BATCH_END: next(stages)}
@@ -466,8 +466,8 @@ class TestNoEffect:
             (lambda: warnings.warn("Jitter has nothing", UserWarning, stacklevel=1), "said nothing"),
         ],
     )
-    def test_silence(self, act, text):
-        """Without a warning of the right kind and name nobody knows."""
+    def test_missing_warning(self, act, text):
+        """A missing warning, a wrong category and a missing name are reported."""
 
         def apply(self, event, state, logger):
             if state.model is None:
@@ -480,7 +480,7 @@ class TestNoEffect:
 
     @pytest.mark.parametrize("error", [TypeError, ValueError])
     def test_refusing_is_as_good(self, error):
-        """Who cannot go on says so by an error."""
+        """An error is as good as a warning."""
 
         def refuse(self, event, state, logger):
             if not isinstance(state.model, Net):
@@ -491,7 +491,7 @@ class TestNoEffect:
         assert check_no_effect(attrs.evolve(case, make_unfit_state=lambda: State(model=None))) is None
 
     def test_false_alarm(self):
-        """Where there was something to change, a warning is wrong."""
+        """A warning is a violation if there was something to change."""
 
         def warn(self, event, state, logger):
             warnings.warn("Jitter changed nothing", NoEffectWarning, stacklevel=1)
@@ -523,19 +523,19 @@ class Odd(Jitter):
 
 class TestSettings:
     def test_converter_that_converts_again(self):
-        """Settings that make another algorithm cannot be saved."""
+        """Settings that create a different algorithm cannot be saved."""
         with pytest.raises(
             AssertionError, match=r"Converting\(\*\*settings\) has other settings than \{'size': 0.25\}"
         ):
             check_settings(Case(Converting, make_state))
 
     def test_copies(self):
-        """A copy must be one."""
+        """A copy must have the same settings."""
         with pytest.raises(AssertionError, match="A copy of Forgetful has other settings"):
             check_settings(Case(Forgetful, make_state))
 
-    def test_setting_that_runs_away(self):
-        """A setting is what the user said."""
+    def test_setting_that_changes(self):
+        """Running must not change a setting."""
 
         def grow(self, event, state, logger):
             self.size += 1
@@ -555,16 +555,16 @@ class TestSettings:
         ],
     )
     def test_repr(self, text, complaint):
-        """What is printed makes the algorithm again."""
+        """The repr must create the algorithm."""
         with pytest.raises(AssertionError, match=complaint):
             check_repr(Case(lambda: Odd(text=text), make_state))
 
     def test_repr_of_a_function_among_the_settings(self):
-        """It cannot be read again, and the rest is there."""
+        """The repr of a function cannot be evaluated; the rest is checked."""
         assert check_repr(Case(lambda: Keyed(input_key=(min, lambda: 1)), make_state)) is None
 
     def test_repr_of_a_plain_class(self):
-        """Which settings it has nobody sees."""
+        """The repr of a plain class has no settings."""
 
         class Plain(Algorithm):
             def apply(self, event, state, logger):
@@ -584,7 +584,7 @@ class TestSettings:
         ],
     )
     def test_refusals(self, error, complaint):
-        """A refusal has the setting's name and what it was."""
+        """The error must contain the setting's name and value."""
 
         @attrs.define(eq=False)
         class Picky(Jitter):
@@ -599,7 +599,7 @@ class TestSettings:
 
 
 def drawing(draw):
-    """Return a case of an algorithm that draws in some way."""
+    """Return a case of an algorithm with a function that draws."""
 
     def apply(self, event, state, logger):
         if event is Event.AFTER_DATALOADER:
@@ -618,28 +618,28 @@ class TestRandomness:
         ],
     )
     def test_sources_that_belong_to_others(self, draw, source):
-        """A draw from anywhere else depends on who else draws."""
+        """A draw from another generator depends on other draws."""
         with pytest.raises(
             AssertionError, match=f"Jitter draws from {source}, so .*generator=state.generator\\(self\\)"
         ):
             check_randomness(drawing(draw))
 
     def test_numpy(self):
-        """NumPy's global generator is seen as well, where it is loaded."""
+        """NumPy's global generator is checked, too."""
         numpy = pytest.importorskip("numpy")
 
         with pytest.raises(AssertionError, match=r"Jitter draws from numpy\.random"):
             check_randomness(drawing(lambda self, state: numpy.random.rand()))
 
-    def test_generator_of_ones_own(self):
-        """One that is kept goes on from run to run: two runs with one seed are not the same."""
+    def test_generator_that_outlives_a_run(self):
+        """A generator that outlives a run makes two runs with one seed differ."""
         mine = torch.Generator()
 
         with pytest.raises(AssertionError, match="Two runs of Jitter with the same seed have different losses"):
             check_randomness(drawing(lambda self, state: torch.rand(1, generator=mine)))
 
     def test_draws_that_depend_on_others(self):
-        """Who draws more when others are there is found out."""
+        """Draws that depend on other algorithms are detected."""
 
         def draw(self, state):
             return torch.rand(len(state.algorithms), generator=state.generator(self)).sum()
@@ -648,7 +648,7 @@ class TestRandomness:
             check_randomness(drawing(draw))
 
     def test_two_that_draw_the_same(self, monkeypatch):
-        """What is seeded by the class alone is the same for two of it."""
+        """Two algorithms of a class must not draw the same."""
         by_key = State.generator
         monkeypatch.setattr(State, "generator", lambda self, owner, *rest: by_key(self, type(owner).__name__, *rest))
 
@@ -656,7 +656,7 @@ class TestRandomness:
             check_randomness(GOOD)
 
     def test_new_layers_may_draw(self):
-        """Before training, weights of new layers come from torch's generator as everybody's do."""
+        """Before training, new layers may draw their weights from torch's generator."""
         case = changed(runs_at={Event.INIT: Stage.MIX}, apply=lambda *_: torch.rand(1) and None)
 
         assert check_randomness(case) is None
@@ -664,7 +664,7 @@ class TestRandomness:
 
 class TestReuse:
     def test_what_is_kept_from_an_earlier_training(self):
-        """An algorithm that goes on where an earlier training has left it is found out."""
+        """State that survives from an earlier training is detected."""
 
         def apply(self, event, state, logger):
             fades = self._fades
@@ -675,7 +675,7 @@ class TestReuse:
             check_reuse(changed(apply=apply))
 
     def test_what_is_reset_for_the_same_model_alone(self):
-        """A training of another model must begin like the first, too."""
+        """State that is reset only for the same model is detected."""
         models = {}
 
         def apply(self, event, state, logger):
@@ -688,7 +688,7 @@ class TestReuse:
 
     @pytest.mark.parametrize("text", ["Jitter has been used. Make a new one.", "Make a new one."])
     def test_refusing(self, text):
-        """To refuse is as good, by name."""
+        """Raising an error with its name is allowed."""
 
         def apply(self, event, state, logger):
             if state.timestamp.batch == 0 and self._fades < 0.9:
@@ -711,13 +711,13 @@ class TestResume:
         ],
     )
     def test_what_is_not_saved(self, attributes):
-        """What an algorithm forgets when it is saved, or does not take over, changes what is learnt."""
+        """State that is not saved or not loaded changes the results."""
         with pytest.raises(AssertionError, match=r"Jitter, a training that is resumed after 1 of 6 batches ends with"):
             check_resume(changed(**attributes))
 
     @pytest.mark.parametrize("value", [(1, 2), {1, 2}, object(), {3: 4}, Event.INIT])
     def test_what_cannot_be_saved(self, value):
-        """Only plain data and tensors; the place is named."""
+        """Only plain data and tensors can be saved; the error names the path."""
         with pytest.raises(AssertionError, match=r"^state_dict\(\)\['fades'\]\[0\] (is|has the key)"):
             check_resume(changed(state_dict=lambda self: {"fades": [value]}))
 
@@ -734,7 +734,7 @@ class TestResume:
         ],
     )
     def test_what_differs_is_named(self, event, act, what):
-        """Losses that do not change the weights, weights, or what the algorithm saves."""
+        """The error names what differs: losses, weights, or the algorithm's state."""
 
         @attrs.define(eq=False)
         class Counting(Algorithm):
@@ -755,7 +755,7 @@ class TestResume:
             check_resume(Case(Counting, make_state))
 
     def test_lost_halfway(self):
-        """What is only right at the end of an epoch is wrong in the middle of one."""
+        """State that is only correct at the end of an epoch is detected."""
 
         def save(self):
             return {"fades": round(self._fades, 1)}
@@ -766,7 +766,7 @@ class TestResume:
 
 class TestTraining:
     def test_events_in_the_order_of_the_drawing(self):
-        """Every event of a training comes by, in the order of Event's docstring."""
+        """A training runs every event, in the order of Event's docstring."""
 
         class Everything(Algorithm):
             ran: ClassVar = []
@@ -788,7 +788,7 @@ class TestTraining:
         assert Everything.ran.count(Event.EPOCH_END) == 1
 
     def test_trains(self):
-        """Its steps are those of a loop by hand."""
+        """It takes the same steps as a plain loop."""
         state, expected = (Case(Jitter, make_state).new_state() for _ in range(2))
         for module in (state.model, expected.model):
             module.layers[2].p = 0.0
@@ -805,7 +805,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("parts", [1, 4])
     def test_length_does_not_depend_on_the_parts(self, parts):
-        """Run in one go or batch by batch, it is the same training."""
+        """Results do not depend on where the training is stopped."""
         training = Case(Jitter, make_state).train(Jitter())
         whole = Case(Jitter, make_state).train(Jitter())
         whole.run(4)
@@ -817,7 +817,7 @@ class TestTraining:
         assert training.state.timestamp == whole.state.timestamp
 
     def test_several_optimizers(self):
-        """Without a closure, each steps."""
+        """Several optimizers step without a closure."""
         state = make_state()
         parameters = [*state.model.parameters()]
         state.optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
@@ -828,7 +828,7 @@ class TestTraining:
         assert not any(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
 
     def test_optimizer_that_computes_twice(self):
-        """Within its closure all draws and the batch are the same again."""
+        """Each call of the closure has the same draws and batch."""
         seen = []
 
         class Twice(torch.optim.SGD):
@@ -851,7 +851,7 @@ class TestTraining:
         assert [torch.equal(seen[0], one) for one in seen] == [True, True, False, False]
 
     def test_losses_may_be_several(self):
-        """A dictionary of losses is added up."""
+        """A dictionary of losses is summed."""
 
         class Double(Net):
             def loss(self, outputs, batch):
@@ -870,7 +870,7 @@ class TestTraining:
 
 class TestSeeded:
     def test_words_decide(self):
-        """Other words, other draws; the same words, the same, for torch and Python."""
+        """The words determine the draws of torch and Python."""
 
         def draw(*words):
             with seeded(*words):
@@ -882,7 +882,7 @@ class TestSeeded:
 
 class TestWatch:
     def test_others_run_as_ever(self):
-        """Only the watched one sees a view of the state."""
+        """Only the watched algorithm gets a view of the state."""
         states = []
 
         def look(self, event, state, logger):

@@ -126,18 +126,18 @@ class RecordingState:
     def batch_get_item(self, key: Any) -> Any:
         """Return an item of the batch, and record it as read."""
         item = self._state.batch_get_item(key)
-        words = [word for word, value in _items(self._state.batch, self._algorithm).items() if value is item]
-        self.effects.reads.update(words or [f"batch.{key}"])
+        fields = [name for name, value in _items(self._state.batch, self._algorithm).items() if value is item]
+        self.effects.reads.update(fields or [f"batch.{key}"])
         return item
 
     def batch_set_item(self, key: Any, value: Any) -> None:
         """Replace an item of the batch."""
         self._state.batch_set_item(key, _unwrapped(value))
 
-    def _wrapped(self, word: str, item: Any) -> Any:
+    def _wrapped(self, name: str, item: Any) -> Any:
         if isinstance(item, Tensor):
-            return _wrap(item, lambda: self.effects.reads.add(word))
-        self.effects.reads.add(word)
+            return _wrap(item, lambda: self.effects.reads.add(name))
+        self.effects.reads.add(name)
         return item
 
 
@@ -217,34 +217,34 @@ def observe(state: State, algorithm: Algorithm, act: Callable[[RecordingState], 
 
 def _items(batch: Any, algorithm: Algorithm | None) -> dict[str, Any]:
     """Return the items of a batch by field; a list of them if a field has several."""
-    found: dict[str, list[Any]] = {}
+    items: dict[str, list[Any]] = {}
 
-    def take(word: str, item: Any) -> Any:
-        found.setdefault(word, []).append(item)
+    def collect(name: str, item: Any) -> Any:
+        items.setdefault(name, []).append(item)
         return item
 
-    if _map_items(batch, take, algorithm) is _MISSING:
-        for word, default in (("input", 0), ("target", 1)):
-            key = getattr(algorithm, f"{word}_key", default)
+    if _map_items(batch, collect, algorithm) is _MISSING:
+        for name, default in (("input", 0), ("target", 1)):
+            key = getattr(algorithm, f"{name}_key", default)
             try:
-                take(f"batch.{word}", batch_get(batch, key))
+                collect(f"batch.{name}", batch_get(batch, key))
             except KeyError:
                 continue
-    return {word: items[0] if len(items) == 1 else items for word, items in found.items()}
+    return {name: values[0] if len(values) == 1 else values for name, values in items.items()}
 
 
 def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorithm | None) -> Any:
     """Return the batch with each item replaced by ``change(field, item)``; ``_MISSING`` if its items are unknown."""
-    keys = {word: getattr(algorithm, f"{word}_key", None) for word in ("input", "target")}
+    keys = {name: getattr(algorithm, f"{name}_key", None) for name in ("input", "target")}
     if any(isinstance(key, tuple) for key in keys.values()):
         return _MISSING
     if batch is None or isinstance(batch, Tensor):
         return batch if batch is None else change("batch.input", batch)
     if isinstance(batch, (tuple, list)):
         names = getattr(batch, "_fields", range(len(batch)))
-        fields = {place: _word(name, place, len(batch), keys) for place, name in enumerate(names)}
+        fields = {place: _field_of(name, place, len(batch), keys) for place, name in enumerate(names)}
     elif isinstance(batch, MutableMapping):
-        fields = {key: _word(key, None, 0, keys) for key in batch}
+        fields = {key: _field_of(key, None, 0, keys) for key in batch}
     else:
         return _MISSING
     for key, field in fields.items():
@@ -252,12 +252,12 @@ def _map_items(batch: Any, change: Callable[[str, Any], Any], algorithm: Algorit
     return batch
 
 
-def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> str:
+def _field_of(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> str:
     """Return the field of the item with a key and, unless the batch is a dictionary, a place."""
     names = (key,) if place is None else (key, place, place - size)
-    for word, own in keys.items():
+    for name, own in keys.items():
         if own is not None and own in names:
-            return f"batch.{word}"
+            return f"batch.{name}"
     if keys["target"] is None and (key in _NAMES_OF_TARGETS if place is None else place == 1):
         return "batch.target"
     if keys["input"] is None and (place is None or place == 0):
@@ -267,20 +267,20 @@ def _word(key: Any, place: int | None, size: int, keys: Mapping[str, Any]) -> st
 
 def _content(state: State, algorithm: Algorithm | None) -> Iterator[tuple[str, Any]]:
     """Yield the current content of a state by field."""
-    for word, item in _items(state.batch, algorithm).items():
-        yield word, _frozen(item)
+    for name, item in _items(state.batch, algorithm).items():
+        yield name, _frozen(item)
     yield "outputs", _frozen(state.outputs)
     yield "loss", _frozen((state.loss, state.total_loss))
     yield "model", _frozen_model(state.model)
     yield "gradients", [_frozen(one.grad) for _, one in _parameters(state.model) if one.grad is not None]
     yield "optimizers", [_frozen_optimizer(optimizer) for optimizer in state.optimizers]
     yield "train_dataloader", _frozen_data(state.train_dataloader)
-    for word in ("timestamp", "max_duration", "dataloader_len", "iteration_length"):
-        yield word, getattr(state, word)
-    for word in ("dataloader", "scaler"):
-        yield word, _Identity(getattr(state, word))
-    for word in ("schedulers", "evaluators", "algorithms", "callbacks"):
-        yield word, [_Identity(one) for one in getattr(state, word)]
+    for name in ("timestamp", "max_duration", "dataloader_len", "iteration_length"):
+        yield name, getattr(state, name)
+    for name in ("dataloader", "scaler"):
+        yield name, _Identity(getattr(state, name))
+    for name in ("schedulers", "evaluators", "algorithms", "callbacks"):
+        yield name, [_Identity(one) for one in getattr(state, name)]
 
 
 @attrs.frozen(eq=False)
