@@ -24,7 +24,7 @@ def executed(capsys):
 
 
 def test_code_blocks_run(executed):
-    """The hand-written loop trains as long as it was told to, and prints what the comment beside it says."""
+    """The loop of the README trains for its duration and prints the values in its comment."""
     _, printed = executed
 
     said = re.search(r"print\(state.timestamp.*\)  # (.*)", README.read_text()).group(1)

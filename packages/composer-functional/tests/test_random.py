@@ -31,7 +31,7 @@ class TestDrawBeta:
 
         expected = _beta_cdf(alpha, draws.sort().values.clamp(1e-15, 1 - 1e-15))
         steps = torch.arange(count + 1, dtype=torch.float64) / count
-        # Two draws nearer to 0 or 1 than the clamp are told apart neither here nor by the formula.
+        # Two draws closer to 0 or 1 than the clamp are equal here and in the formula.
         inside = (expected > 1e-2) & (expected < 1 - 1e-2)
         distance = torch.maximum((expected - steps[:-1]).abs(), (expected - steps[1:]).abs())[inside].max()
         assert distance < 2.23 / math.sqrt(count)

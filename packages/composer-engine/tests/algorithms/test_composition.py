@@ -58,7 +58,7 @@ class TestLabels:
 
 
 class TestKernelsOneAfterTheOther:
-    """MixUp, CutMix and LabelSmoothing together are their kernels by hand, with what each of them draws."""
+    """MixUp, CutMix and LabelSmoothing together equal direct calls of their kernels with the same draws."""
 
     @staticmethod
     def mix_by_hand(images, targets, order):

@@ -337,7 +337,7 @@ class TestEvaluation:
         assert same_bits(weights_of(begun.state.model), before)
 
     def test_training_on_averages_is_an_error(self, begun, step, batch):
-        """A loop that forgets to restore is told so at once, instead of training the averages."""
+        """A loop that does not restore the weights gets an error instead of training the averages."""
         begun.run_event("eval_start")
 
         with pytest.raises(RuntimeError, match=r"averages are still in the model.*engine.restore\(\)"):

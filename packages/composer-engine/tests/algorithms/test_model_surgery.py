@@ -205,7 +205,7 @@ class TestTogether:
 class TestLowPrecision:
     @pytest.mark.parametrize("kind", [LowPrecisionLayerNorm, LowPrecisionGroupNorm])
     def test_where(self, kind):
-        """It runs where it is told to, and nowhere else is allowed."""
+        """It runs at the configured event, and other events are refused."""
         assert set(kind(apply_at="init").runs_at_events()) == {Event.INIT}
         with pytest.raises(ValueError, match="apply_at"):
             kind(apply_at="fit_start")

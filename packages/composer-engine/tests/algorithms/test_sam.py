@@ -24,7 +24,7 @@ def sam_step_by_hand(model, inputs, targets, rate, rho):
 
 
 def closure_of(model, optimizer, batch):
-    """Return what computes loss and gradients anew."""
+    """Return a closure that computes loss and gradients."""
 
     def compute():
         optimizer.zero_grad()
@@ -36,7 +36,7 @@ def closure_of(model, optimizer, batch):
 
 
 def test_steps_by_the_papers_formula(batch):
-    """One step with the wrapped optimizer equals the formula worked out by hand."""
+    """One step with the wrapped optimizer equals the worked-out formula."""
     model = torch.nn.Linear(8, 3).double()
     inputs, targets = batch[0].double(), batch[1]
     expected = sam_step_by_hand(copy.deepcopy(model), inputs, targets, rate=0.1, rho=0.5)

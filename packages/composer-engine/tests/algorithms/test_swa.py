@@ -314,7 +314,7 @@ def test_never_begun_is_said(algorithm, run):
 
 
 def test_a_training_from_the_start_again_averages_again(run, same_bits, weights_of, evaluate):
-    """After its end, SWA begins anew when the clock does."""
+    """After its end, SWA restarts when the clock is reset."""
     engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
     engine.state.timestamp = Timestamp()
     engine.run_event("fit_start")

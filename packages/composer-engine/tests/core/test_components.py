@@ -44,7 +44,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_as_a_list_does_and_tells(name, names, changes):
-    """Every way to change a list works, and the last thing told is what is in it then."""
+    """Every way to change a list works, and the last notification has its contents."""
     plain = ["a", "b", "c"]
 
     CHANGES[name](plain)
@@ -85,7 +85,7 @@ def test_loop_over_a_changing_list_is_that_of_a_list(names):
     ],
 )
 def test_refused_items_change_nothing(change, names, changes):
-    """If one item does not belong into the list, none is added and nobody is told."""
+    """If one item is invalid, none is added and there is no notification."""
     with pytest.raises(TypeError, match="not a text: 1"):
         change(names)
 
@@ -128,7 +128,7 @@ def run(state, make, *acts, event=Event.INIT):
 
 @pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
 def test_stale_parameters_are_an_error(state, make, event):
-    """The optimizer still holds the old layer: the names, the culprit and the remedy are told."""
+    """The optimizer still has the old layer: the error has the names, the cause and the fix."""
     with pytest.raises(
         RuntimeError, match=r"^Surgery replaced .* the former '0\.weight', '0\.bias', .*optimizers=state\.optimizers"
     ):

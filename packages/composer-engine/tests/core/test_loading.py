@@ -270,7 +270,7 @@ class TestMissingAlgorithms:
             state.load_model_state(taken, exclude_algorithms=[excluded])
 
     def test_what_is_not_needed_is_not_made(self, taken):
-        """An algorithm that left no trace in the weights is only told of."""
+        """A missing algorithm that does not affect the weights only gives a warning."""
         state = make(LoadWiden(start=2.0))
 
         with pytest.warns(UserWarning, match=r"algorithms\.LoadCount is saved, and this run has none"):

@@ -116,7 +116,7 @@ class TestModel:
         assert same_bits(before, model.state_dict())
 
     def test_not_strict(self):
-        """What both have is loaded, and the rest is told; another shape is an error all the same."""
+        """Common weights are loaded and the others reported; another shape is still an error."""
         source, target = make_net(), make_net(bias=False)
         state = State(model=target)
 
@@ -212,7 +212,7 @@ class TestOptimizers:
         assert second.optimizers[0].param_groups[0]["lr"] == 0.01
 
     def test_several_optimizers(self):
-        """Two of one class are told apart by their place."""
+        """Two of one class are distinguished by their position."""
         model = make_net()
         one, other, third = (
             torch.optim.SGD(model[0].parameters(), lr=0.1),
@@ -354,13 +354,13 @@ class TestOptimizers:
 
 class TestManyNames:
     def test_all_are_told_in_a_moment(self):
-        """Where no name of thousands fits, each is told, and the nearest is looked for of the first ones only."""
+        """If none of thousands of names matches, all are reported, with suggestions only for the first ones."""
         own = nn.ModuleDict({f"layer_{place}": nn.Linear(1, 1) for place in range(1500)})
         saved = {f"layers.{place}.attention.weight": torch.ones(1, 1) for place in range(1500)}
 
         with pytest.raises(StateMismatchError) as caught:
             State(own).load_model_state({"model": saved})
 
-        told = [problem for problem in caught.value.problems if "has no such weight" in problem]
-        assert len(told) == 1500
-        assert all(problem.endswith(("no such weight.", "?")) for problem in told)
+        problems = [problem for problem in caught.value.problems if "has no such weight" in problem]
+        assert len(problems) == 1500
+        assert all(problem.endswith(("no such weight.", "?")) for problem in problems)

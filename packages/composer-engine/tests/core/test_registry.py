@@ -59,7 +59,7 @@ class TestKnownClasses:
         gc.collect()
 
     def test_two_modules_with_one_name(self):
-        """They are told apart by the caller."""
+        """The caller distinguishes them."""
         one, other = define("one"), define("other")
 
         with pytest.raises(ValueError, match=r"'Twice' may be one\.Twice and other\.Twice; choose one by classes"):

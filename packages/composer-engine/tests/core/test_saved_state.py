@@ -290,7 +290,7 @@ class TestCheck:
         )
 
     def test_strict(self, run):
-        """Every difference is then an error; what the program sets anew on purpose is none."""
+        """Every difference is then an error, except for values that the program sets on purpose."""
         other = state_with(max_duration="20ep", algorithms=[SavedMix(), SavedMix()], callbacks=SavedWatch())
 
         with pytest.raises(StateMismatchError) as caught:
@@ -310,7 +310,7 @@ class TestCheck:
         )
 
     @pytest.mark.parametrize(
-        ("saved_key", "own_key", "told"),
+        ("saved_key", "own_key", "warned"),
         [
             ((print, len), (print, len), ()),
             ((print, len), (print, abs), ("(function builtins.print, function builtins.len) was saved",)),
@@ -324,16 +324,16 @@ class TestCheck:
             (1, True, ("1 was saved, True is set",)),
         ],
     )
-    def test_settings_are_compared(self, saved_key, own_key, told):
+    def test_settings_are_compared(self, saved_key, own_key, warned):
         """Data by its value, and what is no data by its description."""
         state = state_with(algorithms=SavedMix(key=saved_key)).state_dict()
 
         changed = state_with(algorithms=SavedMix(key=own_key)).check_state_dict(state).changed
 
-        assert len(changed) == len(told)
+        assert len(changed) == len(warned)
         assert all(
             text in line and line.startswith("algorithms.SavedMix.key: ")
-            for text, line in zip(told, changed, strict=True)
+            for text, line in zip(warned, changed, strict=True)
         )
 
     def test_settings_that_only_one_side_has(self):
@@ -443,7 +443,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(("own", "other"), [(True, False), (False, True)])
     def test_scaler_on_one_side(self, own, other):
-        """The loss scale begins anew, or is left aside; both are told."""
+        """The loss scale is reset or ignored; both give a warning."""
         states = [State(model=None, scaler=torch.amp.GradScaler("cpu") if has else None) for has in (own, other)]
 
         report = states[0].check_state_dict(states[1].state_dict())

@@ -176,7 +176,7 @@ class TestMakingATime:
 
     @given(times)
     def test_text_round_trip(self, time):
-        """What a time says of itself gives it back, value and unit."""
+        """The text of a time creates an equal one, with value and unit."""
         again = Time.from_timestring(time.to_timestring())
 
         assert (again.value, again.unit) == (time.value, time.unit)
@@ -339,7 +339,7 @@ class TestTimestamp:
 
     @given(timestamps, wall_clocks)
     def test_to_next_epoch(self, clock, duration):
-        """An epoch counts one, and what is counted in the epoch begins anew."""
+        """An epoch counts one, and the counts within the epoch are reset."""
         later = clock.to_next_epoch(duration)
 
         assert later == clock.copy(
@@ -356,7 +356,7 @@ class TestTimestamp:
 
     @given(timestamps, wall_clocks)
     def test_to_next_iteration(self, clock, duration):
-        """An iteration counts one, and all that is counted in it begins anew."""
+        """An iteration counts one, and the counts within it are reset."""
         later = clock.to_next_iteration(duration)
 
         assert later == Timestamp(

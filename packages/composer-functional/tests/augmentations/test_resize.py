@@ -1,4 +1,4 @@
-"""Resizing and cropping against ramps, slices and nearest pixels worked out by hand."""
+"""Resizing and cropping compared with ramps, slices and computed nearest pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blurring layers against sums worked out by hand and the layers that they replace."""
+"""The blurring layers compared with worked-out sums and with the layers that they replace."""
 
 from __future__ import annotations
 

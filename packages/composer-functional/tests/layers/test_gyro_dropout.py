@@ -157,7 +157,7 @@ class TestGyroDropout:
             assert x.eq(1).all()
 
     def test_works_on_a_device_without_values(self):
-        """Nothing reads a number back from the device; after to_empty the masks are chosen anew."""
+        """Nothing reads a number back from the device; after to_empty the masks are drawn again."""
         with torch.device("meta"):
             layer = _layer()
         output = layer(torch.ones(4, 6, device="meta"))

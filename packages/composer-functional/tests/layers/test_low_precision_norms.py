@@ -36,7 +36,7 @@ def _reference(norm: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Te
 class TestLowPrecisionNorms:
     @pytest.mark.parametrize("dtype", LOW)
     def test_computes_in_low_precision_without_autocast(self, kind: str, dtype: torch.dtype, device: torch.device):
-        """Input and parameters are rounded, bit for bit as by hand; the output has the input's dtype again."""
+        """Input and parameters are rounded exactly like explicit casts; the output has the input's dtype."""
         norm = _make(kind, dtype).to(device)
         x = torch.randn(4, 8, device=device)
 

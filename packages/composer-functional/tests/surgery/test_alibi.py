@@ -246,7 +246,7 @@ class TestPositions:
         cf.apply_alibi(model, 2 * TRAINED)
         ids = _ids(1, 3 * TRAINED)
 
-        # GPT-2 of Transformers 4 stores its causal mask, for as long as it is told.
+        # GPT-2 of Transformers 4 stores its causal mask for its maximum length.
         stored = hasattr(family.attention(model), "masked_bias") and implementation == "eager"
         ids = ids[:, : 2 * TRAINED] if stored else ids
         logits = model(ids).logits
@@ -308,7 +308,7 @@ class TestMasks:
         torch.testing.assert_close(padded[1][mask[1].bool()], alone[0])
 
     def test_packed_sequences_do_not_see_each_other(self, decoder: Family, implementation: str):
-        """Positions that begin anew separate sequences, as Transformers reads them."""
+        """Positions that restart separate sequences, as in Transformers."""
         model = decoder.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids = _ids(1, 10)

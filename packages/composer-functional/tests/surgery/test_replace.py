@@ -313,7 +313,7 @@ class TestOptimizers:
         assert weights.param_groups[1]["lr"] == 5.0
 
     def test_optimizers_may_come_in_any_iterable(self):
-        """A generator is read once, and all that it gives are told."""
+        """A generator is read once, and all optimizers from it are updated."""
         model = nn.Sequential(nn.Linear(2, 2))
         optimizers = [torch.optim.SGD([model[0].weight], lr=0.1), torch.optim.SGD([model[0].bias], lr=0.1)]
 

@@ -85,7 +85,7 @@ class TestApplyStochasticDepth:
 
     @pytest.mark.parametrize(("depth", "name", "_"), RESNETS)
     def test_a_resnet_without_its_branches(self, depth: int, name: str, _: int):
-        """With all branches dropped what is left are the shortcuts, worked out here by hand."""
+        """With all branches dropped, only the shortcuts remain, which are computed here."""
         model = _resnet(depth).eval()
         x = torch.rand(2, 3, 32, 32)
         expected = model.maxpool(model.relu(model.bn1(model.conv1(x))))

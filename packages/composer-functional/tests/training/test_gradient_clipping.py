@@ -1,4 +1,4 @@
-"""Gradient clipping against torch, timm and formulas by hand; sharded, in two processes, against the whole."""
+"""Gradient clipping compared with torch, timm and formulas; sharded in two processes, with unsharded gradients."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class TestFreezeLayers:
         assert len(_trained(twin)) == 10
 
     def test_again_at_the_same_point(self):
-        """Nothing changes, but what was trained again by hand is frozen again, and thaws in the end."""
+        """Nothing changes, but layers that were unfrozen manually are frozen again, and unfrozen at the end."""
         model = _network()
         cf.freeze_layers(model, None, 0.75)
         model[0].requires_grad_()

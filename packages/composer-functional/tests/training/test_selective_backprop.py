@@ -1,4 +1,4 @@
-"""Selective backprop against losses sorted by hand, and that the extra pass leaves no trace."""
+"""Selective backprop compared with sorted losses, and that the extra pass has no side effects."""
 
 from __future__ import annotations
 

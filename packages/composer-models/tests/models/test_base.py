@@ -73,7 +73,7 @@ class TestComposerModel:
 
 class TestIncompleteSubclasses:
     def test_without_loss(self):
-        """A class that forgets the loss is told its name and signature."""
+        """The error for a class without a loss has the name and signature of the method."""
 
         class Forgetful(ComposerModel):
             def forward(self, batch):
@@ -85,7 +85,7 @@ class TestIncompleteSubclasses:
             Forgetful()
 
     def test_without_forward_and_loss(self):
-        """A class that forgets both is told both."""
+        """The error for a class without both has both."""
 
         class Empty(ComposerModel):
             pass

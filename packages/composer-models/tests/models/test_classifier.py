@@ -173,7 +173,7 @@ class TestNumClasses:
 
 
 class TestOneScore:
-    """Two classes told apart by one logit."""
+    """Two classes distinguished by one logit."""
 
     @pytest.mark.parametrize("shape", [(6,), (6, 1)])
     @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])

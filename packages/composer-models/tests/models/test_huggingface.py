@@ -399,7 +399,7 @@ class TestTokenizer:
 class TestConstruction:
     @pytest.mark.parametrize("kind", KINDS)
     def test_who_predicts_the_next_token(self, kind, make_model):
-        """Decoders that shift labels themselves are told from those that do not, and from all others."""
+        """Decoders that shift labels themselves are distinguished from those that do not, and from all others."""
         assert HuggingFaceModel(make_model(kind)).shift_labels is (kind in {"gpt2", "llama"})
 
     def test_a_class_of_ones_own(self, make_model):

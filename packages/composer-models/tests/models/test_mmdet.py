@@ -155,7 +155,7 @@ class TestVersion2:
 
 class TestVersion3:
     def test_losses(self, batch3):
-        """The model's own preprocessor comes first, told that this is training."""
+        """The model's preprocessor runs first, in training mode."""
         preprocessor = Preprocessor()
         model = with_one_metric(Version3(preprocessor))
 
@@ -186,7 +186,7 @@ class TestVersion3:
         assert model.loss(model(batch), batch)["loss_cls"] == 1.0
 
     def test_the_preprocessor_follows_the_model(self, batch3):
-        """The preprocessor remembers a device by itself, and is told where the model has gone."""
+        """The preprocessor stores a device, which is updated when the model is moved."""
         preprocessor = Preprocessor()
         model = with_one_metric(Version3(preprocessor)).to("meta")
 

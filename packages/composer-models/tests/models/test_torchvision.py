@@ -184,7 +184,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("form", ["IMAGENET1K_V1", models.MobileNet_V3_Small_Weights.IMAGENET1K_V1])
     def test_another_number_of_classes(self, weights, form):
-        """Only the layer of scores begins anew."""
+        """Only the classification layer is initialised randomly."""
         pretrained = weights("mobilenet_v3_small").state_dict()
 
         module = composer_torchvision("mobilenet_v3_small", 5, weights=form).module
@@ -194,7 +194,7 @@ class TestWeights:
         assert module.classifier[3].weight.shape[0] == 5
 
     def test_segmentation_with_another_number_of_classes(self, weights):
-        """Of a segmentation model the last layers of both heads begin anew, and the backbone is not loaded twice."""
+        """The last layers of both segmentation heads are initialised randomly; the backbone is not loaded twice."""
         pretrained = weights("fcn_resnet50", weights_backbone=None, aux_loss=True).state_dict()
 
         module = composer_torchvision("fcn_resnet50", 2, weights="DEFAULT").module

@@ -1,4 +1,4 @@
-"""Statistics of activations, compared with scipy's definitions worked out by hand."""
+"""Statistics of activations, compared with scipy's definitions."""
 
 import copy
 
@@ -14,7 +14,7 @@ from composer.models import ComposerClassifier
 
 
 class WandBLogger(LoggerDestination):
-    """Stands for the one that is told by its name."""
+    """A module that is recognized by its class name."""
 
     def __init__(self):
         self.logged = []

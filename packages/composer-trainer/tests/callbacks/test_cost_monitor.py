@@ -13,7 +13,7 @@ from composer.models import ComposerClassifier
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return a clock that goes on when it is told to: ``clock.now += 2.0``."""
+    """Return a clock that is advanced manually: ``clock.now += 2.0``."""
 
     class Clock:
         now = 100.0
@@ -192,7 +192,7 @@ class TestText:
 
 class TestMemory:
     def test_what_a_call_leaves_allocated(self, clock, monkeypatch):
-        """Where a GPU is in use, the mean growth over the first calls is told; later calls are not looked at."""
+        """On a GPU, the mean memory growth over the first calls is reported; later calls are not measured."""
         allocated = [1000]
         monkeypatch.setattr(cost_monitor, "_allocated_memory", lambda: lambda: allocated[0])
         monitor = CostMonitor()

@@ -15,7 +15,7 @@ from composer.models import ComposerModel, HuggingFaceModel
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-# What torchao, which transformers imports, is told when it is compiled for the first time.
+# Warnings of torchao, which transformers imports, when it is compiled for the first time.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:invalid escape sequence:{category}")
     for category in ("DeprecationWarning", "SyntaxWarning")
@@ -103,8 +103,8 @@ class TestGenerate:
                     ids = torch.cat([ids, model.network(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
                 if ids[0, -1] == 0:
                     break
-            told = tokenizer.decode(ids[0], skip_special_tokens=True)
-            expected.append([prompt, told.removeprefix(prompt)])
+            text = tokenizer.decode(ids[0], skip_special_tokens=True)
+            expected.append([prompt, text.removeprefix(prompt)])
         assert table == ("generations", 4, ["prompt", "generation"], expected)
         assert all(generation for _, generation in expected)
 

@@ -79,10 +79,10 @@ class TestMemoryMonitor:
             for rank in range(2)
         ]
 
-        told = [process.communicate(timeout=300)[0].strip().splitlines()[-1] for process in running]
+        warned = [process.communicate(timeout=300)[0].strip().splitlines()[-1] for process in running]
 
         expected = {"a_avg": 1.5, "a_min": 1.0, "a_max": 2.0, "b_avg": 4.0, "b_min": 4.0, "b_max": 4.0}
-        assert told == [str(expected)] * 2
+        assert warned == [str(expected)] * 2
 
     def test_alone(self):
         """A single process is the mean of itself."""

@@ -78,7 +78,7 @@ class TestMemorySnapshot:
         ("skip", "interval", "written"), [(1, "3ba", 4), (0, "1ba", 1), (2, "8sp", 4), (6, "5ba", 8)]
     )
     def test_begins_and_ends(self, recorder, skip, interval, written):
-        """It skips batches, records for as long as it is told, or to the end of the fit, and writes once."""
+        """It skips batches, records for its number of batches or to the end of the fit, and writes once."""
         with make_trainer(MemorySnapshot(skip, interval, max_entries=7), nn.Linear(4, 3)) as trainer:
             trainer.fit()
 

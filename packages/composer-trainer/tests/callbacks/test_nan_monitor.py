@@ -89,7 +89,7 @@ class TestNaNMonitor:
             trainer.fit(train_dataloader=[torch.full((4, 1), math.nan)] * 3, duration="2ba")
 
     def test_what_a_broken_off_training_has_left(self):
-        """A loop that begins anew is not told of losses from before."""
+        """After a restart, losses from before are not reported."""
         engine = Engine(State(model=None, callbacks=NaNMonitor()))
         engine.state.loss = torch.tensor(math.nan)
         engine.run_event("after_loss")
@@ -120,7 +120,7 @@ class TestNaNMonitor:
         [
             (lambda outputs: {"box": outputs * 0.0, "class": outputs / 0.0 * 0.0}, "class"),
             (lambda outputs: (outputs, outputs / 0.0 * 0.0), "loss1"),
-            (lambda outputs: {"total": outputs, "told": (outputs / 0.0 * 0.0).detach()}, "told"),
+            (lambda outputs: {"total": outputs, "part": (outputs / 0.0 * 0.0).detach()}, "part"),
         ],
     )
     def test_of_several_losses_each_by_its_name(self, several, name):
@@ -130,7 +130,7 @@ class TestNaNMonitor:
         assert f"The training loss {name!r} is not a number (NaN) since batch 0" in message
 
     def test_an_infinite_loss(self):
-        """Infinite is something else: it goes through, unless it is to be told of."""
+        """Infinite losses are accepted, unless they are to be reported."""
 
         def infinite_from_2(outputs):
             return outputs + torch.where(outputs.detach() < 2, 0.0, -math.inf)

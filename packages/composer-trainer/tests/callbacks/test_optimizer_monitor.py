@@ -1,4 +1,4 @@
-"""Norms of gradients, moments, weights and steps, compared with ones worked out by hand in 64 bits."""
+"""Norms of gradients, moments, weights and steps, compared with ones computed in 64 bits."""
 
 import copy
 import subprocess
@@ -162,7 +162,7 @@ class TestOptimizerMonitor:
         assert split == pytest.approx(whole, rel=1e-5)
 
     def test_optimizer_that_computes_twice(self):
-        """With SAM the update is told from the weights before the step, not from those it looks at on the way."""
+        """With SAM the update is computed from the weights before the step, not from the perturbed weights."""
         model, witness = make_model(), Witness()
 
         history = fit(

@@ -16,7 +16,7 @@ from composer.models import ComposerClassifier
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return a clock that goes on when it is told to: ``clock.now += 2.0``."""
+    """Return a clock that is advanced manually: ``clock.now += 2.0``."""
     held = Clock()
     monkeypatch.setattr(runtime_estimator, "time", held)
     return held
@@ -134,14 +134,14 @@ class TestRuntimeEstimator:
             clock = Clock()
             patch.setattr(runtime_estimator, "time", clock)
             loop = Loop(clock, RuntimeEstimator(**SECONDS), f"{batches}ba")
-            told = []
+            estimates = []
             for number in range(1, batches + 1):
                 loop.batch(3.0)
-                told.append((number, clock.now, loop.values[-1]))
+                estimates.append((number, clock.now, loop.values[-1]))
                 if number % every == 0 or number == batches:
                     loop.evaluation(11.0)
 
-            for number, when, remaining in told:
+            for number, when, remaining in estimates:
                 if number > every:
                     assert when + remaining == pytest.approx(clock.now)
 
@@ -156,7 +156,7 @@ class TestRuntimeEstimator:
         assert loop.values == pytest.approx([20.0 - number for number in range(6, 13)])
 
     def test_evaluations_outside_of_training_do_not_count(self, clock):
-        """One by hand says nothing of those to come."""
+        """A standalone evaluation does not affect the estimate of later ones."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
         loop.batch(1.0)
         loop.engine.run_event("fit_end")

@@ -16,7 +16,7 @@ from composer.models import ComposerClassifier
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return a clock that goes on when it is told to: ``clock.now += 2.0``."""
+    """Return a clock that is advanced manually: ``clock.now += 2.0``."""
 
     class Clock:
         now = 100.0
@@ -65,7 +65,7 @@ class TestSpeedMonitor:
         assert loop.values("throughput/samples_per_sec") == [8.0, 4.0, 4.0, 12.8]
 
     def test_clock_that_was_set_back(self, clock):
-        """Of a training that begins anew only its own batches count."""
+        """After a restart only the batches of the new training count."""
         loop = Loop(clock, SpeedMonitor())
         loop.event("fit_start")
         loop.batches(1.0, 1.0, 1.0)

@@ -142,7 +142,7 @@ class TestEarlyStopper:
         assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
 
     def test_evaluations_outside_of_training_do_not_count(self):
-        """What is evaluated by hand neither is the best nor ends anything."""
+        """A standalone evaluation neither sets the best value nor stops the training."""
         stopper = EarlyStopper("Score", "eval")
         trainer = make(stopper, evaluation=[100, 1, 2, 3, 4], max_duration="3ep")
         trainer.eval()
@@ -235,7 +235,7 @@ class TestResume:
         ids=["early", "threshold"],
     )
     def test_what_was_ended_stays_ended(self, make_stopper):
-        """The same program started again finds nothing to do; told to go on, it does."""
+        """The same program started again finds training complete; with a longer duration it continues."""
         first = make(make_stopper(), evaluation=[1, 1, 1])
         ended = batches(first)
 

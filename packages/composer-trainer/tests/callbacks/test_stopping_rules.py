@@ -98,7 +98,7 @@ class TestPatience:
         st.integers(0, 3).map(float),
     )
     def test_as_one_would_say_it(self, values, patience, min_delta):
-        """Whatever the values, it ends where counting by hand does."""
+        """For any values, it stops where a plain count does."""
         rule = Patience(operator.gt, min_delta, Time(patience, "ep"))
 
         assert run(rule, values) == reference(values, patience, min_delta)

@@ -96,7 +96,7 @@ class TestSystemMetricsMonitor:
         assert sampler.latest()["looks"] >= 3
 
     def test_driver_that_fails(self):
-        """What goes wrong in the thread is told once in the training's, and nothing stale is logged."""
+        """An error in the thread is reported once in the training thread, and no stale value is logged."""
 
         def read():
             raise OSError("driver is gone")

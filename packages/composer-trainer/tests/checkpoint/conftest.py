@@ -46,7 +46,7 @@ def same_run(one, other):
 
 
 def sign(checkpoint):
-    """Write a checkpoint's manifest anew, so that it says of changed files that they are right."""
+    """Rewrite a checkpoint's manifest, so that it matches the changed files."""
     path = Path(checkpoint)
     manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
     contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "manifest.json"}

@@ -135,7 +135,7 @@ class TestWholeCheckpoints:
             load_checkpoint(tmp_path / "one", later)
 
     def test_nothing_there(self, later, tmp_path):
-        """A path where nothing is, and a folder without checkpoints, are told apart."""
+        """The errors for a missing path and for a folder without checkpoints differ."""
         with pytest.raises(CheckpointError, match="nowhere does not exist"):
             load_checkpoint(tmp_path / "nowhere", later)
         with pytest.raises(CheckpointError, match=r"manifest\.json is missing, so this is no checkpoint"):
@@ -151,16 +151,16 @@ class TestWholeCheckpoints:
             load_checkpoint(saved, later)
 
     def test_callbacks_that_matter_not(self, runs, tmp_path, later):
-        """A callback without settings and state may come and go without a word; another is told of."""
+        """A missing or additional callback gives a warning only if it has settings or state."""
         path = save_checkpoint(runs.make(callbacks=[LRMonitor(), SpeedMonitor()]), tmp_path / "one")
 
-        with pytest.warns(UserWarning, match=r"callbacks\.SpeedMonitor is saved") as told:
+        with pytest.warns(UserWarning, match=r"callbacks\.SpeedMonitor is saved") as warned:
             load_checkpoint(path, later)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             load_checkpoint(save_checkpoint(runs.make(), tmp_path / "two"), runs.make(callbacks=LRMonitor()))
 
-        assert "LRMonitor" not in str(told[0].message)
+        assert "LRMonitor" not in str(warned[0].message)
 
 
 class TestMemory:
@@ -570,29 +570,29 @@ class TestIgnoreKeys:
         assert loaded.ignored == ("extra/data",)
 
     def test_pattern_that_matches_nothing(self, saved, later):
-        """A pattern that leaves nothing out is told of, with what there is."""
+        """A pattern that matches nothing gives a warning with the available keys."""
         with pytest.warns(UserWarning, match=r"holds nothing that ignore_keys='modle/\*' would leave out.*model"):
             load_checkpoint(saved, later, ignore_keys="modle/*")
 
     @pytest.mark.parametrize("weights_only", [True, False])
     def test_warnings_name_the_line_that_loads(self, saved, later, weights_only):
         """A warning points to whoever called, whatever is loaded."""
-        with pytest.warns(UserWarning, match="holds nothing that ignore_keys") as told:
+        with pytest.warns(UserWarning, match="holds nothing that ignore_keys") as warned:
             load_checkpoint(saved, later, ignore_keys="modle/*", weights_only=weights_only)
 
-        assert [one.filename for one in told] == [__file__]
+        assert [one.filename for one in warned] == [__file__]
 
     @pytest.mark.parametrize("weights_only", [True, False])
     def test_warnings_of_differences_do_so(self, runs, saved, weights_only):
         """That of weights in another dtype points there, too."""
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
 
-        with pytest.warns(UserWarning, match=r"float32 was saved, torch.float64 is set") as told:
+        with pytest.warns(UserWarning, match=r"float32 was saved, torch.float64 is set") as warned:
             load_checkpoint(
                 saved, runs.make(model=model, steps=0), weights_only=weights_only, strict_model_weights=not weights_only
             )
 
-        assert [one.filename for one in told] == [__file__]
+        assert [one.filename for one in warned] == [__file__]
 
     def test_neither_text_nor_function(self, saved, later):
         """Something else is refused."""
@@ -650,7 +650,7 @@ class TestWeightsOnly:
             load_checkpoint(tmp_path / "six.safetensors", later, weights_only=True)
 
     def test_file_that_is_not_there(self, later):
-        """A file that does not exist is told of."""
+        """A missing file raises an error."""
         with pytest.raises(CheckpointError, match=r"nowhere\.pt does not exist"):
             load_checkpoint("nowhere.pt", later, weights_only=True)
 

@@ -73,7 +73,7 @@ class TestWrite:
     )
     @pytest.mark.parametrize("name", ["ep1-ba5", "ep2-ba9"])
     def test_a_failure_leaves_what_was_there(self, runs, folder, monkeypatch, step, number, sentence, name):
-        """Wherever the system fails, it is told in a sentence, and the folder is as it was."""
+        """Any system error is raised as one sentence, and the folder does not change."""
         before = verify_checkpoint(folder.path / "ep1-ba5")
         monkeypatch.setattr(os, step, failing(number))
         monkeypatch.setattr(Path, "rename", failing(number) if step == "rename" else Path.rename)
@@ -238,7 +238,7 @@ class TestMake:
         assert names_in(folder.path) == [".ep2.123-0a1b2c3d.tmp", "best", "ep1-ba5"]
 
     def test_a_file_in_the_way(self, tmp_path):
-        """A file where the folder is to be is told of."""
+        """A file at the path of the folder raises an error."""
         (tmp_path / "file").write_text("")
 
         with pytest.raises(CheckpointSaveError, match="File exists"):

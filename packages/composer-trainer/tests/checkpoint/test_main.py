@@ -87,7 +87,7 @@ class TestDiff:
         assert capsys.readouterr().out == "There is no difference.\n"
 
     def test_different(self, runs, saved, capsys):
-        """Weights, settings and clock that differ are told, weights by their largest difference."""
+        """Different weights, settings and clocks are reported, weights by their largest difference."""
         state = runs.make(batch=6)
         state.model[0].bias.data[3] += 0.25
         state.optimizers[0].param_groups[0]["lr"] = 0.5

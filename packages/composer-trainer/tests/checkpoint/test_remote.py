@@ -177,7 +177,7 @@ class TestRemoteFolder:
         assert find_checkpoints(path) == []
 
     def test_gone_while_it_is_looked_at(self, runs, url):
-        """A file that is deleted after its manifest was read is told of, and what is gone can be deleted."""
+        """A file that is deleted after its manifest was read raises an error, and a missing folder can be deleted."""
         save_checkpoint(runs.make(), f"{url}/one")
         folder = RemoteFolder(url, wait=0.001)
         manifest = folder.manifest("one")
@@ -245,7 +245,7 @@ class TestFailures:
         assert verify_checkpoint(f"{url}/one")
 
     def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):
-        """An upload that fails for good is told of, and leaves nothing that looks like a checkpoint."""
+        """An upload that fails permanently raises an error and leaves no checkpoint."""
         put_once = RemoteFolder._put
 
         def broken(folder, path, pieces):
@@ -261,7 +261,7 @@ class TestFailures:
         assert _thread._count() < 50
 
     def test_bucket_that_is_not_there(self, runs, s3):
-        """A bucket that does not exist is told of, without long trying."""
+        """A missing bucket raises an error without many retries."""
         with pytest.raises(CheckpointSaveError, match="no-such-bucket"):
             save_checkpoint(runs.make(), "s3://no-such-bucket/one")
 

@@ -71,7 +71,7 @@ class TestLoadTorchWeights:
 
     @pytest.mark.parametrize("new", [True, False])
     def test_nothing_is_run(self, new, tmp_path):
-        """A file that would run a command is refused, what it names is told, and the command is not run."""
+        """A file that would run a command is refused with the name of the function, and the command is not run."""
         content = {"weight": torch.ones(1), "more": Bomb(f"touch {tmp_path}/ran")}
         torch.save(content, tmp_path / "bomb.pt", _use_new_zipfile_serialization=new)
 
@@ -107,7 +107,7 @@ class TestLoadTorchWeights:
 
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
     def test_no_weights(self, content, tmp_path):
-        """Data without named tensors is told of."""
+        """Data without named tensors raises an error."""
         torch.save(content, tmp_path / "file.pt")
 
         with pytest.raises(CheckpointError, match="holds no weights"):

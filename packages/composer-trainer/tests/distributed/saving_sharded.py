@@ -20,11 +20,11 @@ class Asks(Callback):
     """Asks for a checkpoint after the first batch, when the model has been sharded; as a saver of the user's does."""
 
     def __init__(self, save):
-        self.save, self.told = save, None
+        self.save, self.refusals = save, None
 
     def batch_end(self, state, logger):
-        if self.told is None:
-            self.told = refusal(self.save, state)
+        if self.refusals is None:
+            self.refusals = refusal(self.save, state)
 
 
 def refusal(call, *arguments, **options):
@@ -54,25 +54,25 @@ def fit(save):
     asks = Asks(save)
     trainer = make_trainer(callbacks=asks)
     trainer.fit()
-    return asks.told, trainer
+    return asks.refusals, trainer
 
 
 def main(folder):
     saver = CheckpointSaver(f"{folder}/callback")
-    told = {"callback": refusal(make_trainer, callbacks=saver), "folder": refusal(make_trainer, save_folder=folder)}
-    told["saver"], trainer = fit(saver.save)
-    told["function"] = refusal(save_checkpoint, trainer.state, f"{folder}/function")
-    told["trainer"] = refusal(trainer.save_checkpoint, f"{folder}/trainer")
-    told["trainer, weights only"] = refusal(trainer.save_checkpoint, f"{folder}/weights", weights_only=True)
-    told["start of another fit"] = refusal(saver.fit_start, trainer.state, trainer.logger)
+    refusals = {"callback": refusal(make_trainer, callbacks=saver), "folder": refusal(make_trainer, save_folder=folder)}
+    refusals["saver"], trainer = fit(saver.save)
+    refusals["function"] = refusal(save_checkpoint, trainer.state, f"{folder}/function")
+    refusals["trainer"] = refusal(trainer.save_checkpoint, f"{folder}/trainer")
+    refusals["trainer, weights only"] = refusal(trainer.save_checkpoint, f"{folder}/weights", weights_only=True)
+    refusals["start of another fit"] = refusal(saver.fit_start, trainer.state, trainer.logger)
     with tempfile.TemporaryDirectory() as elsewhere:
         path = save_checkpoint(State(ComposerClassifier(nn.Linear(4, 3), num_classes=3)), f"{elsewhere}/one")
-        told["loading"] = refusal(load_checkpoint, path, trainer.state, weights_only=True)
+        refusals["loading"] = refusal(load_checkpoint, path, trainer.state, weights_only=True)
     wrapped = State(nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 3), device_id=torch.device("cpu"))))
-    told["wrapper of FSDP 1"] = refusal(save_checkpoint, wrapped, f"{folder}/wrapped")
+    refusals["wrapper of FSDP 1"] = refusal(save_checkpoint, wrapped, f"{folder}/wrapped")
     trainer.close()
     distributed.barrier()
-    print(json.dumps({"told": told, "left": [path.name for path in Path(folder).iterdir()]}), flush=True)
+    print(json.dumps({"refusals": refusals, "left": [path.name for path in Path(folder).iterdir()]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class TestTwoProcesses:
         assert [result["equalised"]["equal"] for result in two_processes] == [True, True]
 
     def test_other_models_are_refused(self, two_processes):
-        """Both processes are told that they have different models, and none waits for the other."""
+        """Different models raise an error in both processes, and none waits for the other."""
         for result in two_processes:
             assert "ValueError: The processes have different models" in result["equalised"]["refused"]
 

@@ -114,7 +114,7 @@ class TestCounting:
 
 class TestGetSampler:
     def test_it_is_that_of_this_process(self, monkeypatch):
-        """Without being told, a sampler deals to as many processes as there are, and gives this one its part."""
+        """By default, a sampler uses the world size and the rank of the process group."""
         monkeypatch.setenv("WORLD_SIZE", "3")
         monkeypatch.setenv("RANK", "2")
 
@@ -135,7 +135,7 @@ class TestGetSampler:
 
     @pytest.mark.parametrize("loader", [[1, 2], DataLoader(range(3)), DataLoader(range(3), batch_sampler=[[0], [1]])])
     def test_samplers_without_epochs_are_left_alone(self, loader):
-        """Whoever does not want to know the epoch is not told."""
+        """Samplers without set_epoch are accepted."""
         before = [str(batch) for batch in loader]
 
         cd.set_epoch(loader, 4)

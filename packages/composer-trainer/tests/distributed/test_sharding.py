@@ -135,12 +135,12 @@ class TestSettings:
             cd.Parallelism({"fsdp": config})
 
     def test_they_reach_torch(self, monkeypatch):
-        """Each setting is what torch is told."""
-        told = []
+        """Each setting is passed to torch."""
+        caught = []
         original = torch.distributed.fsdp.fully_shard
 
         def watch(module, **how):
-            told.append(how)
+            caught.append(how)
             return original(module, **how)
 
         monkeypatch.setattr(torch.distributed.fsdp, "fully_shard", watch)
@@ -151,7 +151,7 @@ class TestSettings:
 
         shard(nn.Linear(2, 2), (), settings, torch.device("cpu"), Precision.AMP_BF16)
 
-        [how] = told
+        [how] = caught
         assert how["mesh"] is mesh
         assert how["reshard_after_forward"] is False
         assert isinstance(how["offload_policy"], CPUOffloadPolicy)
@@ -209,8 +209,8 @@ def test_every_way_to_save_is_refused(start_pair, tmp_path):
     for output, _ in ends:
         result = json.loads(output)
         others = {
-            way: told
-            for way, told in result["told"].items()
-            if not told.startswith("NotImplementedError: Checkpoints of sharded models are not supported yet")
+            way: caught
+            for way, caught in result["refusals"].items()
+            if not caught.startswith("NotImplementedError: Checkpoints of sharded models are not supported yet")
         }
         assert (others, result["left"]) == ({}, [])

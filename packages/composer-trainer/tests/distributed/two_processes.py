@@ -259,7 +259,7 @@ def check_buffers():
 
 
 def check_forced_buffers():
-    """By hand, too, all processes have the running means of rank 0 after a batch."""
+    """A plain loop can also copy the running means of rank 0 to all processes after a batch."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
     parallel.prepare(State(model))
@@ -348,7 +348,7 @@ def check_collectives():
 
 
 def check_order(folder):
-    """The first goes first; if it fails, the other is told."""
+    """The first process runs first; if it fails, the other gets an error."""
     rank, times = cd.get_global_rank(), []
     with cd.run_local_rank_zero_first():
         if rank == 0:

@@ -154,7 +154,7 @@ def tell(**facts):
 
 @pytest.fixture(scope="session")
 def in_own_process():
-    """Return a function that runs a program in a process and a folder of its own, and returns what it told.
+    """Return a function that runs a program in a new process and folder, and returns the facts from it.
 
     Products that change others when they are imported do so there. The program has ``make_trainer(*loggers)`` for a
     training of two epochs of five batches, ``series(memory, name)`` for what was logged, and ``tell(**facts)``.
@@ -171,7 +171,7 @@ def in_own_process():
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        told = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
-        return json.loads(told[-1].removeprefix("FACTS"))
+        facts = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
+        return json.loads(facts[-1].removeprefix("FACTS"))
 
     return run

@@ -52,13 +52,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(in_own_process, folder):
-    """Return what a program with two trainings told."""
+def facts(in_own_process, folder):
+    """Return the facts from a program with two trainings."""
     return in_own_process(PROGRAM, folder, COMET_LOGGING_CONSOLE="ERROR")
 
 
 @pytest.fixture(scope="module")
-def archives(told, folder):
+def archives(facts, folder):
     """Return the archives of the first and of the second training: name, messages, and what is said of the whole."""
     found = []
     for path in sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime):
@@ -77,11 +77,11 @@ def metrics(payloads, name):
     ]
 
 
-def test_every_loss_with_its_step(told, archives):
+def test_every_loss_with_its_step(facts, archives):
     """Comet has the numbers that memory has."""
     _, payloads, _ = archives[0]
 
-    assert metrics(payloads, "loss/train/total") == told["losses"]
+    assert metrics(payloads, "loss/train/total") == facts["losses"]
     assert [step for step, _ in metrics(payloads, "metrics/eval/MulticlassAccuracy")] == [5, 10]
 
 
@@ -110,24 +110,24 @@ def test_every_so_often(archives):
     assert about["tags"] == ["failed"]
 
 
-def test_goes_on_in_the_experiment(told, archives):
+def test_goes_on_in_the_experiment(facts, archives):
     """With the state of an earlier one a later run writes to the same experiment."""
-    assert told["key"] == told["later"]
+    assert facts["key"] == facts["later"]
     assert [name.removesuffix(".zip").partition("-")[0] for name, *_ in archives] == [
-        told["key"],
-        told["key"],
-        told["other"],
+        facts["key"],
+        facts["key"],
+        facts["other"],
     ]
 
 
-def test_a_checkpoint_does_not_choose_the_experiment(told):
+def test_a_checkpoint_does_not_choose_the_experiment(facts):
     """The key of an experiment of another name, workspace or project is not used."""
-    assert told["other"] != told["key"]
+    assert facts["other"] != facts["key"]
 
 
-def test_imported_as_late_as_possible(told):
+def test_imported_as_late_as_possible(facts):
     """Comet changes other libraries when it is imported: neither this package nor making a logger does that."""
-    assert told["loaded_late"]
+    assert facts["loaded_late"]
 
 
 def test_other_processes_are_silent():

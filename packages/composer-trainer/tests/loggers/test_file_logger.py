@@ -121,7 +121,7 @@ class TestFileLogger:
         assert path.read_text() == "precious"
 
     def test_overwrite(self, make_loop, tmp_path):
-        """With overwrite the file begins anew."""
+        """With overwrite the file is replaced."""
         (tmp_path / "log.txt").write_text("old\n")
 
         make_loop(FileLogger(str(tmp_path / "log.txt"), overwrite=True)).fit()

@@ -30,10 +30,10 @@ Path("folder").mkdir()
 Path("folder", "a.txt").write_text("a")
 trainer.logger.upload_file("checkpoints/folder", "folder")
 refused = []
-with warnings.catch_warnings(record=True) as caught:
+with warnings.catch_warnings(record=True) as facts:
     warnings.simplefilter("always")
     trainer.logger.upload_file("sub/renamed.txt", "file.txt")
-    refused = [str(one.message) for one in caught]
+    refused = [str(one.message) for one in facts]
 trainer.logger.upload_file("sub/renamed.txt", "file.txt", overwrite=True)
 first.download_file("sub/renamed.txt", "back/again.txt")
 first.download_file("checkpoints/folder", "back/folder")
@@ -119,41 +119,41 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(in_own_process, folder):
+def facts(in_own_process, folder):
     """Return what MLflow has of some runs."""
     return in_own_process(PROGRAM, folder)
 
 
 class TestRun:
-    def test_every_loss_and_metric(self, told):
+    def test_every_loss_and_metric(self, facts):
         """MLflow has the numbers that memory has, at the same steps; a metric can be called otherwise."""
-        assert told["history"]["loss"] == told["losses"]
-        assert told["history"]["metrics/eval/MulticlassAccuracy"] == told["accuracies"]
+        assert facts["history"]["loss"] == facts["losses"]
+        assert facts["history"]["metrics/eval/MulticlassAccuracy"] == facts["accuracies"]
 
-    def test_metrics_that_are_ignored(self, told):
+    def test_metrics_that_are_ignored(self, facts):
         """What matches a pattern is left out."""
-        assert [name for name in told["history"] if name.startswith("time/")] == []
-        assert "loss/train/total" not in told["history"]
+        assert [name for name in facts["history"] if name.startswith("time/")] == []
+        assert "loss/train/total" not in facts["history"]
 
-    def test_names_that_mlflow_refuses(self, told):
+    def test_names_that_mlflow_refuses(self, facts):
         """What may not be in a metric's name there becomes an underscore; the others are written all the same."""
-        assert told["renamed"] == [[3, 0.5]]
+        assert facts["renamed"] == [[3, 0.5]]
 
-    def test_settings(self, told):
+    def test_settings(self, facts):
         """Settings are parameters by flat names, without those that are ignored."""
-        assert told["parameters"]["max_duration"] == "2ep"
-        assert "rank_zero_seed" not in told["parameters"]
+        assert facts["parameters"]["max_duration"] == "2ep"
+        assert "rank_zero_seed" not in facts["parameters"]
 
-    def test_names_and_tags(self, told):
+    def test_names_and_tags(self, facts):
         """The run is where it was asked to be."""
-        assert (told["experiment"], told["name"], told["status"]) == ("digits", "the-run", "FINISHED")
-        assert (told["tags"]["who"], told["tags"]["run_group"]) == ("me", "group")
+        assert (facts["experiment"], facts["name"], facts["status"]) == ("digits", "the-run", "FINISHED")
+        assert (facts["tags"]["who"], facts["tags"]["run_group"]) == ("me", "group")
 
-    def test_how_it_ended(self, told):
+    def test_how_it_ended(self, facts):
         """A run that ends by an error has failed, one that is interrupted was killed."""
-        assert told["statuses"] == {"other": "FAILED", "interrupted": "KILLED"}
+        assert facts["statuses"] == {"other": "FAILED", "interrupted": "KILLED"}
 
-    def test_store_is_the_one_asked_for(self, told, folder):
+    def test_store_is_the_one_asked_for(self, facts, folder):
         """The numbers lie in the database itself."""
         with sqlite3.connect(folder / "mlflow.db") as database:
             (count,) = database.execute("select count(*) from metrics where key = 'loss'").fetchone()
@@ -161,52 +161,55 @@ class TestRun:
 
         assert count == 10
 
-    def test_metric_that_stays_as_it_is(self, told):
+    def test_metric_that_stays_as_it_is(self, facts):
         """Of equal values every so many steps one is written."""
-        assert told["constant"] == [0, 4, 8]
+        assert facts["constant"] == [0, 4, 8]
 
-    def test_system_metrics(self, told):
+    def test_system_metrics(self, facts):
         """MLflow's own thread measures the machine as long as the run lasts."""
-        assert told["system"] == [True, False]
+        assert facts["system"] == [True, False]
 
 
 class TestFiles:
-    def test_table(self, told):
+    def test_table(self, facts):
         """A table is JSON as MLflow shows it."""
-        assert json.loads(Path(told["table"]).read_text()) == {"columns": ["id", "x"], "data": [[1, 0.5], [2, "text"]]}
+        assert json.loads(Path(facts["table"]).read_text()) == {
+            "columns": ["id", "x"],
+            "data": [[1, 0.5], [2, "text"]],
+        }
 
-    def test_images(self, told):
+    def test_images(self, facts):
         """Every image is a file, with its key and step."""
-        images = [name for name in told["files"] if name.startswith("images") and name.endswith(".png")]
+        images = [name for name in facts["files"] if name.startswith("images") and name.endswith(".png")]
 
         assert sorted(name.split("+")[0] for name in images) == ["images/pair~0", "images/pair~1", "images/white"]
         assert all("+step+10+" in name for name in images)
 
-    def test_files_and_folders_come_back(self, told):
+    def test_files_and_folders_come_back(self, facts):
         """What was kept is there by the name it was given, and can be fetched."""
-        assert {"sub/renamed.txt", "checkpoints/folder/a.txt"} <= set(told["files"])
-        assert told["fetched"] == ["content", "a"]
+        assert {"sub/renamed.txt", "checkpoints/folder/a.txt"} <= set(facts["files"])
+        assert facts["fetched"] == ["content", "a"]
 
-    def test_nothing_is_written_over_by_accident(self, told):
+    def test_nothing_is_written_over_by_accident(self, facts):
         """Neither there nor here, unless it is asked for."""
-        assert len(told["refused"]) == 1
-        assert "MLFlowLogger.upload_file failed" in told["refused"][0]
-        assert "sub/renamed.txt" in told["refused"][0]
-        assert "overwrite=True" in told["exists"]
+        assert len(facts["refused"]) == 1
+        assert "MLFlowLogger.upload_file failed" in facts["refused"][0]
+        assert "sub/renamed.txt" in facts["refused"][0]
+        assert "overwrite=True" in facts["exists"]
 
-    def test_register_model(self, told):
+    def test_register_model(self, facts):
         """A kept model gets a version in the registry."""
-        assert told["version"] == ["net", "1", told["ids"][0]]
+        assert facts["version"] == ["net", "1", facts["ids"][0]]
 
 
-def test_goes_on_in_the_run(told):
+def test_goes_on_in_the_run(facts):
     """With the state of an earlier one, or by its name if asked to, a later run writes to the same run."""
-    assert len(set(told["ids"])) == 1
+    assert len(set(facts["ids"])) == 1
 
 
-def test_a_checkpoint_does_not_choose_the_run(told):
+def test_a_checkpoint_does_not_choose_the_run(facts):
     """The id of a run of another name, or of another experiment, is not used."""
-    assert len({told["ids"][0], *told["foreign"]}) == 3
+    assert len({facts["ids"][0], *facts["foreign"]}) == 3
 
 
 def test_download_before_there_is_a_run():

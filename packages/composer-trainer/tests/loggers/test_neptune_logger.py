@@ -54,16 +54,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(in_own_process, folder):
-    """Return what a program with two trainings told."""
+def facts(in_own_process, folder):
+    """Return the facts from a program with two trainings."""
     return in_own_process(PROGRAM, folder)
 
 
 @pytest.fixture(scope="module")
-def operations(told, folder):
+def operations(facts, folder):
     """Return what each of the two runs would send: the operations in its queue."""
     found = []
-    for run in told["runs"]:
+    for run in facts["runs"]:
         (queue,) = (folder / ".neptune" / "offline").glob(f"run__{run}__*")
         text = "".join(path.read_text() for path in sorted(queue.glob("data-*.log")))
         decoder, place, of_run = json.JSONDecoder(), 0, []
@@ -84,9 +84,9 @@ def floats(operations, *path):
     ]
 
 
-def test_every_loss_with_its_step(told, operations):
+def test_every_loss_with_its_step(facts, operations):
     """Neptune has the numbers that memory has, in the folder that was asked for."""
-    assert floats(operations[0], "here", "metrics", "loss", "train", "total") == told["losses"]
+    assert floats(operations[0], "here", "metrics", "loss", "train", "total") == facts["losses"]
 
 
 def test_settings_and_name(operations):
@@ -107,9 +107,9 @@ def test_images_tables_and_files(operations):
     assert kinds["here", "files", "notes"].startswith("UploadFile")
 
 
-def test_files_stay_here_by_default(told):
+def test_files_stay_here_by_default(facts):
     """Without upload_checkpoints nothing is uploaded."""
-    assert told["uploads"] == [True, False]
+    assert facts["uploads"] == [True, False]
 
 
 def test_every_so_often(operations):
@@ -117,16 +117,16 @@ def test_every_so_often(operations):
     assert [step for step, _ in floats(operations[1], "training", "metrics", "loss", "train", "total")] == [4]
 
 
-def test_goes_on_in_the_run(told):
+def test_goes_on_in_the_run(facts):
     """With the state of an earlier one a later run has its custom id, by which Neptune finds the run."""
-    assert told["ids"][0] == told["ids"][1] != {}
+    assert facts["ids"][0] == facts["ids"][1] != {}
 
 
-def test_a_checkpoint_does_not_choose_the_run(told):
+def test_a_checkpoint_does_not_choose_the_run(facts):
     """The custom id of a run of another name is not used, and one of the user's own comes before it."""
-    other, own = told["others"]
+    other, own = facts["others"]
 
-    assert other != told["ids"][0]["custom_run_id"]
+    assert other != facts["ids"][0]["custom_run_id"]
     assert own == "mine"
 
 

@@ -11,7 +11,7 @@ from composer.loggers.tracker_logger import TrackerLogger
 
 
 class Tracker(TrackerLogger):
-    """Keeps in a list what a tracker would store, and fails where it is told to."""
+    """Stores values in a list like a tracker, and fails on request."""
 
     def __init__(self, **options):
         super().__init__(**options)

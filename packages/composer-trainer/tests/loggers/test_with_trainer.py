@@ -63,7 +63,7 @@ def test_memory_and_file_agree(run):
 
 
 def test_settings_are_everywhere(run):
-    """What the trainer says of itself is in memory and in the file."""
+    """The values that the trainer logs are in memory and in the file."""
     _, memory, written, lines, _ = run
 
     assert memory.hyperparameters["rank_zero_seed"] == 3

@@ -136,7 +136,7 @@ class TestPlotSchedule:
         assert rates[:-1] == pytest.approx([1 - batch / 100_000 for batch in where[:-1]])
 
     def test_into_given_axes(self, tmp_path):
-        """It draws where it is told to, and the picture is one."""
+        """It plots on the given axes, and the figure can be saved."""
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots()

@@ -104,7 +104,7 @@ class TestFormulas:
         assert factors(schedule) == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
 
     def test_scale_schedule_ratio_stretches_it(self, schedule, formula):
-        """With a ratio of 2 and twice the length, all times of a schedule double; a warm-up's if it is told to."""
+        """With a ratio of 2, all times of a schedule double, those of a warm-up only with scale_warmup."""
         if hasattr(schedule, "scale_warmup"):
             schedule = attrs.evolve(schedule, scale_warmup=True)
 
@@ -268,7 +268,7 @@ class TestWarmup:
         ],
     )
     def test_longer_than_the_training_warns(self, schedule, ratio, warns):
-        """Where the training ends within the warm-up, it says so; where that cannot be told, it does not."""
+        """A training that ends within the warm-up gives a warning, unless its end is unknown."""
         state = make_state(optimizers=sgd(0.1))
         warning = pytest.warns(UserWarning, match=rf"t_warmup={schedule.t_warmup} is longer than the training of 6ep")
 

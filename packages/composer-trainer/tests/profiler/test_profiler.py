@@ -57,7 +57,7 @@ class Uploads(LoggerDestination):
 
 
 def profiler_of(schedule, *handlers, **options):
-    """Return a profiler that records neither the machine nor torch's operations, unless told to."""
+    """Return a profiler that by default records neither system metrics nor torch's operations."""
     options = {"sys_prof_cpu": False, "torch_prof_folder": None, **options}
     return Profiler(schedule, handlers, **options)
 
@@ -260,7 +260,7 @@ class TestSchedule:
         assert len(keeping.windows) == 1
 
     def test_a_loop_without_init(self):
-        """A loop of one's own is told what is missing."""
+        """The error for a user's own loop states what is missing."""
         engine = Engine(State(model=None, callbacks=profiler_of(cyclic_schedule(), Keeping())))
 
         with pytest.raises(RuntimeError, match='must run the event "init" before training'):

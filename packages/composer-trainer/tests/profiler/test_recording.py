@@ -70,7 +70,7 @@ def test_times_are_those_of_the_clock():
 
 
 def test_each_thread_has_its_own():
-    """What another thread records is told apart by its thread."""
+    """Records of another thread are distinguished by their thread."""
     recording = Recording()
     thread = threading.Thread(target=recording.run, args=("other", (), lambda: None))
     recording.run("outer", (), lambda: (thread.start(), thread.join()))

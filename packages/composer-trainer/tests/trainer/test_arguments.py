@@ -1,4 +1,4 @@
-"""Arguments of the trainer: what is wrong is told at construction, all of it, with what to do."""
+"""Arguments of the trainer: all errors are reported at construction, with how to fix them."""
 
 import logging
 
@@ -24,7 +24,7 @@ from composer.trainer.arguments import ArgumentsError
 class TestAllAtOnce:
     def test_every_wrong_argument_is_named(self, make_trainer):
         """Several invalid arguments raise one error that states how to fix each."""
-        with pytest.raises(ArgumentsError) as told:
+        with pytest.raises(ArgumentsError) as warned:
             make_trainer(
                 model=torch.nn.Linear(4, 3),
                 optimizers=torch.optim.SGD([torch.zeros(1)], lr=0.1),
@@ -37,8 +37,8 @@ class TestAllAtOnce:
                 scale_schedule_ratio=1.0,
             )
 
-        text = str(told.value)
-        assert len(told.value.problems) == 7
+        text = str(warned.value)
+        assert len(warned.value.problems) == 7
         for name in (
             "model must be",
             "max_duration must be",
@@ -57,7 +57,7 @@ class TestAllAtOnce:
                 make_trainer(seed=-1, max_duration="0ep")
 
     def test_one_wrong_argument_is_its_own_error(self, make_trainer):
-        """A single one is told as it is."""
+        """A single error is raised without a list."""
         with pytest.raises(ValueError, match=r"^seed must be in"):
             make_trainer(seed=-1)
 
@@ -74,7 +74,7 @@ class TestAllAtOnce:
         assert torch.equal(torch.rand(1), expected)
 
     def test_algorithms_and_callbacks_of_wrong_kinds(self, make_trainer):
-        """A class instead of an object, and something that is no callback, are told together."""
+        """A class instead of an object, and an object that is not a callback, are reported together."""
 
         class Nothing(Algorithm):
             runs_at = {Event.INIT: Stage.LOSS}

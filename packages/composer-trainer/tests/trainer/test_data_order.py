@@ -403,7 +403,7 @@ class TestOtherLoaders:
             assert drawn_first[2] != drawn[2]
 
     def test_a_loader_that_knows_its_place_is_left_alone(self):
-        """A loader with state_dict and load_state_dict is asked for its place, and told the epoch."""
+        """A loader with state_dict and load_state_dict saves its position, and its set_epoch is called."""
 
         class Stateful(list):
             epoch = None

@@ -166,7 +166,7 @@ class TestResult:
 class TestWhatIsEvaluated:
     @pytest.mark.parametrize(("given", "batches"), [(None, 2), (3, 3), (-1, 5)])
     def test_subset_of_the_constructor_holds_until_another_is_given(self, make_trainer, given, batches):
-        """Eval looks at as many batches as the trainer was told, if it is not told otherwise."""
+        """eval() uses the trainer's number of batches by default."""
         seen = []
 
         class Look(Callback):
@@ -189,7 +189,7 @@ class TestWhatIsEvaluated:
         assert count.batches == [2, 4, 5]
 
     def test_interval_of_the_constructor_holds_for_other_data(self, make_trainer):
-        """fit(eval_dataloader=) keeps the interval that the trainer was told."""
+        """fit(eval_dataloader=) keeps the interval of the trainer."""
         count = CountEvaluations()
         trainer = make_trainer(eval_interval="2ba", callbacks=count, max_duration="1ep")
 
@@ -312,7 +312,7 @@ class TestErrors:
 
 class TestTrainingMetric:
     def test_is_logged_each_epoch_with_the_labels_of_the_data(self, make_trainer):
-        """The training metric is that of the outputs in training, and begins anew with each epoch."""
+        """The training metric is computed from the outputs in training and reset in each epoch."""
         from composer.loggers import InMemoryLogger
 
         log = InMemoryLogger()

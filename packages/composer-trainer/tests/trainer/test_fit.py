@@ -143,7 +143,7 @@ class TestDuration:
     @pytest.mark.parametrize(("warmup", "duration"), [("3ep", "10ep"), ("30sp", "200sp"), ("10ba", "50ba")])
     @pytest.mark.parametrize("hook", ["after_train_batch", "batch_end", "epoch_end"])
     def test_stop_training_within_the_warmup(self, make_trainer, warmup, duration, hook):
-        """A training that is ended before its warm-up is over ends as any other, whatever the schedule is told in."""
+        """A training that ends within its warm-up ends like any other, for any unit of the schedule."""
         ends = []
 
         class StopInTheFirstEpoch(Callback):
@@ -268,7 +268,7 @@ class TestGoingOn:
         assert torch.equal(make_trainer.weights(whole), make_trainer.weights(resumed))
 
     def test_a_loader_that_is_given_again_goes_on(self, make_trainer):
-        """The loader in use, given to each fit, does not begin its epoch anew."""
+        """Passing the current loader to fit again does not restart its epoch."""
         whole = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
         whole.fit(duration="8ba")
         loader = make_trainer.loader(shuffle=True)

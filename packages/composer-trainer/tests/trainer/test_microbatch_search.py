@@ -74,7 +74,7 @@ class TestAuto:
             assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
 
     def test_a_try_that_fails_after_the_gradients_were_unscaled(self, make_trainer):
-        """With a scaled loss, a batch that fails when its gradients are there is computed anew, as any other."""
+        """With a scaled loss, a batch that fails after its backward pass is computed again like any other."""
 
         class Fails(Callback):
             calls = 0

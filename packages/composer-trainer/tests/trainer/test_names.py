@@ -42,7 +42,7 @@ class TestConstructor:
             make_trainer(max_epochs=3, grad_accum=2)
 
     def test_arguments_without_names(self, make_trainer):
-        """Trainer(model) is told how to write it."""
+        """The error for Trainer(model) shows the correct call."""
         with pytest.raises(TypeError, match=r"Trainer takes its arguments by name, such as model=\.\.\., got 1"):
             Trainer(make_trainer.model())
 

@@ -150,7 +150,7 @@ class OwnSampler(Sampler):
 
 
 class EpochSampler(OwnSampler):
-    """A sampler that is told the epoch, and draws from a generator of its own nevertheless."""
+    """A sampler with set_epoch that draws from its own generator nevertheless."""
 
     def set_epoch(self, epoch):
         self.epoch = epoch

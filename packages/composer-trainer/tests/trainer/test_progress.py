@@ -116,7 +116,7 @@ class TestCheck:
         ],
     )
     def test_nonsense(self, make_trainer, tmp_path, part, value):
-        """What no trainer has saved is told before anything is loaded, by its name."""
+        """A state that no trainer saved raises an error with its name before anything is loaded."""
         trainer = make_trainer(max_duration="1ep")
         extra = {**trainer._progress.to_data(), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
@@ -347,7 +347,7 @@ class TestResume:
             again.fit()
 
     def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
-        """A run that saves only weights cannot go on from them, and says so where it begins anew."""
+        """A run that saves only weights cannot resume from them, and warns when it restarts."""
         options = {"save_folder": str(tmp_path), "run_name": "blur", "autoresume": True, "save_weights_only": True}
         make_trainer(max_duration="1ep", **options).fit()
 
