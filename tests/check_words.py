@@ -12,14 +12,40 @@ from pathlib import Path
 
 # Phrases to avoid in all files, and what to write instead.
 EVERYWHERE = {
-    "such and such": "name it",
+    "anew": "again, from the start",
     "as well as it can": "as far as possible",
-}
-# Phrases to avoid in all files outside of the packages.
-OUTSIDE_PACKAGES = {
+    "at last": "finally",
+    "by hand": "manually, plain (loop), worked-out (formula)",
+    "changes no bit": "does not change results",
+    "(come|comes|came) to": "equals, produces, reaches",
+    "gone through": "iterated, fast-forwarded, checked",
+    "(give|gives|given) back": "return, restore",
+    "(hang|hangs|hung) on": "depend on",
+    "in its stead": "instead",
+    "made again": "created again, reconstructed",
+    "made up": "generated, invented",
+    "mend|mends|mended": "fix, correct",
+    "of ours": "of this library",
+    "(stand|stands|stood) in for": "replace, represent",
+    "such and such": "name it",
+    "(tell|tells|telling) of": "report",
+    "to be had": "available",
+    "to the bits|to the same bits": "bit-identical",
+    "told": "reported, passed, distinguished",
+    "true size": "unscale",
+    "whole or not|as a whole or not|whole or nothing": "written atomically",
+    "with nothing left to do": "if training is already complete",
     "(has|have|had) (no )?words for": "supports, does not support",
-    "that (it|they) would have come to": "bit-identical results",
-    "whole or not (there|at all)": "written atomically",
+}
+# Words to avoid in all files outside of the packages.
+OUTSIDE_PACKAGES = {
+    "asks|asked": "calls, requires, requested",
+    "hence": "therefore",
+    "knows|know": "contains, depends on, is known",
+    "nobody": "no component, not",
+    "says|say|said": "states, defines, shows",
+    "tells|tell": "reports, describes",
+    "upon": "on",
 }
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import composer.algorithms
 from composer.core import AlgorithmConflictError, Event, explain
@@ -14,6 +15,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 SETTINGS = {
     "Alibi": {"max_sequence_length": 8},
+    "Augment": {"augmentation": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }

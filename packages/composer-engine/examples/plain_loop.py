@@ -1,4 +1,4 @@
-"""Five algorithms in a training loop written by hand.
+"""Five algorithms in a plain PyTorch training loop.
 
 The loop is the one that everybody writes, with a line for each event. ``engine.explain()`` says what the lines do.
 
@@ -107,6 +107,6 @@ if __name__ == "__main__":
     trained, losses = train()
     correct = sum(
         int((trained((images, labels)).argmax(1) == labels).sum())
-        for images, labels in make_data()  # drawn anew
+        for images, labels in make_data()  # newly drawn
     )
     print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, {correct} of 256 right")

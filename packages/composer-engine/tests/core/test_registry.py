@@ -1,4 +1,4 @@
-"""Algorithms are made again from name and settings, by classes that are known."""
+"""Algorithms are reconstructed from name and settings, with registered classes."""
 
 import gc
 from collections.abc import Callable

@@ -502,7 +502,7 @@ class TestSurgery:
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_made_again(self, runs, blurred, weights_only):
-        """An algorithm that the weights need is made again from what was saved, before they are loaded."""
+        """An algorithm that the weights require is reconstructed from the checkpoint before they are loaded."""
         state, path = blurred
         other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
 

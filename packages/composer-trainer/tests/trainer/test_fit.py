@@ -207,7 +207,7 @@ class TestDuration:
 
 class TestGoingOn:
     def test_two_fits_equal_one(self, make_trainer):
-        """Stopped in the middle of an epoch and called again, fit goes on with the next batch, to the same bits."""
+        """Stopped in the middle of an epoch and called again, fit continues with bit-identical results."""
         whole = make_trainer(
             model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True), max_duration="13ba"
         )

@@ -348,7 +348,7 @@ class State:
         """Return the owner's random generator for this batch.
 
         It is seeded from the run's seed, the rank, the owner, the batch and the microbatch, goes on within a microbatch
-        and starts anew with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
+        and restarts with the next; so a draw depends on nothing that happened before, and nothing has to be saved.
 
         Args:
             owner: An algorithm or callback, or any name. One that does not belong to this state, such as an algorithm

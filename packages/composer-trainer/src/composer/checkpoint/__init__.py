@@ -1,4 +1,4 @@
-"""Checkpoints that are data: folders of safetensors and JSON that are there whole or not at all."""
+"""Checkpoints that are data: folders of safetensors and JSON that are written atomically."""
 
 from composer.checkpoint.errors import (
     CheckpointError,

@@ -120,10 +120,10 @@ def _components(data: dict[str, Any]) -> list[str]:
             lines.append(_row(kind, ""))
         for record in records:
             settings = record.get("settings")
-            told = (
+            arguments = (
                 ", ".join(f"{name}={value!r}" for name, value in settings.items()) if isinstance(settings, dict) else ""
             )
-            lines.append(_row("", _printable(f"{record['key']}({told})")[:200]))
+            lines.append(_row("", _printable(f"{record['key']}({arguments})")[:200]))
     optimizers = data.get("optimizers")
     if isinstance(optimizers, dict) and optimizers:
         lines.append(_row("optimizers", _printable(", ".join(optimizers))))
@@ -163,8 +163,8 @@ def _top(name: str) -> str:
 def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> list[str]:
     """Return how two checkpoints differ, a line for each difference; none if all that training needs is equal.
 
-    Weights are compared bit for bit, and where they differ the largest absolute difference is told. What only the wall
-    clock makes (durations, dates) is left aside.
+    Weights are compared bit for bit, and the largest absolute difference is reported. Values that depend
+    on the wall clock (durations, dates) are ignored.
 
     Args:
         first: One.

@@ -103,7 +103,7 @@ def load_checkpoint(
 
     Raises:
         NotImplementedError: The model is sharded.
-        CheckpointError: The checkpoint is incomplete, damaged, or not one of ours.
+        CheckpointError: The checkpoint is incomplete, damaged, or of another library.
         CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
 
     Example:

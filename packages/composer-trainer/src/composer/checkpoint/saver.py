@@ -126,7 +126,7 @@ class CheckpointSaver(Callback):
         del logger
         refuse_sharded(state.model)
         self._check_names(state)
-        self._last = None  # a clock that was set back comes to the same moments again
+        self._last = None  # a clock that was reset reaches the same moments again
         if self._opened is None and state.rank == 0:
             self._open(state)
 

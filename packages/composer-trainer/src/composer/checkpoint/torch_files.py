@@ -113,7 +113,7 @@ def _why_refused(error: Exception) -> str:
     if named:
         return (
             f"holds {named.group(1)}, which is not data, so nothing of it was loaded. If you trust it, "
-            "save only its weights anew: torch.save(model.state_dict(), ...)."
+            "save only its weights again: torch.save(model.state_dict(), ...)."
         )
     reason = (str(error).strip().splitlines() or [""])[0]
     return f"is no file of torch.save that holds only data: {type(error).__name__}: {reason:.200}"

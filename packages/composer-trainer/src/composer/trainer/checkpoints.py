@@ -106,12 +106,12 @@ class Loading:
             return loaded
         if self.autoresume and self._has_weights(state):
             _log.warning(
-                "autoresume: there are only weights of %r, from which no training can go on; beginning anew. Leave out "
-                "save_weights_only.",
+                "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
+                "beginning. Leave out save_weights_only.",
                 self.run_name,
             )
         elif self.autoresume and self.path is None:
-            _log.warning("autoresume: there is no checkpoint of %r yet; beginning anew.", self.run_name)
+            _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", self.run_name)
         if self.path is None:
             return None
         given = str(self.path).replace("{run_name}", state.run_name)

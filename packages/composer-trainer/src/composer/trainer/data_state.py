@@ -42,9 +42,8 @@ def _named(loader: Any, *names: str) -> dict[str, Any]:
 class DataState:
     """What the components of a loader keep in attributes.
 
-    What is replayed when a run is resumed (a sampler, a stream, a loader of the user's own) is saved as it was when the
-    epoch began, from where it comes to the same place again. What is not (a dataset with indices, ``collate_fn``) is
-    saved as it is.
+    Objects that are replayed when a run is resumed (a sampler, a stream, a user's loader) are saved in their state at
+    the start of the epoch. Others (a map-style dataset, ``collate_fn``) are saved in their current state.
 
     Args:
         spec: The loader.

@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 class MicrobatchSearch:
     """Computes a batch's gradients in parts that fit into memory.
 
-    A part that does not fit is halved, and the batch computed anew: buffers such as those of batch norm, the training
+    A part that does not fit is halved, and the batch computed again: buffers such as those of batch norm, the training
     metrics and the random draws are what they were before, so that a try leaves no trace. Algorithms and callbacks do
     see ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS`` again.
 

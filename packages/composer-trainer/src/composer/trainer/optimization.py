@@ -30,7 +30,7 @@ __all__ = [
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer.step`` cannot do without a function that computes the loss anew.
+    """Return whether ``optimizer.step`` requires a function that computes the loss again.
 
     Example:
         >>> wants_closure(torch.optim.LBFGS([torch.zeros(1)])), wants_closure(torch.optim.SGD([torch.zeros(1)], lr=1))
@@ -107,7 +107,7 @@ class Optimization:
             raise
 
     def unscale(self) -> None:
-        """Give the gradients their true size, so that algorithms can clip them."""
+        """Unscale the gradients, so that algorithms can clip them."""
         if self._state.scaler is not None:
             for optimizer in self._state.optimizers:
                 self._state.scaler.unscale_(optimizer)
@@ -187,7 +187,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             raise ValueError(
                 f"{type(optimizer).__name__} holds {strangers} parameters of {len(held)} that are not the model's, "
                 "so they would be trained in vain: was the model changed after the optimizer was made? "
-                "Make it anew from model.parameters()."
+                "Create it again from model.parameters()."
             )
         shared = sum(id(parameter) in owners for parameter in held)
         if shared:

@@ -55,7 +55,7 @@ _OF_MODULES = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _NONE = mark_of(None)
 _REMEDY = (
     "Keep such state in numbers and tensors that __init__ sets, or give the object state_dict() and load_state_dict(); "
-    "the guide 'Stopping and going on' has a list of what is saved."
+    "the guide 'Stopping and resuming' lists what is saved."
 )
 
 

@@ -74,7 +74,7 @@ class Schedules:
         return cls(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
 
     def follow_clock(self) -> None:
-        """Set the learning rates that follow the clock anew: the training may have got another length."""
+        """Update the learning rates that follow the clock, because the duration of the training may have changed."""
         for scheduler in self.by_clock:
             scheduler.step()
 
@@ -141,7 +141,7 @@ class TrainingSchedule:
     """How long a run trains, and by which learning rates.
 
     Args:
-        max_duration: How long; None if ``fit`` is told.
+        max_duration: The duration; None if it is passed to ``fit``.
         schedulers: What changes the learning rates.
         ratio: By how much both are stretched.
         step_every_batch: Whether all schedulers step after each batch.
@@ -181,7 +181,7 @@ class TrainingSchedule:
             raise ValueError("It is not said how long to train: give max_duration to the Trainer or duration to fit().")
 
     def prepare_schedulers(self, state: State) -> None:
-        """Make the schedulers now if all they hang on is known, so that their saved state has a place."""
+        """Create the schedulers now if everything they depend on is known, so that their saved state can be loaded."""
         if state.max_duration is not None and state.train_data_spec is not None:
             self.take_schedulers(state, None, 1.0, None)
         else:
@@ -194,7 +194,7 @@ class TrainingSchedule:
         ratio: float,
         step_every_batch: bool | None,
     ) -> Schedules:
-        """Return the schedules with what is given anew; those there are, if nothing is."""
+        """Return the schedules with new values; the current ones if there are none."""
         if self.schedules is not None and schedulers is None and step_every_batch is None:
             return self.schedules
         if schedulers is not None:
