@@ -123,7 +123,7 @@ class Recorder(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix", "CutOut"])
-def test_a_loop_of_ones_own_draws_what_the_trainer_draws(name):
+def test_a_plain_loop_draws_like_the_trainer(name):
     """A loop without microbatches has the same batches as a trainer that does not split them."""
     batches = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3) for _ in range(3)]
     trained, looped = Recorder(), Recorder()
@@ -195,7 +195,7 @@ class TestSplitMakesNoDifference:
 
     @pytest.mark.parametrize("name", SPLIT_MATTERS)
     @pytest.mark.filterwarnings("ignore::composer.core.NoEffectWarning")
-    def test_the_others_have_their_reason(self, name):
+    def test_exclusions_have_a_reason(self, name):
         """For each algorithm excluded above, the split changes the weights, or it has no effect on this network."""
         changed = not torch.allclose(self.end(name, 3), self.end(name, None), rtol=1e-9, atol=1e-11)
 

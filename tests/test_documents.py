@@ -66,7 +66,7 @@ def test_code_runs(document, tmp_path):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_links_lead_somewhere(document):
+def test_links_are_valid(document):
     """The targets of links within the repository exist."""
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text())
 

@@ -94,7 +94,7 @@ def test_twice(tables):
 
 
 @pytest.mark.filterwarnings("ignore:.*all interpolate the loss")
-def test_where_the_list_decides(tables):
+def test_order_of_the_list(tables):
     """Swapping two algorithms in the list changes the order only for pairs in the table."""
     table = rows("order_and_conflicts.md", "meetings")
     meeting = {

@@ -101,7 +101,7 @@ class TestSameBits:
 
         assert any(not torch.equal(first[name], second[name]) for name in first)
 
-    def test_watching_changes_no_bit(self, tmp_path, capsys):
+    def test_observers_do_not_change_results(self, tmp_path, capsys):
         """Callbacks, all loggers, a progress bar and traces do not change the weights."""
         watched = train(
             callbacks=[LRMonitor(), SpeedMonitor(window_size=2)],
@@ -140,7 +140,7 @@ class TestRecipe:
 
         assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.4
 
-    def test_evaluation_uses_the_average_and_gives_the_weights_back(self):
+    def test_evaluation_uses_the_average_and_restores_the_weights(self):
         """During an evaluation the model has the averages; afterwards its training weights are restored exactly."""
         inside, outside = [], []
 
@@ -161,7 +161,7 @@ class TestRecipe:
         assert torch.equal(outside[-2], outside[-1])
         assert not torch.equal(inside[-1], outside[-1])
 
-    def test_weights_come_back_when_an_evaluation_raises(self):
+    def test_weights_are_restored_when_an_evaluation_raises(self):
         """After an error in an evaluation the training weights are restored."""
 
         class Fails(Callback):
@@ -204,21 +204,21 @@ class Recorder(Callback):
         self.events.append(event.value)
 
 
-def drawn_events(drawing):
+def diagram_events(diagram):
     """Return the events of a diagram in the docstring of Event, in order."""
-    return [name.lower() for name in re.findall(r"<([A-Z_]+)>", drawing)]
+    return [name.lower() for name in re.findall(r"<([A-Z_]+)>", diagram)]
 
 
-class TestDrawing:
-    def test_training_runs_as_it_is_drawn(self):
+class TestDiagram:
+    def test_training_matches_the_diagram(self):
         """One epoch of one batch without evaluations runs the events of the diagram once, in order."""
         recorder = Recorder()
         train(callbacks=recorder, max_duration="1ep", train_subset_num_batches=1, eval_dataloader=None)
         training, _, _ = re.split(r"An evaluation|A prediction", Event.__doc__)
 
-        assert recorder.events == drawn_events(training)
+        assert recorder.events == diagram_events(training)
 
-    def test_evaluation_runs_as_it_is_drawn(self):
+    def test_evaluation_matches_the_diagram(self):
         """A standalone evaluation runs the events of the diagram once."""
         recorder, model = Recorder(), ComposerClassifier(make_network(), num_classes=10)
         trainer = Trainer(
@@ -234,7 +234,7 @@ class TestDrawing:
 
         trainer.eval()
 
-        assert recorder.events == drawn_events(evaluation)
+        assert recorder.events == diagram_events(evaluation)
 
     def test_evaluations_come_between_the_end_and_the_checkpoint(self):
         """In training, evaluations run after BATCH_END and EPOCH_END, as in the diagram."""

@@ -148,7 +148,7 @@ class TestAlgorithmsOverview:
         assert unmoved(model, before) == []
         assert 0 <= trainer.state.eval_metric_values["MulticlassAccuracy"] <= 1
 
-    def test_algorithm_of_ones_own(self, train_dataloader, eval_dataloader):
+    def test_own_algorithm(self, train_dataloader, eval_dataloader):
         """A class with a setting, ``match`` and ``apply`` works with built-in ones imported from their modules."""
         from composer.algorithms.blurpool import BlurPool
         from composer.algorithms.channels_last import ChannelsLast
