@@ -19,7 +19,8 @@ from composer.core.background import Background
 Background().start(lambda: (time.sleep(0.2), print("saved", flush=True)))
 """
 FORK = """
-import os, sys, threading
+import os, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # since Python 3.12, of forks beside threads
 from composer.core.background import Background
 
 background, go = Background(), threading.Event()

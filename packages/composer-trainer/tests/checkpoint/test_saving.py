@@ -257,7 +257,8 @@ class Switching(torch.optim.SGD):
 
 
 class TestTake:
-    @pytest.mark.parametrize(("enabled", "most"), [(True, 1), (False, 0)])  # what was put off begins at the end
+    # Without the pause there are more than 200. One starts when it ends, and in Python 3.13 another one follows.
+    @pytest.mark.parametrize(("enabled", "most"), [(True, 2), (False, 0)])
     def test_garbage_is_collected_later(self, runs, enabled, most):
         """Training does not wait for a collection as well; whether there are any is then as it was."""
         state = runs.make(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))

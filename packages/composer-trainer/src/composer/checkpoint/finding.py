@@ -239,10 +239,14 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         return _newest(folder)
     if not is_remote(text):
         local = Path(text.removeprefix("file://"))
-        try:
-            text = str(local.resolve() if local.is_symlink() else local.absolute())
-        except (RuntimeError, OSError):  # before and since Python 3.13
-            raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
+        text = str(local.absolute())
+        if local.is_symlink():
+            try:
+                text = os.path.realpath(local, strict=True)
+            except FileNotFoundError:
+                text = os.path.realpath(local)
+            except OSError:
+                raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
     parent, _, name = text.rpartition("/")
     opened = open_folder(parent or "/")
     latest = opened.get_latest(name)
