@@ -317,7 +317,10 @@ class TestOptimizers:
         ("saved", "text"),
         [
             ({}, "optimizers: must be a dictionary"),
-            ({"optimizers": {"SGD": 3}}, "optimizers.SGD: must be _OptimizerRecord, got 3"),
+            (
+                {"optimizers": {"SGD": 3}},
+                "optimizers.SGD: must be OptimizerRecord, got 3, expected a dictionary of state, param_groups",
+            ),
             (
                 {"optimizers": {"SGD": {"state": {}, "param_groups": [{}]}}},
                 r"optimizers\.SGD: .*each group must have 'params', a list of names, got None",

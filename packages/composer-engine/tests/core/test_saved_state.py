@@ -264,7 +264,7 @@ class TestWriting:
 
 
 class TestCheck:
-    def test_changes_nothing_and_tells_all(self, run):
+    def test_changes_nothing_and_reports_all(self, run):
         """The report says what would be taken over and what not."""
         other = state_with(
             run_name="second", max_duration="20ep", algorithms=SavedMix(alpha=0.7), callbacks=[SavedWatch(), OwnWatch()]
@@ -396,7 +396,11 @@ class TestRefused:
             (["timestamp", "batch"], "removed", "missing: ['batch']"),
             (["timestamp", "batch"], 1.5, "batch of a saved Timestamp must be a whole number, got 1.5."),
             (["algorithms"], {}, "algorithms: must be list[composer.core.saved_state.AlgorithmRecord], got {}."),
-            (["algorithms", 0], 3, "algorithms[0]: must be AlgorithmRecord: got 3."),
+            (
+                ["algorithms", 0],
+                3,
+                "algorithms[0]: must be AlgorithmRecord: got 3, expected a dictionary of key, state, name, settings",
+            ),
             (
                 ["algorithms", 0, "state"],
                 "removed",

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs.validators import optional
 
-from composer.core.checks import nearest, to_texts
+from composer.core.checks import nearest, to_texts, whole_number_from
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.interval import Interval
@@ -59,14 +60,12 @@ class _Periodically:
         return f"evaluate_periodically('{self.interval.every}')"
 
 
-def _to_names(given: str | Iterable[str] | None) -> list[str] | None:
-    if given is None:
-        return None
-    return to_texts("metric_names", given)
+def _to_names(names: str | Iterable[str] | None) -> list[str] | None:
+    return None if names is None else to_texts("metric_names", names)
 
 
-def _to_eval_interval(given: EvalInterval | Time | str | int | None) -> EvalInterval | None:
-    return given if given is None or callable(given) else evaluate_periodically(given)
+def _to_eval_interval(interval: EvalInterval | Time | str | int | None) -> EvalInterval | None:
+    return interval if interval is None or callable(interval) else evaluate_periodically(interval)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -97,20 +96,15 @@ class Evaluator:
     metric_names: list[str] | None = attrs.field(default=None, converter=_to_names)
     subset_num_batches: int | None = attrs.field(default=None)
     eval_interval: EvalInterval | None = attrs.field(default=None, converter=_to_eval_interval)
-    device_eval_microbatch_size: int | None = attrs.field(default=None)
+    device_eval_microbatch_size: int | None = attrs.field(
+        default=None, validator=optional(whole_number_from(1, meaning="It is a number of samples, or None."))
+    )
 
     @label.validator
     def _check_label(self, _: object, label: object) -> None:
         if not isinstance(label, str) or not label:
             raise (ValueError if label == "" else TypeError)(
                 f"label must be a text of one letter or more, got {label!r}."
-            )
-
-    @device_eval_microbatch_size.validator
-    def _check_size(self, _: object, size: object) -> None:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise (ValueError if type(size) is int else TypeError)(
-                f"device_eval_microbatch_size must be None or a number of samples, at least 1, got {size!r}."
             )
 
     @subset_num_batches.validator

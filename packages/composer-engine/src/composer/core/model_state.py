@@ -190,7 +190,7 @@ def _check_params(_: object, __: object, groups: list[dict[str, Any]]) -> None:
 
 
 @attrs.frozen
-class _OptimizerRecord:
+class OptimizerRecord:
     """The saved state of an optimizer."""
 
     state: dict[str, dict[Any, Any]]
@@ -210,7 +210,7 @@ def check_optimizers(
             missing.append(f"optimizers.{key} is not saved{nearest(key, set(saved) - set(own))}")
             continue
         try:
-            record = from_data(saved[key], _OptimizerRecord, f"optimizers.{key}")
+            record = from_data(saved[key], OptimizerRecord, f"optimizers.{key}")
         except ValueError as error:
             wrong.append(str(error))
             continue

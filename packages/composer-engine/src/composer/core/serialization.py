@@ -403,7 +403,8 @@ def equal(one: Any, other: Any) -> bool:
 
 def _sentences(error: Exception, data: Any, kind: Any, path: str) -> list[str]:
     if not isinstance(error, cattrs.BaseValidationError):
-        reason = "" if str(error).startswith("got ") else f": {error}".rstrip(".:")
+        got = f"got {shortened(data)}"
+        reason = str(error).removeprefix(got) if str(error).startswith(got) else f": {error}".rstrip(".:")
         return [_must_be(kind, data, path, reason)]
     lines = cattrs.transform_error(error, path or "The value", _problem)
     return [f"{place}: {problem}." for problem, _, place in (line.rpartition(" @ ") for line in lines)]
@@ -483,12 +484,13 @@ def _is_subclass_of(base: type) -> Callable[[Any], bool]:
 
 
 def _make_reader(kind: Any) -> Callable[[Any, Any], Any]:
-    """Return the function that decodes objects of an attrs class: cattrs would name each field for what is no dict."""
+    """Return the function that decodes objects of an attrs class, with one error for what is no dictionary."""
     read = _CONVERTER.gen_structure_attrs_fromdict(kind)
+    names = ", ".join(field_types(typing.get_origin(kind) or kind, init=True))
 
     def read_dict(data: Any, _: Any) -> Any:
         if type(data) is not dict:
-            raise TypeError(f"got {shortened(data)}")
+            raise TypeError(f"got {shortened(data)}, expected a dictionary of {names}")
         return read(data, kind)
 
     return read_dict

@@ -379,6 +379,10 @@ _COUNTER_IN_EPOCH: Mapping[TimeUnit, Callable[[Counts], int | float]] = {
 }
 
 
+_NEW_EPOCH = dict.fromkeys(("batch_in_epoch", "sample_in_epoch", "token_in_epoch", "epoch_wct", "batch_wct"), 0)
+_NEW_ITERATION = dict.fromkeys(("epoch_in_iteration", "token_in_iteration", "iteration_wct"), 0)
+
+
 def _to_count(value: Time | int, unit: TimeUnit) -> int:
     time = Time.from_input(value, unit)
     if time.unit is not unit or time.value < 0:
@@ -548,29 +552,20 @@ class Timestamp:
         later = now._replace(
             epoch=now.epoch + 1,
             epoch_in_iteration=now.epoch_in_iteration + 1,
-            batch_in_epoch=0,
-            sample_in_epoch=0,
-            token_in_epoch=0,
             total_wct=now.total_wct + duration,
             iteration_wct=now.iteration_wct + duration,
-            epoch_wct=0,
-            batch_wct=0,
+            **_NEW_EPOCH,
         )
         return Timestamp.of(later)
 
     def to_next_iteration(self, duration: dt.timedelta | int | None = None) -> Timestamp:
         """Return the timestamp after the end of the iteration, which took ``duration`` in addition to its epochs."""
-        later = self.counts._replace(
-            iteration=self.counts.iteration + 1,
-            epoch_in_iteration=0,
-            token_in_iteration=0,
-            batch_in_epoch=0,
-            sample_in_epoch=0,
-            token_in_epoch=0,
-            total_wct=self.counts.total_wct + _to_microseconds(duration),
-            iteration_wct=0,
-            epoch_wct=0,
-            batch_wct=0,
+        now = self.counts
+        later = now._replace(
+            iteration=now.iteration + 1,
+            total_wct=now.total_wct + _to_microseconds(duration),
+            **_NEW_EPOCH,
+            **_NEW_ITERATION,
         )
         return Timestamp.of(later)
 
