@@ -1,4 +1,4 @@
-"""State that the user's own datasets, samplers and loaders keep, saved so that a run goes on in it."""
+"""Save and restore the state of the user's own datasets, samplers and loaders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARTS = {"now", "at_begin", "between"}
 
 
 def data_components(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what loads a loader's samples and what chooses their indices, each by name.
+    """Return the components of a loader that load samples, and those that choose indices, by name.
 
     Example:
         >>> loading, choosing = data_components(DataLoader([1, 2, 3]))
@@ -40,14 +40,14 @@ def _named(loader: Any, *names: str) -> dict[str, Any]:
 
 
 class DataState:
-    """What the components of a loader keep in attributes.
+    """The state of a loader's components in attributes.
 
-    Objects that are replayed when a run is resumed (a sampler, a stream, a user's loader) are saved in their state at
-    the start of the epoch. Others (a map-style dataset, ``collate_fn``) are saved in their current state.
+    Components that are replayed on resume (a sampler, a stream, a loader of the user's own) are saved as they were at
+    the start of the epoch. Others (a map-style dataset, ``collate_fn``) are saved as they are.
 
     Args:
         spec: The loader.
-        skips: Whether an epoch can be begun in its middle without loading what comes before.
+        skips: Whether an epoch can start in its middle without loading the batches before.
     """
 
     def __init__(self, spec: DataSpec, *, skips: bool) -> None:
@@ -64,7 +64,7 @@ class DataState:
         if saves_itself:
             loading, choosing = {}, {}
         elif isinstance(loader, DataLoader) and loader.num_workers and (skips or loader.persistent_workers):
-            # A worker has copies. Those that end with an epoch begin the next one with what they are copied from.
+            # Workers have copies. Workers that are not persistent are copied again for each epoch.
             self._copied.watch(loading)
             loading = {}
         if skips:
@@ -75,15 +75,15 @@ class DataState:
         self._replayed.watch(choosing, leave_out=now.values())
 
     def begin_epoch(self) -> None:
-        """Keep the state from which the epoch is replayed."""
+        """Store the state from which the epoch is replayed."""
         self._at_begin = self._replayed.to_data()
 
     def to_data(self, *, in_epoch: bool, is_checked: bool) -> dict[str, Any]:
-        """Return what has changed.
+        """Return the changes.
 
         Args:
-            in_epoch: Whether a run that is resumed replays the epoch from its beginning.
-            is_checked: Whether it chooses the order of a finished epoch again, to compare it.
+            in_epoch: Whether a resumed run replays the epoch from its beginning.
+            is_checked: Whether a resumed run draws the order of a finished epoch again, to compare it.
         """
         data = {"now": self._now.to_data()}
         if in_epoch or is_checked:
@@ -91,23 +91,23 @@ class DataState:
         return data if in_epoch else data | {"between": self._replayed.to_data()}
 
     def report(self) -> None:
-        """Warn, once of each, of what cannot be saved."""
+        """Warn once about each attribute that cannot be saved."""
         self._now.report()
         self._replayed.report()
         self._copied.report(dict.fromkeys(self._copied.generators(), "is copied into each worker process"))
 
     def load_at_begin(self, data: Mapping[str, Any], device: torch.device) -> bool:
-        """Restore what is replayed, and return whether it was saved at all: before the epoch is begun again."""
+        """Restore replayed components before the epoch starts, and return whether their state was saved."""
         self._at_begin = dict(data.get("at_begin", {}))
         warn_of_misfits(self._replayed.load(self._at_begin, device))
         return bool(self._at_begin)
 
     def load_between(self, data: Mapping[str, Any], device: torch.device) -> None:
-        """Restore what is replayed as it was between two epochs."""
+        """Restore replayed components between two epochs."""
         warn_of_misfits(self._replayed.load(data.get("between", {}), device))
 
     def load_now(self, data: Mapping[str, Any], device: torch.device) -> None:
-        """Restore what is not replayed: after the epoch has been begun again."""
+        """Restore the other components after the epoch has started."""
         warn_of_misfits(self._now.load(data.get("now", {}), device))
 
 

@@ -1,4 +1,4 @@
-"""``device_train_microbatch_size="auto"``: the largest part of a batch that fits into memory, found by trying."""
+"""``device_train_microbatch_size="auto"``: the largest part of a batch that fits into memory, found by trial."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MicrobatchSearch:
-    """Computes a batch's gradients in parts that fit into memory.
+    """Computes a batch's gradients in microbatches that fit into memory.
 
-    A part that does not fit is halved, and the batch computed again: buffers such as those of batch norm, the training
-    metrics and the random draws are what they were before, so that a try leaves no trace. Algorithms and callbacks do
-    see ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS`` again.
+    After an out-of-memory error the size is halved and the batch is computed again. Buffers such as those of batch
+    norm, the training metrics and the generators are restored first, so that a trial has no effect. Algorithms and
+    callbacks run again at ``BEFORE_TRAIN_BATCH`` to ``AFTER_LOSS``.
 
     Args:
-        state: Whose ``device_train_microbatch_size`` is set to what was found.
-        parallel: How the model is run in all processes. Several processes look for a size once, for the first batch,
-            each by itself, and take the smallest: where one of them fails later, the others wait for it in vain.
+        state: Its ``device_train_microbatch_size`` is set to the size found.
+        parallel: Runs the model in all processes. Several processes search once, for the first batch, each by itself,
+            and use the smallest size. If a process runs out of memory later, the others time out.
     """
 
     def __init__(self, state: State, parallel: Parallelism) -> None:
@@ -54,7 +54,7 @@ class MicrobatchSearch:
         self._is_found = False
 
     def compute(self, compute: Callable[[], Tensor], num_samples: int, forget: Callable[[], None]) -> Tensor:
-        """Return what ``compute()`` returns, with parts as large as fit; ``forget()`` is called after a try.
+        """Return the result of ``compute()`` with the largest size that fits; ``forget()`` is called after a trial.
 
         Raises:
             RuntimeError: A single sample does not fit.
@@ -65,7 +65,7 @@ class MicrobatchSearch:
         before = _Snapshot(self._state)
         while True:
             tried = min(self._state.device_train_microbatch_size or num_samples, num_samples)
-            # Gradients of a try are each process's own, and are thrown away.
+            # Gradients of a trial are not synchronized, and are discarded.
             self._parallel.is_apart = not is_alone
             failure, loss = self._try(compute)
             self._parallel.is_apart = False
@@ -87,7 +87,7 @@ class MicrobatchSearch:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            # The traceback holds the frames, and these the tensors that fill the memory.
+            # The traceback refers to the frames, and these to the tensors that fill the memory.
             return error.with_traceback(None), None
 
     def _halve(self, tried: int, failure: BaseException | None) -> None:
@@ -103,7 +103,7 @@ class MicrobatchSearch:
 
 
 class _Snapshot:
-    """What computing gradients changes besides the gradients."""
+    """The state that computing gradients changes besides the gradients."""
 
     def __init__(self, state: State) -> None:
         self._batch = state.batch
@@ -122,7 +122,7 @@ class _Snapshot:
             set_state(before)
         load_metrics(state.train_metrics, self._metrics, state.device)
         if state.scaler is not None:
-            # An update to the scale that it has makes it forget that it unscaled the gradients of the try.
+            # An update with the current scale resets that the gradients of the trial were unscaled.
             state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))
 
 

@@ -1,4 +1,4 @@
-"""What the arguments of other trainers are called here."""
+"""Suggestions for arguments that have another name in other trainers."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ _THEIRS = {
     "deterministic_mode": "deterministic",
     "seed": "data_seed",
 }
-"""What to use here, and what Lightning, Transformers, Accelerate, Keras or MosaicML Composer call it or called it."""
+"""What to use here, and its names in Lightning, Transformers, Accelerate, Keras or MosaicML Composer."""
 
 _OURS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
 def suggests_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a method of the trainer answer an argument that it does not have with the one that is meant.
+    """Make a method of the trainer raise errors for unknown arguments that suggest the right ones.
 
-    The signature stays what it is, for :mod:`inspect` and for type checkers.
+    The signature does not change for :mod:`inspect` and type checkers.
 
     Example:
         >>> class Trainer:

@@ -1,4 +1,4 @@
-"""Optimizers, loss scaling and number formats: how gradients are computed and used."""
+"""Optimizers, loss scaling and precision: compute the gradients and apply them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer.step`` requires a function that computes the loss again.
+    """Return whether ``optimizer.step`` requires a closure that computes the loss again.
 
     Example:
         >>> wants_closure(torch.optim.LBFGS([torch.zeros(1)])), wants_closure(torch.optim.SGD([torch.zeros(1)], lr=1))
@@ -41,7 +41,7 @@ def wants_closure(optimizer: Optimizer) -> bool:
 
 
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return what scales the loss in 16-bit floats with a small range; None for other formats."""
+    """Return the loss scaler of ``amp_fp16``; None for other precisions."""
     return torch.amp.GradScaler(device.type) if precision is Precision.AMP_FP16 else None
 
 
@@ -50,14 +50,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class Optimization:
-    """Computes gradients in the state's precision and lets its optimizers step.
+    """Computes gradients in the state's precision and steps its optimizers.
 
     Args:
         state: With optimizers, scaler and precision.
-        skipped_steps: How often no optimizer has stepped so far, as the loss scale was too large; counted on in place.
+        skipped_steps: The number of steps skipped because the loss scale was too large; updated in place.
 
     Raises:
-        ValueError: An optimizer wants a closure and cannot have it beside other optimizers or loss scaling.
+        ValueError: An optimizer requires a closure, and there are other optimizers or loss scaling.
     """
 
     def __init__(self, state: State, skipped_steps: Tensor) -> None:
@@ -76,25 +76,25 @@ class Optimization:
             )
 
     def in_precision(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that computes in the state's precision; itself, where nothing has to be done for that."""
+        """Return a function that computes in the state's precision; the same one if that needs no autocast."""
         state = self._state
         if state.precision.autocast_dtype is None:
             return function
         return get_precision_context(state.precision, state.device.type)(function)  # type: ignore[operator,no-any-return]
 
     def train_mode(self) -> None:
-        """Let optimizers that have them go on with the weights to train on."""
+        """Switch optimizers with a train and an evaluation mode to the training weights."""
         for optimizer in map(unwrapped, self._state.optimizers):
             if has_modes(optimizer):
                 optimizer.train()  # type: ignore[attr-defined]  # has_modes has looked
 
     def zero_grad(self) -> None:
-        """Forget the last batch's gradients."""
+        """Set the gradients to zero."""
         for optimizer in self._state._optimizers:  # noqa: SLF001  (see step)
             optimizer.zero_grad()
 
     def backward(self, loss: Any, weight: float) -> None:
-        """Add the gradients of a microbatch's loss, which counts by its ``weight`` in the batch."""
+        """Add the gradients of a microbatch's loss times its weight."""
         total = loss if isinstance(loss, Tensor) else total_of(loss)
         if weight != 1:
             total = total * weight
@@ -113,8 +113,8 @@ class Optimization:
                 self._state.scaler.unscale_(optimizer)
 
     def step(self, closure: Callable[[], Tensor]) -> None:
-        """Compute the gradients by ``closure`` and change the weights."""
-        # As it is stored: a property is a call, of which a step has few.
+        """Compute the gradients with ``closure`` and update the weights."""
+        # The stored field, because a property would be a further call in each step.
         optimizers, scaler = self._state._optimizers, self._state.scaler  # noqa: SLF001
         if self._wants_closure:
             if scaler is None:
@@ -139,7 +139,7 @@ class Optimization:
             self._skipped_steps += after < before
 
     def figures(self) -> dict[str, Tensor]:
-        """Return what there is to log: nothing without loss scaling."""
+        """Return the values to log: none without loss scaling."""
         if self._state.scaler is None:
             return {}
         scale = _scale(self._state.scaler)
@@ -148,7 +148,7 @@ class Optimization:
 
 
 def _check_loss(loss: Tensor, model: nn.Module) -> None:
-    """Raise a ValueError if no gradient can be computed of a loss."""
+    """Raise a ValueError if a loss has no gradient."""
     name = type(model).__name__
     if loss.numel() != 1:
         raise ValueError(
@@ -162,7 +162,7 @@ def _check_loss(loss: Tensor, model: nn.Module) -> None:
 
 
 def takes_scaler(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer that computes the loss several times can do so with a scaled loss."""
+    """Return whether an optimizer with a closure supports loss scaling."""
     return "scaler" in inspect.signature(optimizer.step).parameters
 
 
@@ -206,11 +206,11 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 
 
 def default_optimizer(model: nn.Module) -> Optimizer:
-    """Return what a model is trained with if nobody says; this warns."""
+    """Return the default optimizer, with a warning."""
     warnings.warn(
         "optimizers was not given: training with torch.optim.SGD(model.parameters(), lr=0.1). "
         "Give the optimizer that suits the model.",
         UserWarning,
-        stacklevel=4,  # past the constructor, and what looks at the names of its arguments
+        stacklevel=4,  # the caller of the constructor, which is wrapped
     )
     return torch.optim.SGD(model.parameters(), lr=0.1)

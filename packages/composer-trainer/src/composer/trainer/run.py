@@ -132,19 +132,19 @@ class Run:
         return search.compute(once, self._num_samples, forget)
 
     def begins_epoch(self) -> bool:
-        """Return whether no batch of the epoch is done."""
+        """Return whether the epoch has no finished batch."""
         return self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True) == 0
 
     def begins_iteration(self) -> bool:
-        """Return whether no batch and no epoch of the iteration is done."""
+        """Return whether the iteration has no finished batch and epoch."""
         return self.begins_epoch() and self.state.timestamp.epoch_in_iteration == 0
 
     def ends_iteration(self) -> bool:
-        """Return whether the iteration's epochs are done."""
+        """Return whether all epochs of the iteration are finished."""
         return self.state.timestamp.epoch_in_iteration >= self.state.iteration_length
 
     def next_batch(self) -> bool:
-        """Put the next batch into the state; return False if the epoch has none left."""
+        """Set the state's next batch; return False at the end of the epoch."""
         batch = self.batches.next()
         if batch is END:
             return False

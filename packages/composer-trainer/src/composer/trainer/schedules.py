@@ -1,4 +1,4 @@
-"""Which learning rate schedulers a run has, and when each of them steps."""
+"""The duration and the learning rate schedulers of a run, and when each scheduler steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Schedules:
     Args:
         every_batch: Those that step after each batch.
         every_epoch: Those that step after each epoch.
-        by_clock: Those of them that know nothing but the run's clock.
+        by_clock: Those of them that depend only on the run's clock.
     """
 
     every_batch: tuple[LRScheduler, ...] = ()
@@ -48,15 +48,15 @@ class Schedules:
         """Return the schedules of a run.
 
         Args:
-            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which holds for every optimizer.
+            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which applies to every optimizer.
             state: With the optimizers and the length of the training.
-            scale_schedule_ratio: By how much the schedule is stretched.
+            scale_schedule_ratio: The factor by which the schedule is scaled.
             step_every_batch: Whether all step after each batch; if None, torch's own step after each epoch and
                 functions after each batch.
 
         Raises:
-            TypeError: A scheduler is neither of these.
-            ValueError: There are several functions, or a scheduler belongs to an optimizer that the state has not.
+            TypeError: A scheduler is neither a torch scheduler nor a function.
+            ValueError: There are several functions, or a scheduler belongs to an optimizer that is not in the state.
         """
         given = check_schedulers(schedulers)
         check_optimizers_of(given, state.optimizers)
@@ -66,7 +66,7 @@ class Schedules:
             for scheduler in given
             if not isinstance(scheduler, LRScheduler)
             for optimizer in state.optimizers
-            # One that has a torch scheduler of its own; the groups tell, whatever is wrapped around the optimizer.
+            # Skip those with a torch scheduler, compared by their groups, because optimizers may be wrapped.
             if not any(one.optimizer.param_groups is optimizer.param_groups for one in ready)
         ]
         every_batch = [*(ready if step_every_batch else []), *([] if step_every_batch is False else by_clock)]
@@ -74,7 +74,7 @@ class Schedules:
         return cls(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
 
     def follow_clock(self) -> None:
-        """Update the learning rates that follow the clock, because the duration of the training may have changed."""
+        """Recompute the learning rates that depend on the clock, because the duration may have changed."""
         for scheduler in self.by_clock:
             scheduler.step()
 
@@ -83,7 +83,7 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
     """Return the schedulers as a list.
 
     Raises:
-        TypeError: One is neither a torch scheduler nor a function.
+        TypeError: A scheduler is neither a torch scheduler nor a function.
         ValueError: There are several functions.
     """
     given: list[SchedulerLike] = [] if schedulers is None else [schedulers]  # type: ignore[list-item]  # see next line
@@ -107,7 +107,7 @@ def check_schedulers(schedulers: SchedulerLike | Sequence[SchedulerLike] | None)
 
 def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequence[Optimizer]) -> None:
     """Raise a ValueError if a torch scheduler belongs to an optimizer that is not among ``optimizers``."""
-    # The groups tell, whatever an algorithm has wrapped around the optimizer.
+    # Compared by their groups, because algorithms may wrap optimizers.
     groups = [optimizer.param_groups for optimizer in optimizers]
     for scheduler in schedulers:
         if isinstance(scheduler, LRScheduler) and not any(one is scheduler.optimizer.param_groups for one in groups):
@@ -118,10 +118,10 @@ def check_optimizers_of(schedulers: Sequence[SchedulerLike], optimizers: Sequenc
 
 
 def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration") -> Time:
-    """Return the length of a training, stretched by ``ratio``; errors call it by ``name``.
+    """Return a duration times ``ratio``; errors call it ``name``.
 
     Raises:
-        ValueError: It is a fraction, or not more than 0.
+        ValueError: The duration is a fraction, or not greater than 0.
 
     Example:
         >>> scaled("10ep", 0.5)
@@ -138,12 +138,12 @@ def scaled(duration: int | str | Time, ratio: float, name: str = "max_duration")
 
 @attrs.define
 class TrainingSchedule:
-    """How long a run trains, and by which learning rates.
+    """The duration of a run and its schedulers.
 
     Args:
-        max_duration: The duration; None if it is passed to ``fit``.
-        schedulers: What changes the learning rates.
-        ratio: By how much both are stretched.
+        max_duration: The duration; None if it is given to ``fit``.
+        schedulers: The schedulers.
+        ratio: The factor by which both are scaled.
         step_every_batch: Whether all schedulers step after each batch.
 
     Raises:
@@ -165,23 +165,23 @@ class TrainingSchedule:
         ratio: float,
         step_every_batch: bool | None,
     ) -> TrainingSchedule:
-        """Return the schedule with its length scaled."""
+        """Return the schedule with its duration scaled."""
         return cls(None if max_duration is None else scaled(max_duration, ratio), schedulers, ratio, step_every_batch)
 
     def take_duration(self, state: State, duration: int | str | Time | None, ratio: float) -> None:
-        """Let a state train for ``duration`` more, stretched by ``ratio``.
+        """Set the state's ``max_duration`` to ``duration`` more, times ``ratio``.
 
         Raises:
-            ValueError: It is not said how long to train.
+            ValueError: There is neither a duration nor a ``max_duration``.
         """
         if duration is not None:
             more = scaled(duration, ratio, "duration")
             state.max_duration = state.timestamp.get(more.unit) + more
         if state.max_duration is None:
-            raise ValueError("It is not said how long to train: give max_duration to the Trainer or duration to fit().")
+            raise ValueError("There is no duration: give max_duration to the Trainer or duration to fit().")
 
     def prepare_schedulers(self, state: State) -> None:
-        """Create the schedulers now if everything they depend on is known, so that their saved state can be loaded."""
+        """Create the schedulers now if all that they depend on is known, so that their saved states can be loaded."""
         if state.max_duration is not None and state.train_data_spec is not None:
             self.take_schedulers(state, None, 1.0, None)
         else:
@@ -194,7 +194,7 @@ class TrainingSchedule:
         ratio: float,
         step_every_batch: bool | None,
     ) -> Schedules:
-        """Return the schedules with new values; the current ones if there are none."""
+        """Return the schedules with the arguments that are not None; the current ones if all are."""
         if self.schedules is not None and schedulers is None and step_every_batch is None:
             return self.schedules
         if schedulers is not None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the batch ends, callbacks see the end of the training, and then the process goes."""
+"""Ctrl-C and SIGTERM: finish the batch and the training before the process exits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """While it is entered, the first Ctrl-C or SIGTERM only sets :attr:`received`; a second one acts at once.
+    """A context in which the first Ctrl-C or SIGTERM only sets :attr:`received`; a second one acts immediately.
 
-    When it is left, a signal that came does what it would have done: Ctrl-C raises ``KeyboardInterrupt``, SIGTERM
-    ``SystemExit(143)``, or calls the handler that the program had set. Only a process's main thread can listen to
-    signals; in others nothing is received.
+    At the end of the context, a received signal has its usual effect: Ctrl-C raises ``KeyboardInterrupt``, SIGTERM
+    raises ``SystemExit(143)``, or the program's own handler is called. Signals are received only in the main thread of
+    a process.
 
     Example:
         >>> with StopSignals() as signals:
@@ -33,16 +33,16 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(one) is not signal.SIG_IGN:  # as of a program that nohup has started
+                if signal.getsignal(one) is not signal.SIG_IGN:  # for example under nohup
                     self._before[one] = signal.signal(one, self._receive)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Let signals do what they did before, and the one that came do it now."""
-        self._listen_no_more()
+        """Restore the former handlers, and call that of a received signal."""
+        self._restore_handlers()
         if self.received is not None and error is None:
             self._act(self.received)
 
@@ -50,11 +50,11 @@ class StopSignals:
         del frame
         self.received = signal.Signals(number)
         before = dict(self._before)
-        self._listen_no_more()
+        self._restore_handlers()
         self._before = before
         _log.warning("%s: training stops after this batch; a second one stops it at once.", self.received.name)
 
-    def _listen_no_more(self) -> None:
+    def _restore_handlers(self) -> None:
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
