@@ -232,7 +232,7 @@ def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
     if all(cost.memory is None for cost in costs):
         return [*_COLUMNS], rows
     memory = [None if cost.memory is None else round(cost.memory / 1024, 2) for cost in costs]
-    return [*_COLUMNS, _MEMORY_COLUMN], [[*row, kept] for row, kept in zip(rows, memory, strict=True)]
+    return [*_COLUMNS, _MEMORY_COLUMN], [[*row, cell] for row, cell in zip(rows, memory, strict=True)]
 
 
 def _text(cell: Any) -> str:

@@ -16,7 +16,6 @@ from composer.checkpoint.saving import (
     IgnoreKeys,
     Snapshot,
     checkpoint_name,
-    filled_in,
     refuse_sharded,
     take_snapshot,
     write_snapshot,
@@ -24,6 +23,7 @@ from composer.checkpoint.saving import (
 from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
+from composer.core.files import fill_in_run
 from composer.functional.checks import check_flags
 
 __all__ = ["CheckpointSaver", "SaveInterval", "savers"]
@@ -205,7 +205,7 @@ class CheckpointSaver(Callback):
             raise
 
     def _check_names(self, state: State) -> None:
-        filled_in(self.folder, state, "folder (save_folder)")
+        fill_in_run(self.folder, state, "folder (save_folder)")
         checkpoint_name(self.filename, state, "filename (save_filename)")
         if self.latest_filename is not None:
             checkpoint_name(self.latest_filename, state, "latest_filename (save_latest_filename)")
@@ -251,7 +251,7 @@ class CheckpointSaver(Callback):
             )
 
     def _open(self, state: State) -> Folder:
-        folder = open_folder(filled_in(self.folder, state))
+        folder = open_folder(fill_in_run(self.folder, state))
         folder.make()
         if isinstance(folder, LocalFolder):
             self._lock = self._lock or FolderLock(folder.path)

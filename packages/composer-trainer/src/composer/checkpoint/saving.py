@@ -23,7 +23,8 @@ from composer.checkpoint.finding import Folder, open_folder
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, write_json
 from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
-from composer.core.checks import fill_in, shortened
+from composer.core.checks import shortened
+from composer.core.files import fill_in_run
 from composer.core.serialization import plain
 from composer.distributed.sharding import is_sharded
 
@@ -32,7 +33,6 @@ __all__ = [
     "Snapshot",
     "checkpoint_name",
     "environment",
-    "filled_in",
     "ignored_keys",
     "module_classes",
     "refuse_sharded",
@@ -83,7 +83,7 @@ def save_checkpoint(
         >>> path[-7:], sorted(os.listdir(path))
         ('ep0-ba0', ['manifest.json', 'model.safetensors', 'state.json'])
     """
-    text = filled_in(os.fspath(path), state).rstrip("/")
+    text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
     parent, _, name = text.rpartition("/")
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
     snapshot = take_snapshot(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
@@ -108,28 +108,12 @@ def checkpoint_name(pattern: str, state: State, parameter: str = "A checkpoint's
         >>> checkpoint_name("ep{epoch}-ba{batch}", State(model=None))
         'ep0-ba0'
     """
-    name = filled_in(pattern, state, parameter)
+    name = fill_in_run(pattern, state, parameter)
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(
             f"{parameter} must be the name of a folder, without '/' and not beginning with '.', got {shortened(name)}."
         )
     return name
-
-
-def filled_in(pattern: str, state: State, parameter: str = "A checkpoint's path") -> str:
-    """Return a path with the run's name and clock filled in.
-
-    Raises:
-        ValueError: Another name is in braces, or the pattern is empty.
-    """
-    clock = state.timestamp
-    values = {
-        "run_name": state.run_name,
-        "rank": state.rank,
-        **{name: int(value) for name, value in clock.state_dict().items() if not name.endswith("_wct")},
-        "total_wct": clock.total_wct.total_seconds(),
-    }
-    return fill_in(pattern, values, parameter)
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: onto a bar, the console, into memory, a file, or an experiment tracker."""
+"""Loggers: progress bar, console, memory, files and experiment trackers."""
 
 from composer.core import Logger, LoggerDestination
 from composer.loggers.comet_ml_logger import CometMLLogger

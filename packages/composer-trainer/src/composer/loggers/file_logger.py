@@ -291,14 +291,14 @@ def _is_of_run(path: Path, run_name: str) -> bool:
 
 def _cut_off(path: Path, size: int | None, step: int) -> None:
     """Keep the complete lines within the first ``size`` bytes or, if it is None, those before a line of ``step``."""
-    kept = 0
+    end = 0
     with path.open("r+b") as file:
         for line in file:
-            is_undone = kept + len(line) > size if size is not None else _step_of(line) >= step
+            is_undone = end + len(line) > size if size is not None else _step_of(line) >= step
             if is_undone or not line.endswith(b"\n"):
                 break
-            kept += len(line)
-        file.truncate(kept)
+            end += len(line)
+        file.truncate(end)
 
 
 def _step_of(line: bytes) -> float:

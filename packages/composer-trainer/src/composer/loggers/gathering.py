@@ -21,7 +21,7 @@ class GatheringLogger(LoggerDestination, ABC):
     """A logger that buffers values and writes them together. Subclasses define how to open and write.
 
     It is opened at ``AFTER_LOAD`` or, in a loop without this event, when training, an evaluation or a prediction
-    begins. It writes every ``flush_interval`` batches, and at the end of each epoch, of evaluations, of predictions and
+    starts. It writes every ``flush_interval`` batches, and at the end of each epoch, of evaluations, of predictions and
     of training.
 
     Args:

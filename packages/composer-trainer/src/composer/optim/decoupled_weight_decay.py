@@ -187,7 +187,7 @@ class DecoupledSGDW(_DecoupledOptimizer):
 class DecoupledAdamW(_DecoupledOptimizer):
     """Adam with decoupled weight decay (arXiv:1412.6980, arXiv:1711.05101).
 
-    With averages that begin at 0, a step is
+    With averages that start at 0, a step is
 
     - ``weights <- weights - (lr / initial_lr) * weight_decay * weights``,
     - ``m_t = beta_1 * m_(t-1) + (1 - beta_1) * gradient_t``, ``v_t = beta_2 * v_(t-1) + (1 - beta_2) * gradient_t**2``,

@@ -184,7 +184,7 @@ def _power(fraction: float, power: float, alpha_f: float) -> float:
 
 @runtime_checkable
 class _WarmsUp(Protocol):
-    """A schedule that begins with a warm-up."""
+    """A schedule that starts with a warm-up."""
 
     @property
     def t_warmup(self) -> Time: ...

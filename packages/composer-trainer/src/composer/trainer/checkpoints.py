@@ -17,8 +17,9 @@ from composer.checkpoint import (
     save_checkpoint,
 )
 from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.saving import filled_in, refuse_sharded
+from composer.checkpoint.saving import refuse_sharded
 from composer.core.checks import to_path, to_texts
+from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
 
@@ -119,16 +120,16 @@ class Loading:
         return self._load(path or given, engine, progress, passes, weights_only=self.weights_only, picky=True)
 
     def _filled_in_folder(self, state: State) -> str | None:
-        return None if self.folder is None else filled_in(self.folder, state)
+        return None if self.folder is None else fill_in_run(self.folder, state)
 
     def _newest(self, state: State) -> str | None:
         assert self.folder is not None
-        found = newest_checkpoint(filled_in(self.folder, state), run_name=state.run_name)
+        found = newest_checkpoint(fill_in_run(self.folder, state), run_name=state.run_name)
         return None if found is None else found.path
 
     def _has_weights(self, state: State) -> bool:
         assert self.folder is not None
-        found = [one.manifest for one in find_checkpoints(filled_in(self.folder, state)) if one.manifest is not None]
+        found = [one.manifest for one in find_checkpoints(fill_in_run(self.folder, state)) if one.manifest is not None]
         return any(one.weights_only and one.run_name == state.run_name for one in found)
 
     def _load(
