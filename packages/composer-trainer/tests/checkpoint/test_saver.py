@@ -447,7 +447,7 @@ class TestInTheWay:
         """A run started without autoresume stops and changes nothing."""
         self.leave(tmp_path)
 
-        with pytest.raises(CheckpointSaveError, match="ep1-ba5 was not saved: there is something of that name"):
+        with pytest.raises(CheckpointSaveError, match="ep1-ba5 was not saved: a file or folder of that name"):
             make_trainer(CheckpointSaver(tmp_path), max_duration="2ep").fit()
 
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "latest"]
