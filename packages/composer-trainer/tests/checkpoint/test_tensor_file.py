@@ -250,8 +250,7 @@ class TestReadTensors:
         read = read_tensors(write(tmp_path / "file", {"a": torch.rand(size), "b": torch.rand(7), "c": torch.ones(1)}))
 
         assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 3
-        assert {tensor.data_ptr() % 64 for tensor in read.values()} == {read["a"].data_ptr() % 64}
-        assert read["a"].data_ptr() % 16 == 0
+        assert {tensor.data_ptr() % 64 for tensor in read.values()} == {0}
 
     def test_values_outlive_the_file(self, tmp_path):
         """Tensors are in memory, not in the file, and writing to them changes nothing else."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are data: folders of safetensors and JSON that are written atomically."""
+"""Checkpoints as data: folders of safetensors and JSON files, written atomically."""
 
 from composer.checkpoint.errors import (
     CheckpointError,

@@ -1,4 +1,4 @@
-"""``python -m composer.checkpoint``: look into checkpoints from the command line."""
+"""``python -m composer.checkpoint``: inspect checkpoints from the command line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return the exit code: 0; 1 where checkpoints differ or are not whole; 2 for a wrong call."""
-    parser = argparse.ArgumentParser(prog="python -m composer.checkpoint", description="Look into checkpoints.")
+    """Run a command and return the exit code: 0; 1 if checkpoints differ or are damaged; 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(prog="python -m composer.checkpoint", description="Inspect checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text in (
         ("show", "print the clock, algorithms, metrics, sizes and largest modules"),

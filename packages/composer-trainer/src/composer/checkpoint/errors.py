@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints, as errors that carry what they tell."""
+"""Errors of checkpoints, with their details as attributes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used.
 
     Args:
-        path: The checkpoint, or the file in it, that is wrong.
-        reason: What is wrong with it: the rest of the sentence.
+        path: The checkpoint or file that is wrong.
+        reason: What is wrong with it, as the rest of the sentence.
 
     Example:
         >>> str(CheckpointError("ep1-ba5/state.json", "is missing."))
@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is whole and does not fit the run; nothing has been changed. ``problems`` has a sentence for each.
+    """A checkpoint does not fit the run; nothing has been changed. ``problems`` has a sentence for each mismatch.
 
     Example:
         >>> CheckpointMismatchError("ep1-ba5", ["model.bias is not saved."]).problems
@@ -43,11 +43,11 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointSaveError(OSError):
-    """A checkpoint could not be written; those that were there before are as they were.
+    """A checkpoint could not be written; existing ones are unchanged.
 
     Args:
-        path: What was to be written.
-        reason: Why it was not: the rest of the sentence.
+        path: The checkpoint.
+        reason: The cause, as the rest of the sentence.
 
     Example:
         >>> str(CheckpointSaveError("runs/ep1-ba5", "the disk is full."))
@@ -60,7 +60,7 @@ class CheckpointSaveError(OSError):
 
 
 class FolderInUseError(RuntimeError):
-    """Another process that is alive saves to the same folder; ``folder`` and ``holder`` say which.
+    """Another living process, ``holder``, saves to the same ``folder``.
 
     Example:
         >>> FolderInUseError("runs/blur", "process 17 on host").folder

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, whether it is whole, and how two differ: as text, without a model."""
+"""Show, verify and compare checkpoints as text, without a model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _TOP_MODULES = 12
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
-    """Compare all of a checkpoint with all checksums in its manifest, which is returned.
+    """Compare every file of a checkpoint with all of its checksums, and return the manifest.
 
     Raises:
-        CheckpointError: It is not whole; the file that is wrong is named.
+        CheckpointError: It is incomplete or damaged; the error names the file.
 
     Example:
         >>> verify_checkpoint("no/such/checkpoint")
@@ -48,13 +48,13 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
 
 
 def show_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return what is in a checkpoint, as text: clock, algorithms, metrics, sizes, and the largest modules.
+    """Return a description of a checkpoint: clock, algorithms, metrics, sizes, and the largest modules.
 
     Args:
-        path: Which; as for :func:`load_checkpoint`.
+        path: The checkpoint; as for :func:`load_checkpoint`.
 
     Raises:
-        CheckpointError: It is not whole.
+        CheckpointError: It is incomplete or damaged.
 
     Example:
         >>> import tempfile
@@ -108,30 +108,33 @@ def _reported(value: float | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without what a terminal would take for a command, and without the middle of a line that is long."""
+    """Return text without control characters, and without the middle of a long line."""
     return "".join(letter if letter.isprintable() else "?" for letter in abridged(text))
 
 
 def _components(data: dict[str, Any]) -> list[str]:
     lines = []
     for kind in ("algorithms", "callbacks", "schedulers"):
-        records = [one for one in _list(data.get(kind)) if isinstance(one, dict) and isinstance(one.get("key"), str)]
+        records = data.get(kind)
+        records = [
+            record
+            for record in (records if isinstance(records, list) else [])
+            if isinstance(record, dict) and isinstance(record.get("key"), str)
+        ]
         if records:
             lines.append(_row(kind, ""))
         for record in records:
             settings = record.get("settings")
-            arguments = (
-                ", ".join(f"{name}={value!r}" for name, value in settings.items()) if isinstance(settings, dict) else ""
-            )
-            lines.append(_row("", _printable(f"{record['key']}({arguments})")[:200]))
+            shown = ", ".join(f"{name}={value!r}" for name, value in _dictionary(settings).items())
+            lines.append(_row("", _printable(f"{record['key']}({shown})")[:200]))
     optimizers = data.get("optimizers")
     if isinstance(optimizers, dict) and optimizers:
         lines.append(_row("optimizers", _printable(", ".join(optimizers))))
     return lines
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _dictionary(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _files(manifest: Manifest) -> list[str]:
@@ -161,17 +164,17 @@ def _top(name: str) -> str:
 
 
 def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> list[str]:
-    """Return how two checkpoints differ, a line for each difference; none if all that training needs is equal.
+    """Return the differences of two checkpoints, a line for each; none if everything that training needs is equal.
 
-    Weights are compared bit for bit, and the largest absolute difference is reported. Values that depend
-    on the wall clock (durations, dates) are ignored.
+    Tensors are compared bit for bit, and the largest absolute difference is reported. Values of the wall clock
+    (durations, dates) are not compared.
 
     Args:
-        first: One.
-        second: The other.
+        first: A checkpoint.
+        second: Another one.
 
     Raises:
-        CheckpointError: One is not whole.
+        CheckpointError: One is incomplete or damaged.
 
     Example:
         >>> import tempfile
@@ -208,7 +211,7 @@ def _diff_data(one: Any, other: Any, path: str) -> list[str]:
         ]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [line for place in range(len(one)) for line in _diff_data(one[place], other[place], f"{path}[{place}]")]
-    # JSON tells 1 from 1.0 and True.
+    # Unlike ==, JSON distinguishes 1 from 1.0 and True.
     return [] if json.dumps(one) == json.dumps(other) else [f"{path}: {one!r:.80} and {other!r:.80}"]
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the last ones, and the best ones by a metric."""
+"""Which checkpoints to keep: the last ones, and the best ones by a metric."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["KeepBest", "delete_old", "expired"]
 
 @attrs.frozen
 class KeepBest:
-    """Keep the checkpoints that were best by a metric, beside the last ones.
+    """Keep the checkpoints with the best values of a metric, in addition to the last ones.
 
     Args:
-        metric: Its name as it is logged: ``"metrics/eval/MulticlassAccuracy"``.
-        count: How many.
+        metric: The name under which the metric is logged: ``"metrics/eval/MulticlassAccuracy"``.
+        count: The number of checkpoints.
         mode: Whether the largest (``"max"``) or the smallest (``"min"``) values are the best.
 
     Raises:
-        ValueError: One of them is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> KeepBest("metrics/eval/CrossEntropy", count=3, mode="min")
@@ -49,36 +49,32 @@ class KeepBest:
             )
 
     def best(self, checkpoints: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
-        """Return the best of some checkpoints; those without a finite value are never among them."""
-        sign = 1 if self.mode == "max" else -1
-        valued = [(self.value(one), place, one) for place, one in enumerate(checkpoints)]
-        ranked = sorted(((sign * value, place, one) for value, place, one in valued if value is not None), key=_rank)
-        return [one for _, _, one in ranked[: self.count]]
+        """Return the best of some checkpoints, the earlier of equal ones; never one without a finite value."""
+        values = [(self.value(checkpoint), checkpoint) for checkpoint in checkpoints]
+        known = [(value, checkpoint) for value, checkpoint in values if value is not None]
+        sign = -1 if self.mode == "max" else 1
+        return [checkpoint for _, checkpoint in sorted(known, key=lambda item: sign * item[0])[: self.count]]
 
     def value(self, checkpoint: FoundCheckpoint) -> float | None:
-        """Return a checkpoint's value; None if it has none."""
+        """Return a checkpoint's value of the metric; None if it has none."""
         return None if checkpoint.manifest is None else checkpoint.manifest.metrics.get(self.metric)
-
-
-def _rank(entry: tuple[float, int, FoundCheckpoint]) -> tuple[float, int]:
-    return (-entry[0], entry[1])
 
 
 def expired(
     checkpoints: Sequence[FoundCheckpoint], keep_last: int, keep_best: KeepBest | None = None
 ) -> list[FoundCheckpoint]:
-    """Return which checkpoints need not be kept; never the last whole one, and none that is not whole.
+    """Return which checkpoints to delete; never the last complete one, and no incomplete one.
 
     Args:
-        checkpoints: Those there are, the oldest first.
-        keep_last: How many of the last to keep; -1 keeps all.
-        keep_best: Which to keep beside them.
+        checkpoints: The existing checkpoints, the oldest first.
+        keep_last: The number of the last checkpoints to keep; -1 keeps all.
+        keep_best: The best checkpoints to keep in addition.
     """
     if keep_last < 0:
         return []
-    whole = [one for one in checkpoints if one.is_whole]
-    kept = whole[-max(keep_last, 1) :] + (keep_best.best(whole) if keep_best else [])
-    return [one for one in whole if one not in kept]
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint.is_whole]
+    to_keep = complete[-max(keep_last, 1) :] + (keep_best.best(complete) if keep_best else [])
+    return [checkpoint for checkpoint in complete if checkpoint not in to_keep]
 
 
 def _warn_if_none_has_it(keep_best: KeepBest, checkpoints: Iterable[FoundCheckpoint], folder: Folder) -> None:

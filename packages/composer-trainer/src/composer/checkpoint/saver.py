@@ -1,4 +1,4 @@
-"""Saves checkpoints as a run goes on."""
+"""The callback that saves checkpoints during a run."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ SaveInterval: TypeAlias = Time | str | int | Callable[[State, Event], bool]
 class CheckpointSaver(Callback):
     """Save checkpoints of a run, and keep the last and the best of them.
 
-    Saving goes on in the background: training waits while its tensors are copied, and not while they are written. A
-    save that is due while another is still being written waits for it, so that there is never more than one copy. If
-    one fails, the next batch raises it; the checkpoints before it are as they were. The end of the training waits for
-    the last one. Of several processes the first writes; all have to save at the same moments.
+    Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
+    A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
+    the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and
+    all processes have to save at the same times.
 
-    At the end of the training there is always a checkpoint (unless the interval is 0, or a function): what is due at
-    that moment is saved once everything has run, the last evaluation included.
+    The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
+    has run, including the last evaluation.
 
-    A new run refuses a folder in which there are later checkpoints, its own or another run's, and on this machine also
-    a folder that another living process saves to.
+    A new run refuses a folder with later checkpoints of any run, and a local folder to which another living process
+    saves.
 
     Args:
-        folder: Where; a path or an address (``"s3://bucket/{run_name}"``). The run's name is filled in.
-        filename: The checkpoint's name there; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in.
-        latest_filename: The name of a link to the newest one; none if None. Where there are no links, it is a file
-            with the newest one's name.
-        save_interval: How often: a time, a text, a number of epochs, 0 for never; or a function
-            ``f(state, event) -> bool``, which is asked after each batch, epoch and iteration, and at the end.
-        overwrite: Whether to replace checkpoints that other runs have left under the same names.
-        num_checkpoints_to_keep: How many of the last to keep; -1 keeps all.
-        keep_best: Which to keep beside them; needs a number of the last to keep.
+        folder: A path or an address (``"s3://bucket/{run_name}"``). The run's name is filled in.
+        filename: The checkpoint's name in it; ``{epoch}``, ``{batch}``, ``{run_name}`` and so on are filled in.
+        latest_filename: The name of a link to the newest checkpoint; none if None. It is a file with the checkpoint's
+            name where links are not supported.
+        save_interval: A time, a text, a number of epochs, or 0 for never; or a function ``f(state, event) -> bool``,
+            which is called after each batch, epoch and iteration, and at the end.
+        overwrite: Whether to replace checkpoints of other runs with the same names.
+        num_checkpoints_to_keep: The number of the last checkpoints to keep; -1 keeps all.
+        keep_best: The best checkpoints to keep in addition; needs ``num_checkpoints_to_keep``.
         weights_only: Whether to save only the weights that the model is evaluated with; training cannot resume from
             them.
         ignore_keys: What not to save; see :func:`~composer.checkpoint.save_checkpoint`.
-        background: Whether training goes on while a checkpoint is written.
+        background: Whether training continues while a checkpoint is written.
 
-    What a trainer adds to the run's state, such as the position in the data, comes from :attr:`extra`, if that is set:
-    a function that returns plain data and tensors by name. A run that has begun with the newest whole checkpoint of the
-    folder sets :attr:`goes_on`: later ones, which are damaged, are then replaced, and what is no checkpoint at all and
-    has the name of the next one, such as a folder that is half written, is moved to a hidden name, which is logged.
+    The attribute :attr:`extra`, if set, is a function that returns plain data and tensors to save beside the state,
+    such as the position in the data. A run that has resumed from the newest undamaged checkpoint of the folder sets
+    :attr:`goes_on`: later checkpoints, which are damaged, are replaced, and anything else with the name of the next
+    checkpoint, such as an incomplete folder, is renamed to a hidden name, which is logged.
 
     Raises:
-        TypeError: A setting is of the wrong kind.
-        ValueError: A setting is out of range, or a name has something else in braces.
+        TypeError: A setting is of the wrong type.
+        ValueError: A setting is out of range, or a name has an unknown field in braces.
 
     Example:
         >>> saver = CheckpointSaver("runs/{run_name}", save_interval="500ba", num_checkpoints_to_keep=3)
@@ -113,7 +113,7 @@ class CheckpointSaver(Callback):
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """Where the checkpoints are that this run has saved and that are still kept, the oldest first."""
+        """The paths of the checkpoints that this run has saved and not deleted, the oldest first."""
         return list(self._saved)
 
     def init(self, state: State, logger: Logger) -> None:
@@ -122,31 +122,31 @@ class CheckpointSaver(Callback):
         self._saved, self._last = [], None
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Make the folder, and see that nobody else saves to it."""
+        """Create the folder, and check that no other process saves to it."""
         del logger
         refuse_sharded(state.model)
         self._check_names(state)
-        self._last = None  # a clock that was reset reaches the same moments again
+        self._last = None  # a clock that was set back reaches the same times again
         if self._opened is None and state.rank == 0:
             self._open(state)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time to, and raise what a save in the background has failed with."""
+        """Save if a checkpoint is due, and raise the error of a save in the background."""
         del logger
         self._save_if_due(state, Event.BATCH_CHECKPOINT)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time to."""
+        """Save if a checkpoint is due."""
         del logger
         self._save_if_due(state, Event.EPOCH_CHECKPOINT)
 
     def iteration_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time to."""
+        """Save if a checkpoint is due."""
         del logger
         self._save_if_due(state, Event.ITERATION_CHECKPOINT)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Save the end of the training, and wait for what is being written."""
+        """Save at the end of the training, and wait until the checkpoint is written."""
         del logger
         interval = self.save_interval
         is_due = bool(interval.every.value) if isinstance(interval, Interval) else interval(state, Event.FIT_END)
@@ -155,7 +155,7 @@ class CheckpointSaver(Callback):
         self._settle(self._saving.wait)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Wait for what is being written, and let others save to the folder."""
+        """Wait until the last checkpoint is written, and release the folder."""
         del state, logger
         try:
             self._settle(self._saving.wait)
@@ -166,19 +166,19 @@ class CheckpointSaver(Callback):
             self._memory.give([])
 
     def save(self, state: State) -> None:
-        """Save now, in the background unless that is turned off; what has been saved at this moment is not saved again.
+        """Save now, in the background unless that is disabled; a second save at the same time does nothing.
 
         Raises:
             NotImplementedError: The model is sharded.
-            NotSerializableError: Something is neither data nor a tensor; it is said where.
-            CheckpointSaveError: The checkpoint, or one before that was still being written, could not be written.
+            NotSerializableError: A value is neither data nor a tensor; the error names its place.
+            CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
-        refuse_sharded(state.model)  # in all processes, of which only one goes on to take it
+        refuse_sharded(state.model)  # in all processes, though only rank 0 saves
         name = checkpoint_name(self.filename, state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
             return
-        # Before the copy is made: one in memory is enough.
+        # Before the copy, so that there is only one in memory.
         self._settle(self._saving.wait)
         extra = None if self.extra is None else self.extra()
         if state.rank != 0:
@@ -195,7 +195,7 @@ class CheckpointSaver(Callback):
             self._settle(self._saving.wait)
 
     def _settle(self, call: Callable[[], object]) -> None:
-        """Start a save, wait for it or look at it; one that has failed can be tried again at the same moment."""
+        """Start, check or await a save; one that fails can be repeated at the same time."""
         try:
             call()
         except BaseException as error:
@@ -216,7 +216,7 @@ class CheckpointSaver(Callback):
         if not isinstance(interval, Interval):
             if interval(state, event):
                 self.save(state)
-        # What is due at the very end waits for FIT_END, where the last evaluation has run.
+        # The last checkpoint is saved at FIT_END, after the last evaluation.
         elif (elapsed is None or elapsed.value < 1) and interval.is_due(state):
             self.save(state)
 
@@ -245,7 +245,7 @@ class CheckpointSaver(Callback):
         aside = folder.set_aside(name, for_link=for_link) if self.goes_on else None
         if aside is not None:
             _log.warning(
-                "autoresume: %s was in the way of the next checkpoint, and is none that can be replaced: it is now %s.",
+                "autoresume: %s has the name of the next checkpoint and is not one that can be replaced: it is now %s.",
                 folder.at(name),
                 aside,
             )
@@ -274,10 +274,10 @@ def savers(
     ignore_keys: IgnoreKeys,
     goes_on: bool,
 ) -> list[CheckpointSaver]:
-    """Return what saves checkpoints in a folder; nothing without one.
+    """Return the callback that saves checkpoints to a folder, in a list; an empty list without a folder.
 
-    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, but for ``goes_on``: whether the run goes
-    on with what it finds in the folder, damaged checkpoints left aside.
+    The arguments are those of :class:`~composer.callbacks.CheckpointSaver`, and ``goes_on``: whether the run resumes
+    from the newest undamaged checkpoint of the folder.
 
     Example:
         >>> savers(
@@ -316,7 +316,7 @@ def _check_keep_last(keep_last: object, name: str = "num_checkpoints_to_keep") -
     """Raise a ValueError if ``keep_last`` is no number of checkpoints to keep; the error calls it by ``name``."""
     if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last == 0 or keep_last < -1:
         raise ValueError(
-            f"{name} must be -1 (all) or a number of at least 1, as the last whole checkpoint is never deleted, "
+            f"{name} must be -1 (all) or at least 1, as the last complete checkpoint is never deleted, "
             f"got {keep_last!r}."
         )
 
@@ -328,7 +328,7 @@ def _check_keeping(keep_last: object, keep_best: object) -> None:
     if keep_best is not None and keep_last == -1:
         raise ValueError(
             "keep_best needs num_checkpoints_to_keep, the number of the last checkpoints to keep beside the best, "
-            "got -1, which keeps all of them: say e.g. num_checkpoints_to_keep=1."
+            "got -1, which keeps all of them: set e.g. num_checkpoints_to_keep=1."
         )
 
 
