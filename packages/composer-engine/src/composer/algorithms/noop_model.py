@@ -70,10 +70,10 @@ class NoOpModel(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the model and update the optimizers."""
         del event
-        looking = [one for one in state.algorithms if "outputs" in one.reads]
-        if looking:
-            remedy = "There is no model whose outputs it could see."
-            raise AlgorithmConflictError(Conflict(one, self, ("the model's outputs",), (remedy,)) for one in looking)
+        readers = [each for each in state.algorithms if "outputs" in each.reads]
+        if readers:
+            remedy = "NoOpModel computes no outputs."
+            raise AlgorithmConflictError(Conflict(each, self, ("the model's outputs",), (remedy,)) for each in readers)
         former, nothing = state.model, _Nothing().to(state.device)
         for optimizer in state.optimizers:
             cf.update_params_in_optimizer(former.parameters(), nothing.parameters(), optimizer)

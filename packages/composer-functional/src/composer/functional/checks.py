@@ -34,7 +34,8 @@ def check_interval(
     name: str, value: float, low: float, high: float, meaning: str, *, open_low: bool = False, open_high: bool = False
 ) -> None:
     """Raise an error for a value that is not a number between ``low`` and ``high``, both included unless open."""
-    check_numbers(**{name: value})
+    if type(value) is not float and type(value) is not int:
+        check_numbers(**{name: value})
     is_inside = (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
     if not is_inside:
         interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"

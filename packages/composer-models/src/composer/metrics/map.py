@@ -35,8 +35,8 @@ class MAP(MeanAveragePrecision):
     Example:
         >>> metric = MAP()
         >>> box = torch.tensor([[10.0, 10.0, 50.0, 60.0]])
-        >>> found = {"boxes": box, "scores": torch.tensor([0.9]), "labels": torch.tensor([1])}
-        >>> metric.update([found], [{"boxes": box, "labels": torch.tensor([1])}])
+        >>> prediction = {"boxes": box, "scores": torch.tensor([0.9]), "labels": torch.tensor([1])}
+        >>> metric.update([prediction], [{"boxes": box, "labels": torch.tensor([1])}])
         >>> metric.compute()["map"]
         tensor(1.)
     """

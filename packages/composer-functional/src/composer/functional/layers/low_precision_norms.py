@@ -29,10 +29,11 @@ class _LowPrecision(nn.Module):
         device = input.device.type
         is_autocast = device != "meta" and torch.is_autocast_enabled(device)  # raises an error for the meta device
         dtype = torch.get_autocast_dtype(device) if self.precision is None and is_autocast else self.precision
+        weight, bias = self.weight, self.bias
         if dtype is None:
-            return self._normalize(input, self.weight, self.bias)
-        weight = None if self.weight is None else self.weight.to(dtype)
-        bias = None if self.bias is None else self.bias.to(dtype)
+            return self._normalize(input, weight, bias)
+        weight = None if weight is None else weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         if not is_autocast:
             return self._normalize(input.to(dtype), weight, bias).to(input.dtype)
         with torch.autocast(device, enabled=False):

@@ -126,8 +126,8 @@ class StochasticDepthBlock(nn.Module):
             return self._with_scaled_branch(1 - rate, input, *args, **kwargs)
         shape = [input.shape[0]] + [1] * (input.ndim - 1)
         # With bernoulli_(rate), torch.compile would create a graph for each rate of a warm-up.
-        kept = (torch.rand(shape, device=input.device) >= rate).to(input.dtype)
-        return self._with_scaled_branch(kept / (1 - rate), input, *args, **kwargs)
+        mask = (torch.rand(shape, device=input.device) >= rate).to(input.dtype)
+        return self._with_scaled_branch(mask / (1 - rate), input, *args, **kwargs)
 
     def _apply_block(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output: Tensor = super().forward(input, *args, **kwargs)

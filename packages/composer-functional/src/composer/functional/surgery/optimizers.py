@@ -45,8 +45,8 @@ def update_params_in_optimizer(
     """
     old, new = _with_names("old_params", old_params), _with_names("new_params", new_params)
     holders = _find_holders(optimizers)
-    held = [(name, parameter) for name, parameter in old if id(parameter) in holders]
-    has_names = any("param_names" in group for _, parameter in held for _, group in holders[id(parameter)])
+    trained = [(name, parameter) for name, parameter in old if id(parameter) in holders]
+    has_names = any("param_names" in group for _, parameter in trained for _, group in holders[id(parameter)])
     if has_names and any(name is None for name, _ in new):
         raise ValueError(
             "new_params must be pairs (name, parameter), got parameters without names. The optimizer was created from "
@@ -61,7 +61,7 @@ def update_params_in_optimizer(
             continue
         if id(parameter) in old_names:
             continue
-        pair = _find_source(name, old, held)
+        pair = _find_source(name, old, trained)
         if pair is None:
             continue
         source_name, source = pair
@@ -70,7 +70,7 @@ def update_params_in_optimizer(
             _insert(group, parameter, name, source, source_name, in_its_place=inherits)
             if inherits and source in optimizer.state and source.shape == parameter.shape:
                 optimizer.state[parameter] = optimizer.state[source]
-    for _, parameter in held:
+    for _, parameter in trained:
         if id(parameter) not in staying:
             for optimizer, group in holders[id(parameter)]:
                 _remove(optimizer, group, parameter)
@@ -89,9 +89,9 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer], model: nn.Modu
     if wrong:
         raise TypeError(f"optimizers must be one or several torch.optim.Optimizer, got {wrong[0]} among them.")
     if model is not None and listed:
-        held = {id(parameter) for each in listed for group in each.param_groups for parameter in group["params"]}
+        trained = {id(parameter) for each in listed for group in each.param_groups for parameter in group["params"]}
         own = {id(parameter) for parameter in model.parameters()}
-        if own and own.isdisjoint(held):
+        if own and own.isdisjoint(trained):
             names = ", ".join(type(each).__name__ for each in listed)
             raise ValueError(
                 f"optimizers must hold parameters of the model, got {names} with none of those of "
@@ -120,17 +120,17 @@ def _find_holders(optimizers: Optimizer | Sequence[Optimizer]) -> dict[int, list
     return holders
 
 
-def _find_source(name: str | None, old: _Named, held: _Named) -> tuple[str | None, nn.Parameter] | None:
+def _find_source(name: str | None, old: _Named, trained: _Named) -> tuple[str | None, nn.Parameter] | None:
     """Return the old parameter whose group a new one joins; None if the one of its name is in no optimizer."""
     if name is not None:
         ending = name.rpartition(".")[2]
         same = next((pair for pair in old if pair[0] == name), None)
         if same is not None:
-            return same if any(same[1] is parameter for _, parameter in held) else None
-        for pair in held:
+            return same if any(same[1] is parameter for _, parameter in trained) else None
+        for pair in trained:
             if pair[0] is not None and pair[0].rpartition(".")[2] == ending:
                 return pair
-    return held[0] if held else None
+    return trained[0] if trained else None
 
 
 def _place_of(group: _Group, parameter: nn.Parameter) -> int:

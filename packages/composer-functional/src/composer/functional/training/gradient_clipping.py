@@ -133,9 +133,7 @@ def _clip_units(parameters: list[Tensor], gradients: list[Tensor], threshold: fl
             if places:
                 clipped = [gradients[place] for place in places]
                 limits = measure([parameters[place] for place in places]).clamp_min_(_EPSILON).mul_(threshold)
-                factors = limits.div_(measure(clipped)).clamp_max_(
-                    1.0
-                )  # a norm of zero gives infinity, which is clamped to 1
+                factors = limits.div_(measure(clipped)).clamp_max_(1.0)  # infinite for a norm of zero, then 1
                 _multiply_units(local_parts(clipped), factors)
 
 
