@@ -179,7 +179,7 @@ def _encode_plain(
 def _encode(value: Any, kind: Any, path: str, depth: int) -> Any:  # noqa: PLR0911, PLR0912  (one for each type)
     """Return a value of a declared type as plain data."""
     kind = types.NoneType if kind is None else getattr(kind, "__supertype__", kind)  # of a NewType
-    if _is_free(kind):
+    if (kind is Tensor and isinstance(value, Tensor)) or _is_free(kind):  # averages have a tensor for each weight
         return _encode_plain(value, path, depth)
     _check_depth(path, depth)
     if _is_union(kind):

@@ -273,11 +273,11 @@ class _Ragged(NamedTuple):
 
 
 def _wrap_like(plain: Tensor, original: Tensor, canvas_size: tuple[int, int]) -> Tensor:
-    if type(original) is Tensor or not hasattr(original, "canvas_size"):
+    """Return a tensor as the original's class of ``torchvision.tv_tensors``, which is not imported here."""
+    if not hasattr(original, "canvas_size"):
         return plain
-    from torchvision import tv_tensors  # type: ignore[import-untyped]  # noqa: PLC0415  (the original is of it)
-
-    wrapped: Tensor = tv_tensors.wrap(plain, like=original, canvas_size=canvas_size)
+    kept = {name: getattr(original, name) for name in ("format", "clamping_mode") if hasattr(original, name)}
+    wrapped: Tensor = type(original)(plain, canvas_size=canvas_size, **kept)
     return wrapped
 
 
