@@ -277,7 +277,8 @@ def _wrap_like(plain: Tensor, original: Tensor, canvas_size: tuple[int, int]) ->
     if not hasattr(original, "canvas_size"):
         return plain
     kept = {name: getattr(original, name) for name in ("format", "clamping_mode") if hasattr(original, name)}
-    wrapped: Tensor = type(original)(plain, canvas_size=canvas_size, **kept)
+    constructor: Any = type(original)
+    wrapped: Tensor = constructor(plain, canvas_size=canvas_size, **kept)
     return wrapped
 
 
