@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -109,27 +110,24 @@ def check_files(
 
 @contextlib.contextmanager
 def records_while(files: Mapping[str, Sequence[memoryview]]) -> Iterator[Callable[[], dict[str, FileRecord]]]:
-    """Hash contents in another thread while they are written; the context ends after the thread.
+    """Hash each content in a thread while they are written; the context ends after the threads.
 
-    Yields a function that waits for the thread and returns the records of the files by name.
+    Yields a function that waits for the threads and returns the records of the files by name.
     """
+    tasks: dict[str, Task[FileRecord]] = {}
 
-    def hash_all() -> dict[str, FileRecord]:
-        return {name: FileRecord.of(pieces) for name, pieces in files.items()}
+    def record(name: str) -> FileRecord:
+        with contextlib.suppress(KeyError, ThreadError):
+            return tasks[name].result()
+        return FileRecord.of(files[name])
 
-    def records() -> dict[str, FileRecord]:
-        try:
-            return hash_all() if task is None else task.result()
-        except ThreadError:
-            return hash_all()
-
-    task = None
-    with contextlib.suppress(ThreadError):
-        task = Task(hash_all)
     try:
-        yield records
+        for name, pieces in files.items():
+            with contextlib.suppress(ThreadError):
+                tasks[name] = Task(partial(FileRecord.of, pieces))
+        yield lambda: {name: record(name) for name in files}
     finally:
-        if task is not None:
+        for task in tasks.values():
             task.wait()
 
 
