@@ -152,7 +152,7 @@ class _Load:
         ignored = self._ignore(path, saved)
         extra, modules = _dictionary(saved.pop("extra", {})), _dictionary(saved.pop("modules", {}))
         saved.pop("integrations", None)
-        changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state))
+        changes = _changed_environment(_dictionary(saved.pop("environment", {})), environment(self.state.device))
         _match_neutral_callbacks(self.state, saved)
         problems: list[str] = []
         checked: saved_state.CheckedState | None = None

@@ -248,7 +248,7 @@ def _saved_state(
         ignored_keys(saved, ignore_keys)
     get_metadata = getattr(state.model, "get_metadata", None)
     return saved | {
-        "environment": environment(state),
+        "environment": environment(state.device),
         "integrations": plain(get_metadata(), "integrations") if callable(get_metadata) else {},
         "modules": module_classes(state.model),
     }
@@ -346,16 +346,15 @@ def _metric_values(state: State) -> dict[str, float | None]:
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def environment(state: State) -> dict[str, Any]:
-    """Return the software and hardware that the bits of a run depend on."""
-    cuda = state.device.type == "cuda"
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the software and hardware that the bits of a run on a device depend on."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "composer-trainer": version("composer-trainer"),
         "machine": platform.machine(),
         "platform": sys.platform,
-        "device": torch.cuda.get_device_name(state.device) if cuda else str(state.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
 
 

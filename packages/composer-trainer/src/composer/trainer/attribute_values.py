@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from composer.core import NotSerializableError, Time, Timestamp
-from composer.core.serialization import MAX_DEPTH, is_number, plain, plain_number
+from composer.core.serialization import MAX_DEPTH, is_number, plain
 from composer.trainer.generator_states import generator_state, is_generator
 
 if TYPE_CHECKING:
@@ -76,15 +77,10 @@ def kind_of(value: Any) -> str | None:
         return "number"
     if isinstance(value, Tensor):
         return "tensor"
-    if is_array(value):
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
         return "array"
     return "generator" if is_generator(value) else None
-
-
-def is_array(value: Any) -> bool:
-    """Return whether a value is a NumPy array."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def mark_of(value: Any, of_modules: Container[int] = ()) -> Mark:
@@ -125,8 +121,9 @@ class _Identity:
 def _mark(value: Any, budget: list[int], of_modules: Container[int], depth: int = 0) -> Mark:  # noqa: PLR0911  (one for each kind)
     kind = kind_of(value)
     if kind in _CONTAINERS:
-        if len(value) <= _MAX_FLAT and _is_flat(value):
-            contents = tuple(value.values()) if kind == "mapping" else ()
+        contents = tuple(value.values()) if kind == "mapping" and len(value) <= _MAX_FLAT else ()
+        # Scalars are compared much faster than other values.
+        if len(value) <= _MAX_FLAT and _SCALARS.issuperset(map(type, itertools.chain(value, contents))):
             return (kind, "flat", frozenset(value) if kind in ("set", "frozenset") else tuple(value), contents)
         budget[0] -= len(value)
     budget[0] -= 1
@@ -147,12 +144,6 @@ def _mark(value: Any, budget: list[int], of_modules: Container[int], depth: int 
     if kind == "mapping":
         return (kind, *marks, *(_mark(item, budget, of_modules, depth + 1) for item in value.values()))
     return ("object", _Identity(value)) if kind is None else (kind, *marks)
-
-
-def _is_flat(value: Any) -> bool:
-    """Return whether a container holds only scalars, which are compared much faster than other values."""
-    items = value.values() if isinstance(value, dict) else ()
-    return _SCALARS.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, items))
 
 
 def _tensor_mark(tensor: Tensor) -> Mark:
@@ -228,17 +219,17 @@ def _encoded(value: Any, budget: list[int], known: TextKeys, of_modules: Contain
         raise UnsavedError("is larger than 1 MiB")
     if depth > _MAX_DEPTH:
         raise UnsavedError(f"is nested more than {_MAX_DEPTH} deep, or holds itself")
-    if kind == "number":
-        return value if value is None or isinstance(value, bool) else _plain_number(value)
-    if kind == "tensor":
-        if id(value) in of_modules:
-            raise UnsavedError("holds a tensor of a module")
-        if value.grad_fn is not None:
-            raise TransientError("is part of a graph")
+    if kind == "tensor" and id(value) in of_modules:
+        raise UnsavedError("holds a tensor of a module")
+    if kind == "tensor" and value.grad_fn is not None:
+        raise TransientError("is part of a graph")
+    if kind in ("number", "tensor"):
         try:
-            return plain(value).detach().to("cpu", copy=True)
+            data = plain(value)
         except NotSerializableError as error:
-            raise UnsavedError(f"is {error.reason}") from None
+            cause = "is" if kind == "tensor" else "holds a number that cannot be saved:"
+            raise UnsavedError(f"{cause} {error.reason}") from None
+        return data.detach().to("cpu", copy=True) if kind == "tensor" else data
     if kind == "text":
         raise UnsavedError("holds text")
     if type(value) in (list, tuple, torch.Size):
@@ -257,13 +248,6 @@ def _encoded(value: Any, budget: list[int], known: TextKeys, of_modules: Contain
             for key, item in value.items()
         }
     raise UnsavedError(f"holds an object of class {type(value).__name__}")
-
-
-def _plain_number(value: Any) -> int | float:
-    try:
-        return plain_number(value)
-    except NotSerializableError as error:
-        raise UnsavedError(f"holds a number that cannot be saved: {error.reason}") from None
 
 
 def restored(current: Any, data: Any, device: torch.device | None) -> Any:  # noqa: PLR0911  (one for each kind)
@@ -350,8 +334,6 @@ def _moved(data: Any, device: torch.device | None, known: TextKeys | None = None
     if type(data) is dict:
         known = known or {}
         if all(type(key) is not str or key in known for key in data):
-            return {
-                key if type(key) is str else _moved(key, device): _moved(item, device, known.get(key, _NO_TEXT))
-                for key, item in data.items()
-            }
+            keys = [key if type(key) is str else _moved(key, device) for key in data]
+            return {key: _moved(item, device, known.get(key)) for key, item in zip(keys, data.values(), strict=True)}
     raise UnsavedError("was saved with text that is not there")

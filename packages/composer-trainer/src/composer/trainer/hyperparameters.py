@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import inspect
 import os
 import platform
@@ -19,12 +18,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composer.core import Algorithm, Callback, Time
+from composer.checkpoint.saving import environment
+from composer.core import Serializable, Time
 from composer.core.checks import describe
+from composer.core.components import by_key
 from composer.core.plan import component_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch.optim import Optimizer
 
@@ -88,7 +89,7 @@ def hyperparameters(
         "algorithms": _named(state.algorithms),
         "callbacks": _named(state.callbacks),
         "loggers": _named(loggers),
-        "optimizers": _by_key(state.optimizers, _optimizer),
+        "optimizers": {key: _optimizer(one) for key, one in by_key(state.optimizers).items()},
         "schedulers": _named(state.schedulers if schedulers is None else schedulers),
         "versions": versions(),
         "git": commit(),
@@ -108,21 +109,18 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of composer, torch, Python, CUDA and cuDNN; None where not available.
+    """Return the versions of composer, torch, Python, CUDA and cuDNN; None for CUDA and cuDNN if not available.
 
     Example:
         >>> versions()["torch"] == torch.__version__
         True
     """
-    try:
-        composer = importlib.metadata.version("composer-trainer")
-    except importlib.metadata.PackageNotFoundError:
-        composer = None
+    software = environment(torch.device("cpu"))
     cudnn: Any = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     return {
-        "composer": composer,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "composer": software["composer-trainer"],
+        "torch": software["torch"],
+        "python": software["python"],
         "cuda": torch.version.cuda,
         "cudnn": None if cudnn is None else str(cudnn),
     }
@@ -166,7 +164,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     is_cuda = device.type == "cuda"
     properties: Any = torch.cuda.get_device_properties(device) if is_cuda else None
     return {
-        "device_name": properties.name if is_cuda else platform.processor() or platform.machine(),
+        "device_name": environment(device)["device"] if is_cuda else platform.processor() or platform.machine(),
         "num_devices": torch.cuda.device_count() if is_cuda else 1,
         "device_memory_gib": round(properties.total_memory / 2**30, 1) if is_cuda else None,
         "num_cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
@@ -176,28 +174,18 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def _named(components: Iterable[Any]) -> dict[str, Any]:
-    return _by_key(components, lambda component: plain_settings(_settings_of(component)))
-
-
-def _by_key(components: Iterable[Any], to_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     components = list(components)
     keys = component_keys(components)
-    return {
-        describe(component).rpartition(".")[2] if inspect.isroutine(component) else keys[id(component)]: to_settings(
-            component
-        )
-        for component in components
-    }
+    names = [describe(one).rpartition(".")[2] if inspect.isroutine(one) else keys[id(one)] for one in components]
+    return {name: plain_settings(_settings_of(one)) for name, one in zip(names, components, strict=True)}
 
 
 def _settings_of(component: Any) -> dict[str, Any]:
-    if isinstance(component, (Algorithm, Callback)) and (settings := component.settings()):
+    is_component = isinstance(component, Serializable)
+    if settings := component.settings() if is_component else Serializable.settings(component):
         return settings
-    kind = type(component)
-    if attrs.has(kind):
-        return {str(field.alias): getattr(component, field.name) for field in attrs.fields(kind) if field.init}
     try:
-        arguments = list(inspect.signature(kind).parameters)
+        arguments = list(inspect.signature(type(component)).parameters)
     except (TypeError, ValueError):  # some classes written in C have no signature
         return {}
     attributes = getattr(component, "__dict__", {})
@@ -264,11 +252,10 @@ def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for
     if isinstance(value, (Time, Path, torch.device, torch.dtype, torch.memory_format)):
         return str(value)
     if attrs.has(type(value)) and depth < _DEEPEST:
-        settings = _settings_of(value)
-        if list(settings) == ["every"]:  # an Interval
-            return str(settings["every"])
-        plain = {name: _plain(item, name, depth + 1) for name, item in settings.items()}
-        return {"class": type(value).__name__} | plain
+        plain = {name: _plain(item, name, depth + 1) for name, item in _settings_of(value).items()}
+        return (
+            str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
+        )  # of an Interval
     return describe(value)
 
 

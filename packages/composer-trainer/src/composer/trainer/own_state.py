@@ -128,11 +128,11 @@ class OwnState:
         data: dict[str, Any] = {name: {} for name in _PARTS}
         self._reasons = {}
         for path, holder in self._holders.items():
-            changes = holder.changes(replayed=self._replayed)
-            if changes.values:
-                data["attributes"][path] = changes.values
-            data["generators"] |= {holder.place(name): state for name, state in changes.generators.items()}
-            self._reasons |= {holder.place(name): reason for name, reason in changes.reasons.items()}
+            values, generators, reasons = holder.changes(replayed=self._replayed)
+            if values:
+                data["attributes"][path] = values
+            data["generators"] |= {holder.place(name): state for name, state in generators.items()}
+            self._reasons |= {holder.place(name): reason for name, reason in reasons.items()}
         for path, (one, before) in self._keepers.items():
             try:
                 state = _state_of(one, path)
@@ -152,6 +152,9 @@ class OwnState:
         """Restore what :meth:`to_data` returned, into attributes that exist; return the problems with their paths."""
         problems = []
         for path, load in self._loaders(data, device):
+            if load is None:
+                problems.append(f"{path} is not there")
+                continue
             try:
                 load()
             except UnsavedError as error:
@@ -160,25 +163,25 @@ class OwnState:
                 problems.append(f"{path} refuses what was saved: {type(error).__name__}: {error}")
         return problems
 
-    def _loaders(self, data: Mapping[str, Any], device: torch.device | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def _loaders(
+        self, data: Mapping[str, Any], device: torch.device | None
+    ) -> Iterator[tuple[str, Callable[[], Any] | None]]:
+        """Yield the paths of saved state, each with the function that restores it; None if it is not there."""
         for path, values in data.get("attributes", {}).items():
+            holder = self._holders.get(path)
             for name, saved in values.items():
                 target = device if saved["on_device"] else None
-                holder = self._holders.get(path)
-                yield at(path, name), _missing if holder is None else partial(holder.load, name, saved["value"], target)
+                yield at(path, name), None if holder is None else partial(holder.load, name, saved["value"], target)
         holders = {holder.place(name): (holder, name) for holder in self._holders.values() for name in holder.marks}
         for path, state in data.get("generators", {}).items():
             generator = holders[path][0].attributes().get(holders[path][1]) if path in holders else None
-            yield path, partial(_load_generator, generator, state) if is_generator(generator) else _missing
+            yield path, partial(_load_generator, generator, state) if is_generator(generator) else None
         for path, state in data.get("states", {}).items():
-            keepers = self._keepers
-            yield path, partial(keepers[path][0].load_state_dict, state) if path in keepers else _missing
+            keeper = self._keepers.get(path)
+            yield path, keeper and partial(keeper[0].load_state_dict, state)
         for name, is_trained in data.get("trained", {}).items():
-            trained = self._trained
-            yield (
-                at("model", name),
-                partial(trained[name][0].requires_grad_, is_trained) if name in trained else _missing,
-            )
+            trained = self._trained.get(name)
+            yield at("model", name), trained and partial(trained[0].requires_grad_, is_trained)
 
     def report(self, more: Mapping[str, str] | None = None) -> None:
         """Warn once about each attribute that has changed and could not be saved by the last :meth:`to_data`.
@@ -253,10 +256,6 @@ def without(data: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _missing() -> None:
-    raise UnsavedError("is not there")
-
-
 def _load_generator(generator: Any, state: Any) -> None:
     try:
         set_generator_state(generator, state)
@@ -283,23 +282,12 @@ def _state_of(one: Any, path: str = "") -> Any:
         raise UnsavedError(f"has a state_dict() that cannot be saved: {error}") from None
     except Exception as error:  # noqa: BLE001  (of the user's own method)
         raise UnsavedError(f"has a state_dict() that fails: {type(error).__name__}: {error}") from None
-    if (
-        get_world_size() > 1
-        and sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)) > MAX_BYTES
-    ):
+    num_bytes = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
+    if get_world_size() > 1 and num_bytes > MAX_BYTES:
         raise UnsavedError(
             "has a state_dict() of more than 1 MiB, the most that is saved for each of several processes"
         )
     return state
-
-
-@attrs.frozen
-class _Changes:
-    """The changes of an object: values and generators' states by attribute, and why others cannot be saved."""
-
-    values: dict[str, Any] = attrs.field(factory=dict)
-    generators: dict[str, Any] = attrs.field(factory=dict)
-    reasons: dict[str, str] = attrs.field(factory=dict)
 
 
 @attrs.define(eq=False)
@@ -346,33 +334,33 @@ class _Holder:
                 self.marks[name] = mark_of(value, () if name in tensors else self.of_modules)
                 self.known[name] = text_keys(value)
 
-    def changes(self, *, replayed: bool) -> _Changes:
-        """Compare the attributes with the remembered values."""
-        changes, tensors = _Changes(), self._tensors()
-        opened: list[str] = []
+    def changes(self, *, replayed: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+        """Return changed values and generators' states by attribute, and why others cannot be saved."""
+        values: dict[str, Any] = {}
+        generators: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
+        opened, tensors = [], self._tensors()
         for name, value in self.attributes().items():
             try:
                 if is_generator(value):
                     if self._generator_has_changed(value, self.marks.get(name)):
-                        changes.generators[name] = generator_state(value)
+                        generators[name] = generator_state(value)
                 elif self.is_recorded or name in tensors:
-                    of_modules = () if name in tensors else self.of_modules
-                    if self._has_changed(name, value, of_modules, replayed=replayed):
-                        data = self._encoded(name, value, of_modules)
-                        changes.values[name] = {"value": data, "on_device": _is_on_device(value)}
+                    change = self._change(name, value, () if name in tensors else self.of_modules, replayed=replayed)
+                    if change is not None:
+                        values[name] = change
             except _OpenedError:
                 opened.append(name)
             except TransientError:
                 continue
             except UnsavedError as error:
-                changes.reasons[name] = str(error)
+                reasons[name] = str(error)
         # Attributes of one object may depend on each other, such as a position on an open file.
-        if changes.reasons or opened:
-            cause = self.place(next(iter(changes.reasons), None) or opened[0])
-            for name in [name for name in changes.values if name not in tensors]:
-                del changes.values[name]
-                changes.reasons[name] = f"is not restored without {cause}"
-        return changes
+        if reasons or opened:
+            cause = self.place(next(iter(reasons), None) or opened[0])
+            reasons |= {name: f"is not restored without {cause}" for name in values if name not in tensors}
+            values = {name: values[name] for name in values if name in tensors}
+        return values, generators, reasons
 
     def _generator_has_changed(self, value: Any, before: Mark | None) -> bool:
         now = mark_of(value)
@@ -382,36 +370,31 @@ class _Holder:
             raise UnsavedError("is a generator that is made in training")
         return before != now
 
-    def _before(self, name: str) -> Mark | None:
-        default = _class_default(self.object, name)
-        return self.marks.get(name, None if default is _MISSING else mark_of(default))
-
-    def _has_changed(self, name: str, value: Any, of_modules: Container[int], *, replayed: bool) -> bool:
-        before, now = self._before(name), mark_of(value, of_modules)
+    def _change(self, name: str, value: Any, of_modules: Container[int], *, replayed: bool) -> dict[str, Any] | None:
+        """Return the value of an attribute as data, or None if it has not changed."""
+        default, now = _class_default(self.object, name), mark_of(value, of_modules)
+        before = self.marks.get(name, None if default is _MISSING else mark_of(default))
         if before is None and name in ("epoch", "_epoch") and callable(getattr(self.object, "set_epoch", None)):
-            return False  # set_epoch is called again before it runs
+            return None  # set_epoch is called again before it runs
         is_new, is_users = before is None or before == _NONE, _is_users(type(value))
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_users:
             if replayed and is_new:
-                return False
+                return None
             raise UnsavedError("is an iterator, whose place cannot be saved")
         if now == before:
-            return False
+            return None
         if now[0] == "object":
             if not is_new:
                 raise UnsavedError("is another object than when training began")
             if is_users:
                 raise UnsavedError("is an object that is made in training")
             raise _OpenedError
-        return True
-
-    def _encoded(self, name: str, value: Any, of_modules: Container[int]) -> Any:
-        data, before, kind = encoded(value, self.known.get(name), of_modules), self._before(name), kind_of(value)
+        data, kind = encoded(value, self.known.get(name), of_modules), kind_of(value)
         if before is None:
             raise UnsavedError("is set for the first time in training")
         if before[0] not in ("number", kind):
             raise UnsavedError(f"was a {before[0]} and is a {kind}")
-        return data
+        return {"value": data, "on_device": _is_on_device(value)}
 
     def load(self, name: str, data: Any, device: torch.device | None) -> None:
         """Set an attribute to saved data of its kind.
@@ -423,7 +406,7 @@ class _Holder:
         if current is _MISSING:
             current = _class_default(self.object, name)
         if current is _MISSING or (name not in self.marks and not self.is_recorded):
-            _missing()
+            raise UnsavedError("is not there")
         value = restored(current, data, device)
         if value is not current:
             _set(self.object, name, value)
@@ -561,14 +544,16 @@ class _Walk:
         if id(one) in self._seen or not _may_hold(one) or (depth and id(one) in self._roots):
             return
         self._seen.add(id(one))
-        self.of_modules |= {id(tensor): tensor for tensor in _tensors_of(one)}
         kind = one if isinstance(one, types.FunctionType) else type(one)
         is_module = isinstance(one, nn.Module)
+        tensors = (one._parameters | one._buffers).values() if is_module else ()  # noqa: SLF001
+        self.of_modules |= {id(tensor): tensor for tensor in tensors if tensor is not None}
         is_component = not depth and isinstance(one, (Optimizer, Serializable))
         if not is_module and not is_component:
             if kind.__module__.startswith("composer."):
                 return
-            if self._uses_state_dicts and _has_state_dict(one):
+            has_both = all(callable(getattr(type(one), name, None)) for name in ("state_dict", "load_state_dict"))
+            if self._uses_state_dicts and has_both and (not isinstance(one, Serializable) or _saves_itself(one)):
                 self.keepers[path] = one
                 return
         if isinstance(one, Serializable) and _saves_itself(one):
@@ -587,18 +572,6 @@ class _Walk:
                 if not is_generator(value) and _may_hold(value):
                     inner = f"{path}{name}" if is_container else at(path, name)
                     self._queue.append((inner, value, depth + 1, has_weights))
-
-
-def _tensors_of(one: Any) -> list[torch.Tensor]:
-    """Return a module's own tensors."""
-    held = (one._parameters | one._buffers).values() if isinstance(one, nn.Module) else ()  # noqa: SLF001
-    return [tensor for tensor in held if tensor is not None]
-
-
-def _has_state_dict(one: Any) -> bool:
-    kind = type(one)
-    has_both = callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
-    return has_both and (not isinstance(one, Serializable) or _saves_itself(one))
 
 
 _LEAVES = (str, bytes, bytearray, int, float, complex, torch.Tensor, type, types.ModuleType, enum.Enum, io.IOBase)

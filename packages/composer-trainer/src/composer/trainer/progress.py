@@ -144,7 +144,22 @@ class ResumeState:
         if any(len(saved[name]) != size for name in _OF_EACH if name in saved):
             return [f"extra: {', '.join(_OF_EACH)} must have an entry for each of world_size={size} processes."]
         # Each process checks the entries of all, so that all processes reject a checkpoint, or none.
-        problems = [problem for rank in range(size) for problem in self._check_rank(saved, rank)]
+        problems = []
+        checks: dict[str, Callable[[Any, str], object]] = {
+            "loggers": lambda runs, _: self._logger.check_state_dict(runs),
+            "rng": lambda states, path: check_rng_state(states, self._state.device, path),
+            "data": check_place,
+            "own_state": check_own_state,
+        }
+        for path, part, check in (
+            (f"extra.{name}[{rank}]", part, check)
+            for name, check in checks.items()
+            for rank, part in enumerate(saved.get(name, ()))
+        ):
+            try:
+                check(part, path)
+            except ValueError as error:
+                problems.append(str(error) if str(error).startswith(path) else f"{path}: {error}")
         if problems or "timestamp" in ignored:
             return problems
         if size == get_world_size():
@@ -155,29 +170,6 @@ class ResumeState:
             ]
         place = saved["data"][_rank_in(size)]
         return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
-
-    def _check_rank(self, saved: Mapping[str, Any], rank: int) -> list[str]:
-        problems = []
-        try:
-            self._logger.check_state_dict(saved["loggers"][rank])
-        except ValueError as error:
-            problems.append(f"extra.loggers[{rank}]: {error}")
-        try:
-            check_rng_state(saved["rng"][rank], self._state.device, f"extra.rng[{rank}]")
-        except ValueError as error:
-            problems.append(str(error))
-        place = saved["data"][rank]
-        try:
-            if place is not None:
-                check_place(place, f"extra.data[{rank}]")
-        except ValueError as error:
-            problems.append(str(error))
-        try:
-            if "own_state" in saved:
-                check_own_state(saved["own_state"][rank], f"extra.own_state[{rank}]")
-        except ValueError as error:
-            problems.append(str(error))
-        return problems
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts, because the training data may be given only then.

@@ -317,14 +317,15 @@ class Batches:
             )
 
 
-def check_place(place: Mapping[str, Any], path: str) -> None:
-    """Check that a saved position in the data is what :meth:`Batches.state_dict` returns.
+def check_place(place: Mapping[str, Any] | None, path: str) -> None:
+    """Check that a saved position in the data is what :meth:`Batches.state_dict` returns, or None for no data.
 
     Raises:
         ValueError: It is not; the message begins with ``path``.
     """
-    added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
-    check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
+    if place is not None:
+        added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
+        check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
 
 
 def none_given(what: str, place: int) -> ValueError:
