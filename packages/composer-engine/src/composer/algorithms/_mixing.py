@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer import functional as cf
 from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
+from composer.functional.nested import rebuild
 
 if TYPE_CHECKING:
     from composer.core import Logger, State
@@ -90,6 +91,5 @@ def _blend(loss: Any, partner_loss: Any, weight: float) -> Any:
     if isinstance(loss, Mapping):
         return {name: _blend(value, partner_loss[name], weight) for name, value in loss.items()}
     if isinstance(loss, (list, tuple)):
-        blended = [_blend(*pair, weight) for pair in zip(loss, partner_loss, strict=True)]
-        return type(loss)(*blended) if hasattr(loss, "_fields") else type(loss)(blended)
+        return rebuild(loss, [_blend(*pair, weight) for pair in zip(loss, partner_loss, strict=True)])
     return (1 - weight) * loss + weight * partner_loss

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 from torch import Tensor
 
+from composer.functional.nested import rebuild
+
 __all__ = ["Batch", "BatchKey", "batch_get", "batch_set", "describe_batch", "note_batch"]
 
 _MANY = 8
@@ -69,8 +71,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
         place: Any = key
         items = list(batch)
         items[place] = value
-        kind: Callable[..., Any] = type(batch)
-        return kind(*items) if hasattr(batch, "_fields") else kind(items)
+        return rebuild(batch, items)
     changed = copy.copy(batch)
     if isinstance(key, str) and not hasattr(batch, "__setitem__"):
         setattr(changed, key, value)

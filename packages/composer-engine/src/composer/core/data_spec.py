@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import Tensor
+
+from composer.functional.nested import rebuild, sizes
 
 if TYPE_CHECKING:
     from composer.core.batch import Batch
@@ -175,29 +176,14 @@ def count_samples(batch: Batch) -> int:
         >>> count_samples((torch.zeros(8, 3), torch.zeros(8)))
         8
     """
-    sizes = set(_sizes(batch))
-    if len(sizes) != 1:
-        found = f"lengths {sorted(sizes)}" if sizes else "no tensor and no list"
+    lengths = set(sizes(batch))
+    if len(lengths) != 1:
+        found = f"lengths {sorted(lengths)}" if lengths else "no tensor and no list"
         raise ValueError(
             f"The number of samples in a batch must be the first dimension of all its tensors; this "
             f"{type(batch).__name__} has {found}. Wrap the loader: DataSpec(loader, get_num_samples_in_batch=...)."
         )
-    return sizes.pop()
-
-
-def _sizes(batch: Batch) -> list[int]:
-    # Runs in each step: tensors are examined without a call, and the slowest checks come last.
-    is_sequence = isinstance(batch, (list, tuple))
-    if not is_sequence and not isinstance(batch, Mapping):
-        return list(batch.shape[:1]) if isinstance(batch, Tensor) else []
-    sizes: list[int] = []
-    for part in batch if is_sequence else batch.values():
-        if isinstance(part, Tensor):
-            if part.ndim:  # slicing the shape takes twice as long, and a batch may have many tensors
-                sizes.append(part.shape[0])
-        else:
-            sizes += _sizes(part)
-    return sizes or ([len(batch)] if is_sequence and not _is_record(batch) else [])
+    return lengths.pop()
 
 
 def count_tokens(batch: Batch) -> int:
@@ -240,12 +226,12 @@ def _slice(part: Any, of: slice, num_samples: int) -> Any:
     if isinstance(part, Tensor):
         return part[of] if part.ndim else part
     if isinstance(part, Mapping):
-        return _rebuilt_mapping(part, lambda item: _slice(item, of, num_samples))
+        return rebuild(part, [_slice(item, of, num_samples) for item in part.values()])
     if isinstance(part, (list, tuple)):
-        holds_sizes = any(_sizes(item) for item in part)
-        if not holds_sizes and not _is_record(part) and len(part) == num_samples:
+        is_record = hasattr(part, "_fields")  # a namedtuple is one record, never a list of samples
+        if len(part) == num_samples and not is_record and not any(map(sizes, part)):
             return part[of]
-        return _rebuilt_sequence(part, [_slice(item, of, num_samples) for item in part])
+        return rebuild(part, [_slice(item, of, num_samples) for item in part])
     if getattr(part, "ndim", 0) and hasattr(part, "__array__") and len(part) == num_samples:  # NumPy's
         return part[of]
     return part
@@ -256,27 +242,9 @@ def move_batch(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=device.type != "cpu")  # on the CPU it may be read at once
     if isinstance(batch, Mapping):
-        return _rebuilt_mapping(batch, lambda item: move_batch(item, device))
+        return rebuild(batch, [move_batch(item, device) for item in batch.values()])
     if hasattr(batch, "to"):  # before tuples: a PackedSequence is one, and some of its tensors must stay on the CPU
         return batch.to(device)
     if isinstance(batch, (list, tuple)):
-        return _rebuilt_sequence(batch, [move_batch(item, device) for item in batch])
+        return rebuild(batch, [move_batch(item, device) for item in batch])
     return batch
-
-
-def _rebuilt_mapping(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    # A copy with new items preserves other attributes of a subclass, such as a tokenizer's batch.
-    rebuilt: Any = copy.copy(batch)
-    for key, item in batch.items():
-        rebuilt[key] = change(item)
-    return rebuilt
-
-
-def _is_record(batch: Sequence[Any]) -> bool:
-    """Return whether a batch is a namedtuple: one record with named fields, never a list of samples."""
-    return hasattr(batch, "_fields")
-
-
-def _rebuilt_sequence(batch: Sequence[Any], items: list[Any]) -> Any:
-    kind: Callable[..., Any] = type(batch)
-    return kind(*items) if _is_record(batch) else kind(items)

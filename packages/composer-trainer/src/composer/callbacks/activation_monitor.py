@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from composer.core import Callback, Event, Interval, Logger, LoggerDestination, State, Time, TimeUnit
 from composer.core.checks import to_texts, true_or_false
 from composer.core.serializable import reset_fields
+from composer.functional.nested import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -124,7 +124,8 @@ class ActivationMonitor(Callback):
         del module
         with torch.no_grad():
             for side, values in (("input", [places, names]), ("output", outputs)):
-                for number, tensor in enumerate(_tensors(values)):
+                tensors = (value for value in leaves(values) if isinstance(value, Tensor))
+                for number, tensor in enumerate(tensors):
                     if tensor.is_floating_point() and tensor.ndim and tensor.numel():
                         self._metrics |= {
                             f"activations/{statistic}/{name}/{side}_{number}": value
@@ -133,15 +134,6 @@ class ActivationMonitor(Callback):
 
     def _destinations(self, logger: Logger) -> list[LoggerDestination]:
         return [one for one in logger.destinations if not self.only_log_wandb or type(one).__name__ == _WANDB]
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Return the tensors among nested arguments or outputs, in order."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (Mapping, list, tuple)):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _tensors(value)
 
 
 def _statistics(tensor: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch.utils._pytree import tree_leaves
 
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
@@ -242,7 +243,8 @@ def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]
                 data["algorithms"] = [
                     record | {"state": {}} if isinstance(record, dict) else record for record in data["algorithms"]
                 ]
-            needed = _tensor_names(data)
+            items = tree_leaves(data, is_leaf=_is_reference)
+            needed = {item["$tensor"] for item in items if _is_reference(item)}
             others = {name: tensor for name, tensor in others.items() if name in needed}
         saved = dict(join_tensors(data, others))
     except (ValueError, TypeError, RecursionError) as error:
@@ -256,14 +258,8 @@ def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]
     return saved
 
 
-def _tensor_names(data: Any) -> set[str]:
-    """Return the names of the tensors that a part of :data:`STATE` refers to."""
-    if isinstance(data, list):
-        return {name for item in data for name in _tensor_names(item)}
-    if not isinstance(data, dict):
-        return set()
-    own = {data["$tensor"]} if isinstance(data.get("$tensor"), str) else set()
-    return own | {name for item in data.values() for name in _tensor_names(item)}
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("$tensor"), str)
 
 
 def _dictionary(value: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from composer.core import Batch, Logger, State
@@ -96,7 +97,7 @@ def save_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         name: {
             path: {
                 "updates": int(part._update_count),  # noqa: SLF001  (torchmetrics has no other way)
-                "state": {key: _copied(value) for key, value in part.metric_state.items()},
+                "state": tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), part.metric_state),
             }
             for path, part in _parts(metric).items()
         }
@@ -121,8 +122,9 @@ def load_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any], device: t
         for path, part in _parts(metric).items():
             counted = saved.get(name, {}).get(path)
             if counted is not None:
-                for key in part.metric_state.keys() & counted["state"].keys():
-                    setattr(part, key, _copied(counted["state"][key], device))
+                state = tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), counted["state"])
+                for key in part.metric_state.keys() & state.keys():
+                    setattr(part, key, state[key])
                 part._update_count = counted["updates"]  # noqa: SLF001
                 part._computed = None  # noqa: SLF001
 
@@ -141,10 +143,3 @@ def _fits(value: Any, default: Tensor | list[Any]) -> bool:
 
 def _kind(state: Any) -> str:
     return f"a tensor of shape {tuple(state.shape)}" if isinstance(state, Tensor) else f"a {type(state).__name__}"
-
-
-def _copied(value: Any, device: torch.device | None = None) -> Any:
-    if isinstance(value, Tensor):
-        copied = value.detach().clone()
-        return copied if device is None else copied.to(device)
-    return [_copied(item, device) for item in value] if isinstance(value, list) else value

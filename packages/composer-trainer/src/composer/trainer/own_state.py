@@ -30,6 +30,7 @@ from composer.core import NotSerializableError, Serializable
 from composer.core.serializable import saved_fields
 from composer.core.serialization import at, from_data, plain
 from composer.distributed import get_world_size
+from composer.functional.nested import leaves
 from composer.trainer.attribute_values import (
     MAX_BYTES,
     Mark,
@@ -394,7 +395,9 @@ class _Holder:
             raise UnsavedError("is set for the first time in training")
         if before[0] not in ("number", kind):
             raise UnsavedError(f"was a {before[0]} and is a {kind}")
-        return {"value": data, "on_device": _is_on_device(value)}
+        nested = list(value) if isinstance(value, (set, frozenset, collections.deque)) else value
+        devices = {leaf.device.type for leaf in leaves(nested) if isinstance(leaf, torch.Tensor)}
+        return {"value": data, "on_device": not devices <= {"cpu"}}
 
     def load(self, name: str, data: Any, device: torch.device | None) -> None:
         """Set an attribute to saved data of its kind.
@@ -425,14 +428,6 @@ def _class_default(one: Any, name: str) -> Any:
         if name in vars(kind):
             return vars(kind)[name] if _is_users(kind) and kind_of(vars(kind)[name]) == "number" else _MISSING
     return _MISSING
-
-
-def _is_on_device(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.device.type != "cpu"
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return any(map(_is_on_device, value))
-    return isinstance(value, dict) and any(map(_is_on_device, value.values()))
 
 
 def _attributes(one: Any) -> dict[str, Any]:

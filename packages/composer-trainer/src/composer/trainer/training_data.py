@@ -6,14 +6,12 @@ import itertools
 import logging
 import operator
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from attrs.validators import ge
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from composer.core import DataSpec, SupportsTraining, Time, TimeUnit, ensure_data_spec
@@ -28,13 +26,14 @@ from composer.distributed import (
     get_world_size,
 )
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
+from composer.functional.nested import leaves
 from composer.trainer.arguments import check_subset, check_text
 from composer.trainer.data_order import make_order
 from composer.trainer.data_state import DataState, check_data_state
 from composer.trainer.metrics import SupportsMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from composer.core import Batch, State
 
@@ -350,8 +349,7 @@ def _warn_of_repeats(loader: object) -> None:
 
 def _warn_if_equal(batch: Batch) -> None:
     """Warn if all processes have the same first batch, by the first numbers of each tensor."""
-    values = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in leaves(batch) if isinstance(value, torch.Tensor)]
     dense = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
     beginnings = [(tuple(one.shape), one.reshape(-1)[:_COMPARED].tolist()) for one in dense]
     if all_agree(beginnings) and beginnings:

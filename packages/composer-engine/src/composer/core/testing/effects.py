@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import operator
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -18,6 +18,7 @@ from composer.core.engine import Engine
 from composer.core.event import MODEL_EVENTS, Event
 from composer.core.fields import ALWAYS_SERVED, FIELDS
 from composer.core.time import TimeUnit
+from composer.functional.nested import rebuild
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
@@ -172,20 +173,11 @@ def _unwrapped(value: Any) -> Any:
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a value with all items of its tuples, lists and dictionaries changed, or the value if none changes."""
-    if isinstance(value, (tuple, list)):
-        items = [_mapped(one, change) for one in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        kind: Callable[..., Any] = type(value)
-        return kind(*items) if hasattr(value, "_fields") else kind(items)
-    if isinstance(value, MutableMapping):
-        changed = {key: _mapped(one, change) for key, one in value.items()}
-        if all(changed[key] is one for key, one in value.items()):
-            return value
-        copied = copy.copy(value)
-        copied.update(changed)
-        return copied
-    return change(value)
+    if not isinstance(value, (tuple, list, MutableMapping)):
+        return change(value)
+    items = [*(value.values() if isinstance(value, MutableMapping) else value)]
+    changed = [_mapped(item, change) for item in items]
+    return value if all(map(operator.is_, changed, items)) else rebuild(value, changed)
 
 
 def observe(state: State, algorithm: Algorithm, act: Callable[[RecordingState], object]) -> Effects:

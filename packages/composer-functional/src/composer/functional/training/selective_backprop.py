@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from composer.functional.checks import (
     check_whole,
     check_whole_numbers,
 )
+from composer.functional.nested import rebuild, sizes
 
 __all__ = ["select_using_loss", "should_selective_backprop", "take_samples"]
 
@@ -150,30 +151,22 @@ def take_samples(batch: Any, chosen: Tensor, num_samples: int) -> Any:
     if chosen.dtype != torch.int64 or chosen.ndim != 1:
         raise TypeError(f"chosen must be an int64 tensor (K,), got {chosen.dtype} of shape {tuple(chosen.shape)}.")
     indices = chosen.tolist  # waits for the device, and only lists need it
-    if isinstance(batch, (list, tuple)) and num_samples in _lengths_in(batch):
-        return _rebuilt(batch, [take_part(part, chosen, indices, num_samples) for part in batch])
+    if isinstance(batch, (list, tuple)) and any(num_samples in sizes(part) for part in batch):
+        return rebuild(batch, [take_part(part, chosen, indices, num_samples) for part in batch])
     return take_part(batch, chosen, indices, num_samples)
 
 
-def take_part(  # noqa: PLR0911 (one for each kind of part)
-    part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_samples: int
-) -> Any:
+def take_part(part: Any, chosen: Tensor, indices: Callable[[], list[int]], num_samples: int) -> Any:
     """Return the chosen samples of a part of a batch; ``indices()`` returns the same numbers as ``chosen``."""
     if isinstance(part, Tensor):
         return part[chosen.to(part.device)] if part.ndim and len(part) == num_samples else part
     if isinstance(part, (list, tuple)):
         if _is_list_of_samples(part, num_samples):
-            return _rebuilt(part, [part[index] for index in indices()])
+            return rebuild(part, [part[index] for index in indices()])
         items = [take_part(item, chosen, indices, num_samples) for item in part]
-        return part if all(map(operator.is_, items, part)) else _rebuilt(part, items)
+        return part if all(map(operator.is_, items, part)) else rebuild(part, items)
     if isinstance(part, Mapping):
-        taken = {key: take_part(value, chosen, indices, num_samples) for key, value in part.items()}
-        if type(part) is dict or not isinstance(part, MutableMapping):
-            return taken
-        part = copy.copy(part)  # for classes such as BatchEncoding; torch.compile does not support it
-        for key, value in taken.items():
-            part[key] = value
-        return part
+        return rebuild(part, [take_part(value, chosen, indices, num_samples) for value in part.values()])
     if getattr(part, "ndim", 0) and hasattr(part, "__array__"):  # NumPy arrays and similar objects
         return part[indices()] if len(part) == num_samples else part
     if hasattr(part, "__dict__") and not callable(part):
@@ -186,25 +179,8 @@ def take_part(  # noqa: PLR0911 (one for each kind of part)
 def _is_list_of_samples(part: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
     if len(part) != num_samples or hasattr(part, "_fields"):
         return False
-    return all(isinstance(item, Mapping) for item in part) or _lengths_in(part) != {num_samples}
-
-
-def _lengths_in(parts: Iterable[Any]) -> set[int]:
-    """Return the lengths of all tensors, and of all lists of other objects, in some parts of a batch."""
-    lengths: set[int] = set()
-    for part in parts:
-        if isinstance(part, Tensor):
-            lengths.update(part.shape[:1])
-        elif isinstance(part, Mapping):
-            lengths |= _lengths_in(part.values())
-        elif isinstance(part, (list, tuple)):
-            lengths |= _lengths_in(part) or ({len(part)} if not hasattr(part, "_fields") else set())
-    return lengths
-
-
-def _rebuilt(part: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
-    kind: Callable[..., Any] = type(part)
-    return kind(*items) if hasattr(part, "_fields") else kind(items)
+    lengths = {length for item in part for length in sizes(item)}
+    return lengths != {num_samples} or all(isinstance(item, Mapping) for item in part)
 
 
 @contextmanager

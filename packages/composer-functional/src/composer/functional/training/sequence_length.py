@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from composer.functional.checks import check_flags, check_whole
+from composer.functional.nested import rebuild
 from composer.functional.training.selective_backprop import take_part
 
 __all__ = ["set_batch_sequence_length"]
@@ -68,9 +68,7 @@ def set_batch_sequence_length(
     size, length = ids.shape[:2]
     if preserve_end_of_sequence:
         _check_end(batch, truncate)
-    # copy.copy is for classes such as BatchEncoding; torch.compile does not support it.
-    has_own_class = isinstance(batch, MutableMapping) and type(batch) is not dict
-    shorter: Any = copy.copy(batch) if has_own_class else dict(batch)
+    shorter = rebuild(batch, batch.values())
     if curr_seq_len >= length:
         return shorter
     positions = _find_positions(batch["attention_mask"], curr_seq_len) if preserve_end_of_sequence else None

@@ -1,0 +1,74 @@
+"""Nested batches and results: rebuild their containers, and iterate over what they contain.
+
+Unlike ``torch.utils._pytree``, these functions treat every mapping and sequence type as a container, such as a
+tokenizer's ``BatchEncoding``, and are fast enough for a training step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+__all__: list[str] = []
+
+
+def rebuild(container: Any, items: Iterable[Any]) -> Any:
+    """Return a mapping, list or tuple of the same type with other items; the original is not changed.
+
+    Args:
+        container: The container. Other attributes of a mapping's class are preserved; an immutable mapping becomes a
+            dictionary.
+        items: The new items, in the order of the old ones.
+
+    Example:
+        >>> rebuild({"image": 1, "label": 2}, [3, 4]), rebuild((1, 2), [3, 4])
+        ({'image': 3, 'label': 4}, (3, 4))
+    """
+    if isinstance(container, (list, tuple)):
+        kind: Callable[..., Any] = type(container)
+        return kind(*items) if hasattr(container, "_fields") else kind(items)
+    rebuilt: Any = dict(zip(container, items, strict=True))
+    if type(container) is not dict and isinstance(container, MutableMapping):
+        new, rebuilt = rebuilt, copy.copy(container)  # torch.compile does not support it
+        for key, item in new.items():
+            rebuilt[key] = item
+    return rebuilt
+
+
+def leaves(nested: Any) -> Iterator[Any]:
+    """Yield what nested mappings, lists and tuples contain, in order.
+
+    Example:
+        >>> [*leaves([1, {"a": (2, "text")}])]
+        [1, 2, 'text']
+    """
+    if isinstance(nested, (Mapping, list, tuple)):
+        for item in nested.values() if isinstance(nested, Mapping) else nested:
+            yield from leaves(item)
+    else:
+        yield nested
+
+
+def sizes(batch: Any) -> list[int]:
+    """Return the lengths of all tensors in a batch; lists without tensors count by their number of items.
+
+    Example:
+        >>> import torch
+        >>> sizes({"image": torch.zeros(8, 3), "name": ["a", "b"], "step": torch.tensor(7)})
+        [8, 2]
+    """
+    # Runs in each step: tensors are examined without a call, and the slowest checks come last.
+    is_sequence = isinstance(batch, (list, tuple))
+    if not is_sequence and not isinstance(batch, Mapping):
+        return list(batch.shape[:1]) if isinstance(batch, Tensor) else []
+    lengths: list[int] = []
+    for part in batch if is_sequence else batch.values():
+        if isinstance(part, Tensor):
+            if part.ndim:  # slicing the shape takes twice as long, and a batch may have many tensors
+                lengths.append(part.shape[0])
+        else:
+            lengths += sizes(part)
+    return lengths or ([len(batch)] if is_sequence and not hasattr(batch, "_fields") else [])
