@@ -220,7 +220,9 @@ def test_download_before_there_is_a_run():
 
 def test_number_out_of_range():
     """An interval of no steps makes no sense."""
-    with pytest.raises(ValueError, match="log_duplicated_metric_every_n_steps must be at least 1 step, got 0"):
+    with pytest.raises(
+        ValueError, match=r"log_duplicated_metric_every_n_steps must be at least 1, got 0\. It counts steps"
+    ):
         MLFlowLogger(log_duplicated_metric_every_n_steps=0)
 
 

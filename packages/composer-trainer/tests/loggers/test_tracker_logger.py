@@ -322,7 +322,7 @@ class TestFailures:
 class TestSettings:
     def test_flush_interval_of_nothing(self):
         """An interval is at least one batch."""
-        with pytest.raises(ValueError, match="flush_interval must be at least 1 batch, got 0"):
+        with pytest.raises(ValueError, match=r"flush_interval must be at least 1, got 0\. It counts batches"):
             Tracker(flush_interval=0)
 
     def test_every(self):

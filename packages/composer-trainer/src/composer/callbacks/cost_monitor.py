@@ -104,9 +104,9 @@ class CostMonitor(Callback):
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
         """Measure the time of a call."""
         self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
-        tally = self._tallies.setdefault((entry.key, event), _Tally())
+        timed = _timed(call, tally := self._tallies.setdefault((entry.key, event), _Tally()))
         allocated = _allocated_memory()
-        return _timed(call, tally) if allocated is None else _timed_with_memory(call, tally, allocated)
+        return timed if allocated is None else _with_memory(timed, tally, allocated)
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
@@ -116,7 +116,8 @@ class CostMonitor(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start counting the run's time; also for evaluations outside of training and predictions."""
         del state, logger
-        self._begin()
+        self._end()
+        self._began = time.perf_counter()
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Log the table."""
@@ -142,14 +143,18 @@ class CostMonitor(Callback):
 
     def table(self) -> list[Cost]:
         """Return the costs of all calls so far, the most expensive first."""
-        run = self._run_seconds()
-        costs = [_cost(component, event, tally, run) for (component, event), tally in self._tallies.items()]
-        return sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
+        run, costs = self._run_seconds(), []
+        for (component, event), tally in self._tallies.items():
+            if tally.calls:
+                share = tally.seconds / run if run and event not in _BEFORE_THE_RUN else None
+                memory = tally.memory / tally.memory_calls if tally.memory_calls else None
+                costs.append(Cost(component, event, tally.calls, tally.seconds, share, memory))
+        return sorted(costs, key=lambda cost: -cost.seconds)
 
     def __str__(self) -> str:
         costs, run = self.table(), self._run_seconds()
         columns, rows = _shown(costs)
-        cells = [columns, *([_text(cell) for cell in row] for row in rows)]
+        cells = [columns, *(["" if cell is None else str(cell) for cell in row] for row in rows)]
         widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
         lines = [
             "  ".join(
@@ -165,10 +170,6 @@ class CostMonitor(Callback):
     def _forget_earlier_run(self) -> None:
         if self._is_closed:
             reset_fields(self)
-
-    def _begin(self) -> None:
-        self._end()
-        self._began = time.perf_counter()
 
     def _end(self) -> None:
         self._seconds, self._began = self._run_seconds(), None
@@ -189,8 +190,7 @@ def _timed(call: Call, tally: _Tally) -> Call:
     return run
 
 
-def _timed_with_memory(call: Call, tally: _Tally, allocated: Callable[[], int]) -> Call:
-    timed = _timed(call, tally)
+def _with_memory(timed: Call, tally: _Tally, allocated: Callable[[], int]) -> Call:
 
     def run() -> None:
         # Reading the allocated memory takes longer than most calls.
@@ -210,12 +210,6 @@ def _allocated_memory() -> Callable[[], int] | None:
     return torch.cuda.memory_allocated if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
-def _cost(component: str, event: Event, tally: _Tally, run: float) -> Cost:
-    share = tally.seconds / run if run and event not in _BEFORE_THE_RUN else None
-    memory = tally.memory / tally.memory_calls if tally.memory_calls else None
-    return Cost(component, event, tally.calls, tally.seconds, share, memory)
-
-
 def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows of the table for display."""
     rows: list[list[Any]] = [
@@ -233,7 +227,3 @@ def _shown(costs: list[Cost]) -> tuple[list[str], list[list[Any]]]:
         return [*_COLUMNS], rows
     memory = [None if cost.memory is None else round(cost.memory / 1024, 2) for cost in costs]
     return [*_COLUMNS, _MEMORY_COLUMN], [[*row, cell] for row, cell in zip(rows, memory, strict=True)]
-
-
-def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell)

@@ -23,7 +23,7 @@ from composer.core.randomness import preserve_rng_state
 from composer.functional.checks import check_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -77,11 +77,12 @@ class Generate(Callback):
     def intervals(self) -> Mapping[Event | str, Time | str | int]:
         """Generate every ``interval``, after a batch, an epoch or an iteration, depending on its unit."""
         events = {TimeUnit.EPOCH: Event.EPOCH_CHECKPOINT, TimeUnit.ITERATION: Event.ITERATION_CHECKPOINT}
-        never: dict[Event | str, Time | str | int] = dict.fromkeys(
-            (Event.BATCH_CHECKPOINT, *events.values()), Time(0, TimeUnit.BATCH)
-        )
-        never[Event.ITERATION_CHECKPOINT] = Time(0, TimeUnit.ITERATION)
-        return never | {events.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
+        intervals: dict[Event | str, Time | str | int] = {
+            Event.BATCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
+            Event.EPOCH_CHECKPOINT: Time(0, TimeUnit.BATCH),
+            Event.ITERATION_CHECKPOINT: Time(0, TimeUnit.ITERATION),
+        }
+        return intervals | {events.get(self.interval.unit, Event.BATCH_CHECKPOINT): self.interval}
 
     def init(self, state: State, logger: Logger) -> None:
         """Raise an error if the model cannot generate."""
@@ -116,13 +117,12 @@ class Generate(Callback):
     def _generate(self, state: State, logger: Logger) -> None:
         self._generated_at = int(state.timestamp.count(TimeUnit.BATCH))
         with evaluation_mode(state.model), preserve_rng_state(state.device), torch.no_grad(), evaluation_weights(state):
-            generations = [text for prompts in self._batches() for text in self._continue(prompts, state)]
+            batches = [
+                self.prompts[start : start + self.batch_size] for start in range(0, len(self.prompts), self.batch_size)
+            ]
+            generations = [text for prompts in batches for text in self._continue(list(prompts), state)]
         rows = list(zip(self.prompts, generations, strict=True))
         logger.log_table(["prompt", "generation"], rows, name="generations")
-
-    def _batches(self) -> Iterator[list[str]]:
-        for first in range(0, len(self.prompts), self.batch_size):
-            yield list(self.prompts[first : first + self.batch_size])
 
     def _continue(self, prompts: list[str], state: State) -> list[str]:
         tokenizer = state.model.tokenizer

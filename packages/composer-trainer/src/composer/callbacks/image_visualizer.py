@@ -81,9 +81,7 @@ class ImageVisualizer(Callback):
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Log the images."""
-        images, self._images = self._images, None
-        if images is not None:
-            self._log(images, "Images/Train", state, logger)
+        self._log("Images/Train", state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Select the next batch."""
@@ -98,9 +96,7 @@ class ImageVisualizer(Callback):
 
     def eval_after_forward(self, state: State, logger: Logger) -> None:
         """Log the images."""
-        images, self._images = self._images, None
-        if images is not None:
-            self._log(images, "Images/Eval", state, logger)
+        self._log("Images/Eval", state, logger)
 
     def _shown_images(self, state: State) -> Tensor:
         images = state.batch_get_item(self.input_key)
@@ -112,7 +108,10 @@ class ImageVisualizer(Callback):
             )
         return _shown(images[: self.num_images])
 
-    def _log(self, images: Tensor, name: str, state: State, logger: Logger) -> None:
+    def _log(self, name: str, state: State, logger: Logger) -> None:
+        images, self._images = self._images, None
+        if images is None:
+            return
         masks: dict[str, Any] = {}
         if self.mode == "segmentation":
             outputs = state.outputs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from composer.core import Callback, Logger, State
+from composer.core.components import by_key
 from composer.core.model_state import unwrapped
 
 __all__ = ["LRMonitor"]
@@ -33,13 +32,11 @@ class LRMonitor(Callback):
         """Log the learning rates, after the schedulers have stepped."""
         if not logger.destinations:
             return
-        rates: dict[str, Any] = {}
-        counts: dict[str, int] = {}
-        for optimizer in state.optimizers:
-            name = type(unwrapped(optimizer)).__name__
-            place = counts[name] = counts.get(name, -1) + 1
-            if place:
-                name = f"{name}.{place}"
-            for number, group in enumerate(optimizer.param_groups):
-                rates[f"lr-{name}/group{number}"] = group["lr"]
-        logger.log_metrics(rates)
+        names = by_key(unwrapped(optimizer) for optimizer in state.optimizers)
+        logger.log_metrics(
+            {
+                f"lr-{name}/group{number}": group["lr"]
+                for name, optimizer in zip(names, state.optimizers, strict=True)
+                for number, group in enumerate(optimizer.param_groups)
+            }
+        )

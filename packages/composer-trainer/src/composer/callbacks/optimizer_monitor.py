@@ -45,16 +45,13 @@ class _Measurement:
         self.add(f"{name} first", parameters, _sums(first, 2))
         self.add(f"{name} second", parameters, _sums(second, 2))
 
-    def over_processes(self) -> dict[str, Tensor]:
-        """Return the sums over complete parameters, by name."""
-        everything = [one for parameters in self.parameters.values() for one in parameters]
-        total = _sums_over_processes(torch.cat(self.sums), everything)
-        return dict(zip(self.parameters, torch.split(total, [len(one) for one in self.sums]), strict=True))
-
     def metrics(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
         """Return norms and cosines by the names of the parameters."""
-        totals, metrics = self.over_processes(), {}
-        metrics["l2_norm/grad/global"] = totals["l2_norm/grad"].sum().sqrt()
+        everything = [parameter for parameters in self.parameters.values() for parameter in parameters]
+        total = _sums_over_processes(torch.cat(self.sums), everything)
+        parts = torch.split(total, [len(sums) for sums in self.sums])
+        totals = dict(zip(self.parameters, parts, strict=True))  # over complete parameters
+        metrics = {"l2_norm/grad/global": totals["l2_norm/grad"].sum().sqrt()}
         for name, total in totals.items():
             if name.startswith("l2_norm/"):
                 values = total.sqrt()
@@ -129,7 +126,11 @@ class OptimizerMonitor(Callback):
         """Measure the gradients of the optimizers' step."""
         if not logger.destinations:
             return
-        self._measured = {name: one for name, one in state.model.named_parameters() if _has_gradient(one)}
+        self._measured = {
+            name: parameter
+            for name, parameter in state.model.named_parameters()
+            if parameter.grad is not None and parameter.grad.layout is torch.strided
+        }
         parameters = list(self._measured.values())
         self._measurement = _Measurement()
         self._measurement.add("l2_norm/grad", parameters, _sums(_gradients(parameters), 2))
@@ -158,10 +159,6 @@ class OptimizerMonitor(Callback):
         sums.add("l2_norm/second_moment_sqrt", with_square, _sums(squares, 1))
         sums.add_cosine("cosine/update_grad", stepped, updates, gradients)
         sums.add_cosine("cosine/moment_grad", with_moment, moments, _gradients(with_moment))
-
-
-def _has_gradient(parameter: Tensor) -> bool:
-    return parameter.grad is not None and parameter.grad.layout is torch.strided
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -89,7 +89,9 @@ class RuntimeEstimator(Callback):
         else:
             self._batches += 1
             self._seconds += self._since - before
-        if not _is_known_at_ends(state):
+        unit = None if state.max_duration is None else state.max_duration.unit
+        is_known_at_ends = unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not state.dataloader_len)
+        if not is_known_at_ends:
             self._estimate_total(state)
         if self._batches and logger.destinations:
             seconds = self._remaining(state)
@@ -139,12 +141,6 @@ class RuntimeEstimator(Callback):
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value:
             self._total_batches = _batches_done(state) / elapsed.value
-
-
-def _is_known_at_ends(state: State) -> bool:
-    """Return whether the completed fraction is known only at the ends of epochs or iterations."""
-    unit = None if state.max_duration is None else state.max_duration.unit
-    return unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not state.dataloader_len)
 
 
 def _batches_done(state: State) -> int:

@@ -103,7 +103,9 @@ def explain_loss(error: BaseException) -> bool:
     known = [note for note in getattr(error, "__notes__", ()) if note.startswith(_LOST)]
     if known:
         return any(note.startswith(_GONE) for note in known)
-    if not _peers or not _is_of_connection(error):
+    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
+    if not _peers or not is_of_torch or not any(words in str(error).lower() for words in _WORDS):
         return False
     own = _peers[get_global_rank()]
     visible = [peer for peer in _peers if own.pids is not None and (peer.host, peer.pids) == (own.host, own.pids)]
@@ -151,12 +153,6 @@ def report_failure(error: BaseException) -> None:
     except Exception:  # noqa: BLE001
         with contextlib.suppress(OSError):
             ErrorHandler().record_exception(error)
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
-    is_of_torch = is_of_gloo or isinstance(error, torch.distributed.DistError)
-    return is_of_torch and any(words in str(error).lower() for words in _WORDS)
 
 
 def _link(name: str) -> str | None:

@@ -171,16 +171,24 @@ class Parallelism:
         """
         model: nn.Module = state.model
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if model is self._model and _are_same(trainable, self._trainable):
+        if model is self._model and [*map(id, trainable)] == [*map(id, self._trainable)]:
             return
         self.is_connected = is_connected()
         self.forward = model
         if self._fsdp is not None and not is_sharded(model):
-            self._shard(state, self._fsdp)
+            if not is_initialized():
+                initialize_alone(state.device)
+            broadcast_model(model)
+            shard(model, state.optimizers, self._fsdp, state.device, state.precision)
         elif self.is_connected and not is_sharded(model):
             broadcast_model(model)
             self._wrap(state)
-        self._take_control_of(self.forward)
+        # The wrapper that controls when gradients are reduced; it reduces them until it is disabled.
+        is_ddp = isinstance(self.forward, nn.parallel.DistributedDataParallel)
+        is_controlled = is_ddp or callable(getattr(self.forward, "set_requires_gradient_sync", None))
+        controlled = self.forward if is_controlled else None
+        if controlled is not self._synced:
+            self._synced, self._syncs = controlled, True
         is_multi = self._strategy is DDPSyncStrategy.MULTI_AUTO_SYNC
         self._runs_together = is_multi or (self.is_connected and is_sharded(model))
         self._model = model
@@ -223,11 +231,8 @@ class Parallelism:
             return
         counted = samples if counted is None else counted
         own = torch.tensor([samples, tokens, seconds, microbatches, stop, counted], dtype=torch.float64, device="cpu")
-        self._totals, self._counted, self._numbers = (
-            None,
-            counted,
-            [torch.empty_like(own) for _ in range(get_world_size())],
-        )
+        self._totals, self._counted = None, counted
+        self._numbers = [torch.empty_like(own) for _ in range(get_world_size())]
         self._exchange = torch.distributed.all_gather(self._numbers, own, group=host_group(), async_op=True)
 
     def totals(self) -> BatchTotals:
@@ -295,12 +300,6 @@ class Parallelism:
         torch.distributed.all_reduce(values)
         return dict(zip(losses, values.div_(get_world_size()).unbind(), strict=True))
 
-    def _shard(self, state: State, settings: FSDPSettings) -> None:
-        if not is_initialized():
-            initialize_alone(state.device)
-        broadcast_model(state.model)
-        shard(state.model, state.optimizers, settings, state.device, state.precision)
-
     def _wrap(self, state: State) -> None:
         self._synced = None  # removes the hooks of the last wrapper before new ones are added
         is_trained = any(parameter.requires_grad for parameter in state.model.parameters())
@@ -310,13 +309,6 @@ class Parallelism:
         settings["find_unused_parameters"] |= any(each.find_unused_parameters for each in state.algorithms)
         # Without device_ids, as the batch is on the device already.
         self.forward = nn.parallel.DistributedDataParallel(state.model, init_sync=False, **settings)
-
-    def _take_control_of(self, model: Any) -> None:
-        """Store the wrapper that controls when gradients are reduced; it reduces them until it is disabled."""
-        is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        controlled = model if is_ddp or callable(getattr(model, "set_requires_gradient_sync", None)) else None
-        if controlled is not self._synced:
-            self._synced, self._syncs = controlled, True
 
 
 def broadcast_model(model: nn.Module) -> None:
@@ -378,10 +370,6 @@ def _average_gradients(parameters: list[nn.Parameter]) -> None:
         flat.div_(world_size)
 
     together(gradients, average)
-
-
-def _are_same(some: list[nn.Parameter], others: list[nn.Parameter]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _checked_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -98,7 +98,9 @@ def close_dist() -> None:
     if _created_here and is_initialized() and torch.distributed.group.WORLD is _created_here[-1]:
         if get_world_size() > 1:
             _closed.append(True)
-            _release_tensors()
+            # Gloo's threads need the interpreter lock to release the last tensors; a thread that does so during the
+            # shutdown of the interpreter makes C++ abort the program.
+            time.sleep(_RELEASE_SECONDS)
         torch.distributed.destroy_process_group()
     _created_here.clear()
 
@@ -162,14 +164,6 @@ def _introduce_once() -> None:
     if get_world_size() > 1 and world is not None and not any(world is one for one in _introduced):
         introduce()
         _introduced[:] = [world]
-
-
-def _release_tensors() -> None:
-    """Give gloo's threads time to release the last tensors, for which they need the interpreter lock.
-
-    A thread that does so during the shutdown of the interpreter makes C++ abort the program.
-    """
-    time.sleep(_RELEASE_SECONDS)
 
 
 def _close_at_exit() -> None:

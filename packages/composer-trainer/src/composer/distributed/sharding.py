@@ -187,7 +187,7 @@ def _make_contiguous(model: nn.Module) -> None:
             f"{len(others)} weights had another memory layout, such as that of ChannelsLast, and FSDP2 shards "
             "only contiguous weights: they are now contiguous.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

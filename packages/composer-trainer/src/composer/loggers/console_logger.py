@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Interval, Logger, LoggerDestination, State, Time, Timestamp, TimeUnit, Trace
 from composer.functional.checks import check_flags
+from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loggers.values import Stream, check_stream, open_stream, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ConsoleLogger"]
+__all__ = ["ConsoleLogger", "terminal_destinations"]
 
 _NOT_SHOWN = frozenset(  # parts of the heading
     f"time/{counter}{part}"
@@ -111,25 +112,25 @@ class ConsoleLogger(LoggerDestination):
         """Print a line, if one is due."""
         del logger
         if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(state):
-            self._print_new(f"{_epoch(state, 1)}, {_batch(state)}")
+            self._print_and_clear(self._new, f"{_epoch(state, 1)}, {_batch(state)}")
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Print a line, if there are new values and no longer interval in epochs is running."""
         del logger
         unit = self.log_interval.every.unit
         if unit not in _WHOLE_EPOCHS or (unit is TimeUnit.EPOCH and self._is_due(state)):
-            self._print_new(f"{_epoch(state)}, end")
+            self._print_and_clear(self._new, f"{_epoch(state)}, end")
 
     def iteration_end(self, state: State, logger: Logger) -> None:
         """Print a line, if the interval is in iterations and one is due."""
         del logger
         if self.log_interval.every.unit is TimeUnit.ITERATION and self._is_due(state):
-            self._print_new(f"{_epoch(state)}, end")
+            self._print_and_clear(self._new, f"{_epoch(state)}, end")
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Print the remaining values."""
         del logger
-        self._print_new(f"{_epoch(state)}, end of the fit")
+        self._print_and_clear(self._new, f"{_epoch(state)}, end of the fit")
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Collect the values of an evaluation for a separate line."""
@@ -147,9 +148,6 @@ class ConsoleLogger(LoggerDestination):
     def _is_due(self, state: State) -> bool:
         before, self._last_look = self._last_look, state.timestamp
         return self.log_interval.passed(before, state.timestamp, state.max_duration, state.dataloader_len)
-
-    def _print_new(self, where: str) -> None:
-        self._print_and_clear(self._new, where)
 
     def _print_and_clear(self, metrics: dict[str, Any], where: str) -> None:
         shown = [(name, value) for name, value in metrics.items() if name not in _NOT_SHOWN]
@@ -169,6 +167,35 @@ class ConsoleLogger(LoggerDestination):
         else:
             tqdm.tqdm.write(text, file=stream)
             stream.flush()
+
+
+def terminal_destinations(
+    *,
+    progress_bar: bool,
+    log_to_console: bool,
+    stream: Stream = "stderr",
+    log_interval: Time | str | int = "1ba",
+    log_traces: bool = False,
+) -> list[LoggerDestination]:
+    """Return the destinations that show a run in a terminal: a progress bar, lines of text, both or none.
+
+    Args:
+        progress_bar: Whether to show a progress bar.
+        log_to_console: Whether to print metrics as lines.
+        stream: ``"stdout"``, ``"stderr"`` or an open text file.
+        log_interval: How often lines are printed.
+        log_traces: Whether to print which algorithms ran.
+
+    Example:
+        >>> terminal_destinations(progress_bar=False, log_to_console=False)
+        []
+    """
+    destinations: list[LoggerDestination] = []
+    if progress_bar:
+        destinations.append(ProgressBarLogger(stream=stream, log_traces=log_traces))
+    if log_to_console:
+        destinations.append(ConsoleLogger(log_interval=log_interval, stream=stream, log_traces=log_traces))
+    return destinations
 
 
 def _folded(line: str) -> str:

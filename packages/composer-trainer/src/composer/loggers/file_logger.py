@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ import attrs
 from composer.core import Interval, Logger, State, Time, TimeUnit
 from composer.core.files import check_template, fill_in_run
 from composer.core.serialization import from_data
-from composer.functional.checks import check_flags, check_whole_numbers
+from composer.functional.checks import check_flags, check_whole
 from composer.loggers.capture import CapturedStream
 from composer.loggers.gathering import GatheringLogger
 from composer.loggers.values import detach_to_host, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["FileLogger"]
 
@@ -114,9 +113,7 @@ class FileLogger(GatheringLogger):
         check_flags(
             capture_stdout=capture_stdout, capture_stderr=capture_stderr, log_traces=log_traces, overwrite=overwrite
         )
-        check_whole_numbers(buffer_size=buffer_size)
-        if buffer_size < 0:
-            raise ValueError(f"buffer_size must be a number of bytes, 0 or more, got {buffer_size}.")
+        check_whole("buffer_size", buffer_size, 0, "It counts bytes.")
         self.filename = check_template(filename, "filename", _FIELDS)
         self.remote_file_name = (
             None if remote_file_name is None else check_template(remote_file_name, "remote_file_name", _FIELDS)
@@ -198,9 +195,9 @@ class FileLogger(GatheringLogger):
             )
         self._path = path
         if self.capture_stdout:
-            self._captured.append(CapturedStream("stdout", partial(self._add_printed, "stdout")))
+            self._captured.append(CapturedStream("stdout", lambda line: self._add(None, stdout=line)))
         if self.capture_stderr:
-            self._captured.append(CapturedStream("stderr", partial(self._add_printed, "stderr")))
+            self._captured.append(CapturedStream("stderr", lambda line: self._add(None, stderr=line)))
         for captured in self._captured:
             captured.install()
 
@@ -221,13 +218,8 @@ class FileLogger(GatheringLogger):
         self._batches = 0
         if not self._is_open or self._path is None or not self._records:
             return
-        records, self._records = self._records, []
-        try:
-            _append(self._path, map(_to_line, _with_numbers(records)), self.buffer_size)
-        except Exception as error:
-            if self._logger is None:
-                raise
-            self._logger.report_failure(self, "flush", error)
+        path, records, self._records = self._path, self._records, []
+        self.report_failure_of("flush", lambda: _append(path, _to_lines(records), self.buffer_size))
 
     def open(self, state: State) -> None:
         """Create or continue the file, if it is not open, and write earlier values."""
@@ -253,9 +245,6 @@ class FileLogger(GatheringLogger):
             self._records.insert(0, {**self._clock(None), "run_name": state.run_name})
         self._is_open = True
         self.flush()
-
-    def _add_printed(self, name: str, line: str) -> None:
-        self._add(None, **{name: line})
 
     def _add(self, step: int | None, **content: Any) -> None:
         self._records.append({**self._clock(step), **content})
@@ -330,17 +319,13 @@ def _buffered(lines: Iterable[str], size: int) -> Iterable[bytes]:
         yield buffer
 
 
-def _with_numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records with the values of their metrics, read together."""
+def _to_lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the records as lines, with the values of their metrics, read together."""
     numbers = iter(read([value for record in records for value in record.get("metrics", {}).values()]))
-    return [
-        record | {"metrics": dict(zip(record["metrics"], numbers, strict=False))} if "metrics" in record else record
-        for record in records
-    ]
-
-
-def _to_line(record: dict[str, Any]) -> str:
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+    for record in records:
+        if "metrics" in record:
+            record["metrics"] = dict(zip(record["metrics"], numbers, strict=False))
+        yield json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from composer.core import LoggerDestination
 from composer.core.interval import to_interval
-from composer.functional.checks import check_whole_numbers
+from composer.functional.checks import check_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from composer.core import Interval, Logger, State, Time
 
 __all__ = ["GatheringLogger"]
@@ -33,9 +35,7 @@ class GatheringLogger(LoggerDestination, ABC):
     """
 
     def __init__(self, *, every: Interval | Time | str | int | None, flush_interval: int) -> None:
-        check_whole_numbers(flush_interval=flush_interval)
-        if flush_interval < 1:
-            raise ValueError(f"flush_interval must be at least 1 batch, got {flush_interval}.")
+        check_whole("flush_interval", flush_interval, 1, "It counts batches.")
         self.every = to_interval(every)
         self.flush_interval = flush_interval
         self._batches = 0
@@ -66,6 +66,15 @@ class GatheringLogger(LoggerDestination, ABC):
                 f"{type(self).__name__} is used by another run that is not closed: call the close() of its Trainer "
                 "first, or create a new logger."
             )
+
+    def report_failure_of(self, method: str, call: Callable[[], object]) -> None:
+        """Call a function, and report its error for a method of this logger; raise the error outside of a run."""
+        try:
+            call()
+        except Exception as error:
+            if self._logger is None:
+                raise
+            self._logger.report_failure(self, method, error)
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Open the file or run, if it is not open; also when training, an evaluation or a prediction starts."""

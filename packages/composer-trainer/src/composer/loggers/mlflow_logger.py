@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.core.checks import to_options, to_texts
-from composer.functional.checks import check_flags, check_numbers, check_whole_numbers
+from composer.functional.checks import check_flags, check_numbers, check_whole
 from composer.loggers.products import import_product, require_product
 from composer.loggers.tracker_logger import Record, TrackerLogger
 from composer.loggers.values import Number, flat, matches
@@ -95,12 +95,8 @@ class MLFlowLogger(TrackerLogger):
         )
         check_numbers(logging_buffer_seconds=logging_buffer_seconds)
         check_flags(synchronous=synchronous, log_system_metrics=log_system_metrics, resume=resume)
-        check_whole_numbers(log_duplicated_metric_every_n_steps=log_duplicated_metric_every_n_steps)
-        if log_duplicated_metric_every_n_steps < 1:
-            raise ValueError(
-                "log_duplicated_metric_every_n_steps must be at least 1 step, "
-                f"got {log_duplicated_metric_every_n_steps}."
-            )
+        steps = log_duplicated_metric_every_n_steps
+        check_whole("log_duplicated_metric_every_n_steps", steps, 1, "It counts steps.")
         require_product("mlflow", "mlflow")
         if log_system_metrics:
             require_product("psutil", "mlflow")
@@ -110,11 +106,9 @@ class MLFlowLogger(TrackerLogger):
         self.model_registry_prefix, self.model_registry_uri = model_registry_prefix, model_registry_uri
         self.synchronous, self.log_system_metrics, self.resume = synchronous, log_system_metrics, resume
         self.rename_metrics = to_options("rename_metrics", rename_metrics)
-        self.ignore_metrics, self.ignore_hyperparameters = (
-            to_texts("ignore_metrics", ignore_metrics),
-            to_texts("ignore_hyperparameters", ignore_hyperparameters),
-        )
-        self.log_duplicated_metric_every_n_steps = log_duplicated_metric_every_n_steps
+        self.ignore_metrics = to_texts("ignore_metrics", ignore_metrics)
+        self.ignore_hyperparameters = to_texts("ignore_hyperparameters", ignore_hyperparameters)
+        self.log_duplicated_metric_every_n_steps = steps
         self._mlflow: Any = None
         self._client: Any = None
         self._monitor: Any = None
@@ -131,7 +125,11 @@ class MLFlowLogger(TrackerLogger):
         experiment = str(
             self._client.create_experiment(self.experiment_name) if existing is None else existing.experiment_id
         )
-        own = self._runs(experiment, name) if self.resume or self._saved_id is not None else []
+        own: list[str] = []
+        if self.resume or self._saved_id is not None:
+            named = f"tags.composer_run_name = '{name}'"
+            runs = self._client.search_runs([experiment], named, order_by=["attributes.start_time DESC"])
+            own = [run.info.run_id for run in runs]
         if self._saved_id in own:
             self.run_id = self._saved_id
         elif self.resume and own:
@@ -144,10 +142,8 @@ class MLFlowLogger(TrackerLogger):
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         if self.log_system_metrics:
-            module = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow")
-            self._monitor = module.SystemMetricsMonitor(
-                self.run_id, resume_logging=True, tracking_uri=self.tracking_uri
-            )
+            make = import_product("mlflow.system_metrics.system_metrics_monitor", "mlflow").SystemMetricsMonitor
+            self._monitor = make(self.run_id, resume_logging=True, tracking_uri=self.tracking_uri)
             self._monitor.start()
 
     def write_metrics(self, records: Sequence[Record]) -> None:
@@ -250,12 +246,6 @@ class MLFlowLogger(TrackerLogger):
                 operation.wait()
         finally:
             self._client.set_terminated(self.run_id, status)
-
-    def _runs(self, experiment: str, name: str) -> list[str]:
-        """Return the ids of the experiment's runs with this name, the latest first."""
-        wanted = f"tags.composer_run_name = '{name}'"
-        runs = self._client.search_runs([experiment], wanted, order_by=["attributes.start_time DESC"])
-        return [run.info.run_id for run in runs]
 
     def _is_new(self, name: str, number: Number, step: int) -> bool:
         before = self._last.get(name)

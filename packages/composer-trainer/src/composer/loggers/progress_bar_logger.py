@@ -66,7 +66,7 @@ class ProgressBarLogger(LoggerDestination):
         """Print above the bar which algorithms ran, if ``log_traces`` is True."""
         if self.should_log_traces and self._fit_bar is not None:
             for name, trace in traces.items():
-                self._fit_bar.write(f"{name}: {trace}")
+                self._fit_bar.bar.write(f"{name}: {trace}", file=self._fit_bar.bar.fp)
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
@@ -83,19 +83,21 @@ class ProgressBarLogger(LoggerDestination):
         if state.rank == 0 and state.max_duration is not None:
             unit = state.max_duration.unit
             self._unit = TimeUnit.BATCH if unit in {TimeUnit.EPOCH, TimeUnit.ITERATION} else unit
-            self._fit_bar = self._open_bar(_epoch_of(state), _total(state), self._unit, self._done(state))
+            done = state.timestamp.count(self._unit)
+            self._fit_bar = self._open_bar(_epoch_of(state), _total(state), self._unit, done)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Show the epoch and the total, which may be known only now."""
         del logger
         if self._fit_bar is not None:
-            self._fit_bar.describe(_epoch_of(state), _total(state))
+            self._fit_bar.bar.total = _total(state)
+            self._fit_bar.bar.set_description_str(_epoch_of(state), refresh=False)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Draw the bar, if it is due."""
         del logger
         if self._fit_bar is not None and time.monotonic() >= self._fit_bar.due_at:
-            self._fit_bar.draw(self._done(state), self._numbers())
+            self._draw_fit_bar(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Draw the bar a last time and leave it."""
@@ -128,7 +130,7 @@ class ProgressBarLogger(LoggerDestination):
         if self._short_bar is not None and self._fit_bar is None:
             prefix = f"metrics/{state.dataloader_label}/"
             self._short_bar.draw(self._short_bar.count, _numbers(self._evaluation, prefix))
-        self._finish_short_bar()
+        self._close_short_bar()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Show the metrics of the evaluation on the fit's bar."""
@@ -146,23 +148,18 @@ class ProgressBarLogger(LoggerDestination):
     def predict_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the prediction."""
         del state, logger
-        self._finish_short_bar()
+        self._close_short_bar()
 
     def close(self, state: State, logger: Logger) -> None:
         """Close the open bars, for example after an error."""
         del state, logger
         self._close_bars()
 
-    def _done(self, state: State) -> float:
-        return state.timestamp.count(self._unit)
-
-    def _numbers(self) -> str:
-        loss = {} if self._loss is None else {"metrics/loss": self._loss}
-        return _numbers(loss | self._evaluation, "metrics/")
-
     def _draw_fit_bar(self, state: State) -> None:
         if self._fit_bar is not None:
-            self._fit_bar.draw(self._done(state), self._numbers())
+            loss = {} if self._loss is None else {"metrics/loss": self._loss}
+            numbers = _numbers(loss | self._evaluation, "metrics/")
+            self._fit_bar.draw(state.timestamp.count(self._unit), numbers)
 
     def _open_bar(
         self, description: str, total: float | None, unit: TimeUnit, done: float = 0, *, leave: bool = True
@@ -188,20 +185,17 @@ class ProgressBarLogger(LoggerDestination):
         if state.rank == 0:
             self._short_bar = self._open_bar(description, state.dataloader_len, TimeUnit.BATCH, leave=leave)
 
-    def _finish_short_bar(self) -> None:
-        if self._short_bar is not None:
-            self._short_bar.finish()
-        self._close_short_bar()
-
     def _close_short_bar(self) -> None:
         if self._short_bar is not None:
-            self._short_bar.close()
+            # In a notebook a bar that is closed before its end stays, in red; its last batches may not have been drawn.
+            self._short_bar.bar.n = max(self._short_bar.bar.n, self._short_bar.count)
+            self._short_bar.bar.close()
             self._short_bar = None
 
     def _close_bars(self) -> None:
         self._close_short_bar()
         if self._fit_bar is not None:
-            self._fit_bar.close()
+            self._fit_bar.bar.close()
             self._fit_bar = None
 
 
@@ -219,27 +213,13 @@ class _Bar:
 
     def __init__(self, bar: tqdm[Any]) -> None:
         self.count = 0
-        self._bar = bar
+        self.bar = bar
         self.due_at = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def draw(self, done: float, numbers: str) -> None:
-        self._bar.set_postfix_str(numbers, refresh=False)
-        self._bar.update(done - self._bar.n)
+        self.bar.set_postfix_str(numbers, refresh=False)
+        self.bar.update(done - self.bar.n)
         self.due_at = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
-
-    def finish(self) -> None:
-        # In a notebook a bar that is closed before its end stays, in red; its last batches may not have been drawn.
-        self._bar.n = max(self._bar.n, self.count)
-
-    def describe(self, description: str, total: float | None) -> None:
-        self._bar.total = total
-        self._bar.set_description_str(description, refresh=False)
-
-    def write(self, line: str) -> None:
-        self._bar.write(line, file=self._bar.fp)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str) -> str:

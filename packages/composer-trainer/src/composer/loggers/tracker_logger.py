@@ -252,7 +252,7 @@ class TrackerLogger(GatheringLogger, ABC):
         self.flush()
         if self._is_open:
             self._is_open = False
-            self._try("close", self.close_run)
+            self.report_failure_of("close", self.close_run)
         self._saved_id = self._logger = None
 
     def flush(self) -> None:
@@ -260,7 +260,7 @@ class TrackerLogger(GatheringLogger, ABC):
         self._batches, self._next_flush = 0, time.monotonic() + self.seconds_between_flushes
         if self._is_open and self._records:
             records, self._records = self._records, []
-            self._try("flush", lambda: self.write_metrics(_read(records)))
+            self.report_failure_of("flush", lambda: self.write_metrics(_read(records)))
 
     def open(self, state: State) -> None:
         """Open the run, if it is not open, and write earlier values."""
@@ -272,21 +272,13 @@ class TrackerLogger(GatheringLogger, ABC):
         self._next_flush = time.monotonic() + self.seconds_between_flushes
         early, self._early = self._early, []
         for method, call in early:
-            self._try(method, call)
+            self.report_failure_of(method, call)
 
     def _when_open(self, method: str, call: Callable[[], None]) -> None:
         if self._is_open:
             call()
         elif not self._is_silent and not self._was_tried:
             self._early.append((method, call))
-
-    def _try(self, method: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            if self._logger is None:
-                raise
-            self._logger.report_failure(self, method, error)
 
 
 def _read(records: Sequence[tuple[int, float, dict[str, Any]]]) -> list[Record]:

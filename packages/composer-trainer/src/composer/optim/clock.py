@@ -48,7 +48,9 @@ def position(state: State, *spans: tuple[Time, float]) -> tuple[float, list[floa
         lengths.append(value)
         units.append(unit)
     if TimeUnit.EPOCH in units:
-        batches = _batches_in_epoch(state)
+        batches = state.dataloader_len
+        if batches is None and state.train_data_spec is not None:
+            batches = state.train_data_spec.length
         if batches is not None and all(unit in (TimeUnit.EPOCH, TimeUnit.BATCH) for unit in units):
             in_batches = [
                 length * batches if unit is TimeUnit.EPOCH else length
@@ -76,12 +78,6 @@ def _absolute(span: Time, ratio: float, state: State) -> tuple[float, TimeUnit]:
     # Without rounding, 0.07 of 100 batches (7.000000000000001) would be reached a batch late.
     length = span.value * whole.value
     return length if isinstance(length, int) else round(length, 9), whole.unit
-
-
-def _batches_in_epoch(state: State) -> int | None:
-    if state.dataloader_len is not None:
-        return state.dataloader_len
-    return None if state.train_data_spec is None else state.train_data_spec.length
 
 
 class ClockLR(LRScheduler):

@@ -60,12 +60,12 @@ class _DecoupledOptimizer(Optimizer, abc.ABC):
         _check_number("weight_decay", group["weight_decay"])
         self._check(group)
         super().add_param_group(param_group)
-        _complete(self.param_groups[-1])
+        self.param_groups[-1].setdefault("initial_lr", self.param_groups[-1]["lr"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            _complete(group)
+            group.setdefault("initial_lr", group["lr"])
         for values in self.state.values():
             # Fused torch optimizers keep the count on the device, where reading it would synchronize.
             if "step" in values:
@@ -271,10 +271,6 @@ class DecoupledAdamW(_DecoupledOptimizer):
         if amsgrad and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state
-
-
-def _complete(group: Group) -> None:
-    group.setdefault("initial_lr", group["lr"])
 
 
 def _decay(weights: list[Tensor], group: Group) -> None:

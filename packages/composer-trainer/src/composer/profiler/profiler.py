@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from composer.core import Callback, Event, Logger, State, TimeUnit
 from composer.profiler.recording import PHASES, Marker, Recording, TraceHandler
-from composer.profiler.schedule import ProfilerAction, Schedule
+from composer.profiler.schedule import ProfilerAction
 from composer.profiler.system_metrics import SystemMetrics
 from composer.profiler.torch_profiler import TorchProfiler
 
@@ -85,8 +85,17 @@ class Profiler(Callback):
         torch_prof_with_flops: bool = True,
         torch_prof_num_traces_to_keep: int = -1,
     ) -> None:
-        self.schedule = _checked_schedule(schedule)
-        self.trace_handlers = _checked_handlers(trace_handlers)
+        if not callable(schedule):
+            raise TypeError(
+                f"schedule must be a function f(state) -> ProfilerAction, such as cyclic_schedule(), got {schedule!r}."
+            )
+        self.schedule = schedule
+        self.trace_handlers = (trace_handlers,) if isinstance(trace_handlers, TraceHandler) else tuple(trace_handlers)
+        for handler in self.trace_handlers:
+            if not isinstance(handler, TraceHandler):
+                raise TypeError(
+                    f"trace_handlers must be TraceHandler objects, such as JSONTraceHandler(), got {handler!r}."
+                )
         self.system_metrics = SystemMetrics(
             cpu=sys_prof_cpu,
             memory=sys_prof_memory,
@@ -250,21 +259,3 @@ class Profiler(Callback):
         self._take(ProfilerAction.SKIP, state)
         if self.torch_profiler is not None:
             self.torch_profiler.follow(ProfilerAction.SKIP, state, logger)
-
-
-def _checked_schedule(schedule: Schedule) -> Schedule:
-    if not callable(schedule):
-        raise TypeError(
-            f"schedule must be a function f(state) -> ProfilerAction, such as cyclic_schedule(), got {schedule!r}."
-        )
-    return schedule
-
-
-def _checked_handlers(given: TraceHandler | Sequence[TraceHandler]) -> tuple[TraceHandler, ...]:
-    handlers = (given,) if isinstance(given, TraceHandler) else tuple(given)
-    for handler in handlers:
-        if not isinstance(handler, TraceHandler):
-            raise TypeError(
-                f"trace_handlers must be TraceHandler objects, such as JSONTraceHandler(), got {handler!r}."
-            )
-    return handlers

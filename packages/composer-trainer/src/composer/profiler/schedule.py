@@ -67,9 +67,9 @@ def cyclic_schedule(
     """
     numbers = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     for name, number in numbers.items():
-        least = 1 if name == "active" else 0
+        least, counted = (1 if name == "active" else 0), ("cycles" if name == "repeat" else "batches")
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ValueError(f"{name} must be a number of {_COUNTED[name]}, {least} or more, got {number!r}.")
+            raise ValueError(f"{name} must be a number of {counted}, {least} or more, got {number!r}.")
     cycle = wait + warmup + active
 
     def schedule(state: State) -> ProfilerAction:
@@ -84,6 +84,3 @@ def cyclic_schedule(
         return ProfilerAction.ACTIVE if place < cycle - 1 else ProfilerAction.ACTIVE_AND_SAVE
 
     return schedule
-
-
-_COUNTED = {"skip_first": "batches", "wait": "batches", "warmup": "batches", "active": "batches", "repeat": "cycles"}

@@ -14,8 +14,6 @@ from composer.profiler.files import TraceFiles
 from composer.profiler.schedule import ProfilerAction
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from composer.core import Logger, State
 
 __all__ = ["TorchProfiler"]
@@ -128,7 +126,9 @@ class TorchProfiler:
         if is_recording:
             self.files.write(lambda path: profile.export_chrome_trace(str(path)), state, logger)
             if self.memory_files is not None:
-                self.memory_files.write(lambda path: _export_memory(profile, path), state, logger)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "`export_memory_timeline` is deprecated", FutureWarning)
+                    self.memory_files.write(lambda path: profile.export_memory_timeline(str(path)), state, logger)
 
     def _begin(self, state: State) -> torch.profiler.profile:
         # torch calls the schedule with its own step; the action of the batch is already known here.
@@ -151,9 +151,3 @@ def _zipped(parameter: str, name: str | None, use_gzip: bool) -> Any:
     if name is None or not use_gzip:
         return name
     return f"{to_path(parameter, name).removesuffix('.gz')}.gz"
-
-
-def _export_memory(profile: torch.profiler.profile, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`export_memory_timeline` is deprecated", FutureWarning)
-        profile.export_memory_timeline(str(path))

@@ -36,7 +36,7 @@ from composer.distributed import (
 )
 from composer.distributed.failures import explain_loss, explaining_loss
 from composer.export.inference import Transform, export_for_inference
-from composer.loggers.terminal import terminal_destinations
+from composer.loggers.console_logger import terminal_destinations
 from composer.trainer.arguments import (
     Problems,
     as_list,
