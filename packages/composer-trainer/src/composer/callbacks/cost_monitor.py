@@ -104,8 +104,8 @@ class CostMonitor(Callback):
     def wrap_call(self, event: Event, entry: Entry, call: Call) -> Call:
         """Measure the time of a call."""
         self._forget_earlier_run()  # also here: the calls of INIT are wrapped before that event runs
-        timed = _timed(call, tally := self._tallies.setdefault((entry.key, event), _Tally()))
-        allocated = _allocated_memory()
+        tally = self._tallies.setdefault((entry.key, event), _Tally())
+        timed, allocated = _timed(call, tally), _allocated_memory()
         return timed if allocated is None else _with_memory(timed, tally, allocated)
 
     def init(self, state: State, logger: Logger) -> None:

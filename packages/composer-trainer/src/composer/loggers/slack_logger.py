@@ -114,7 +114,7 @@ class SlackLogger(LoggerDestination):
         items = list(data.items())
         for start in range(0, len(items), self.max_logs_per_message):
             part = dict(items[start : start + self.max_logs_per_message])
-            message = _lines(part, step) if self.formatter_func is None else self.formatter_func(part, step=step)
+            message = (self.formatter_func or _lines)(part, step=step)
             self._sender.send({"text": message} if isinstance(message, str) else {"blocks": message, "text": "metrics"})
 
     def _report(self) -> None:

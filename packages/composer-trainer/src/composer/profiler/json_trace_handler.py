@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["JSONTraceHandler", "chrome_trace", "merged_traces"]
 
 _BASE = "baseTimeNanoseconds"
-_NAMES = "process_name", "thread_name", "process_sort_index"
 
 
 class JSONTraceHandler(TraceHandler):
