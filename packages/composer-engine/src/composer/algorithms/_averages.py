@@ -17,7 +17,7 @@ from composer.core.serialization import from_data
 from composer.functional.training.gradient_clipping import local_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from composer.core import State, Time
@@ -34,6 +34,7 @@ SWAPS = frozenset({*_SWAP_IN, *_SWAP_OUT})
 class WeightAveraging(Algorithm):
     """Base of algorithms with averaged weights, which are in the model during evaluations and predictions."""
 
+    update_interval: Time | None
     _averages: AveragedWeights
 
     runs_at: ClassVar = dict.fromkeys(
@@ -45,6 +46,25 @@ class WeightAveraging(Algorithm):
             remedy="Use one average for evaluation: that of the entire training (EMA) or of its last part (SWA).",
         )
     }
+
+    def check_update_interval(self) -> None:
+        """Raise a ValueError unless the interval of updates is a number of batches or epochs."""
+        every = self.update_interval
+        if every is None or every.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or every.value < 1:
+            raise ValueError(f"update_interval must be at least one batch or epoch, got {every}.")
+
+    def runs_at_events(self) -> Mapping[Event, Stage]:
+        """Return the events at which it runs: updates are at the end of batches or of epochs."""
+        assert self.update_interval is not None
+        unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
+        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
+
+    def is_update_due(self, event: Event, state: State) -> bool:
+        """Return whether the interval of updates has passed at the end of a batch or an epoch."""
+        assert self.update_interval is not None
+        every, unit = self.update_interval.value, self.update_interval.unit
+        counts_here = event is (Event.BATCH_END if unit is TimeUnit.BATCH else Event.EPOCH_END)
+        return counts_here and not state.timestamp.count(unit) % every
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None] | None:
         """Return a context in which the model has the averages; None if there are none."""

@@ -9,12 +9,10 @@ import attrs
 from composer import functional as cf
 from composer.algorithms._averages import SWAPS, AveragedWeights, WeightAveraging
 from composer.algorithms._checks import to_time, warn_if_idle
-from composer.core import Event, Logger, Stage, State, Time, Timestamp, TimeUnit
+from composer.core import Event, Logger, State, Time, Timestamp, TimeUnit
 from composer.core.checks import number_between
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
 __all__ = ["EMA"]
@@ -84,15 +82,8 @@ class EMA(WeightAveraging):
         if self.update_interval is None:
             slow = self.half_life is not None and self.half_life.unit in {TimeUnit.EPOCH, TimeUnit.ITERATION}
             self.update_interval = Time(1, TimeUnit.EPOCH if slow else TimeUnit.BATCH)
-        if self.update_interval.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or self.update_interval.value < 1:
-            raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
+        self.check_update_interval()
         warn_if_idle(self, smoothing=self.smoothing == 0, ema_start=self.ema_start == Time(1, TimeUnit.DURATION))
-
-    def runs_at_events(self) -> Mapping[Event, Stage]:
-        """Return the events at which it runs: updates are at the end of batches or of epochs."""
-        assert self.update_interval is not None
-        unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
-        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
@@ -106,7 +97,10 @@ class EMA(WeightAveraging):
             self._averages.swap(event)
         elif event is Event.FIT_END:
             self._averages.warn_if_empty(self, self.ema_start)
-        elif self._is_due(state):
+        elif self.is_update_due(event, state) and (
+            # An ema_start of 0 needs no length of the training.
+            self._averages or not self.ema_start.value or state.has_reached(self.ema_start)
+        ):
             self._update(state)
 
     def get_ema_model(self, model: nn.Module) -> nn.Module:
@@ -145,14 +139,6 @@ class EMA(WeightAveraging):
         self.check_state_dict(state)
         self._averages.load_state_dict(state)
         self._updated_at = Timestamp.from_state_dict(state["updated_at"])
-
-    def _is_due(self, state: State) -> bool:
-        assert self.update_interval is not None
-        done = state.timestamp.count(self.update_interval.unit)
-        if done % self.update_interval.value:
-            return False
-        # An ema_start of 0 needs no length of the training.
-        return bool(self._averages or not self.ema_start.value or state.has_reached(self.ema_start))
 
     def _update(self, state: State) -> None:
         if not self._averages:

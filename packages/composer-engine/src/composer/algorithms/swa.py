@@ -83,16 +83,13 @@ class SWA(WeightAveraging):
                 raise ValueError(f"{name} must be within the training, got {moment}: e.g. '10ep', '0.7dur'.")
         if self.swa_start.unit is self.swa_end.unit and self.swa_end <= self.swa_start:
             raise ValueError(f"swa_end must come after swa_start, got {self.swa_end} and {self.swa_start}.")
-        if self.update_interval.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH} or self.update_interval.value < 1:
-            raise ValueError(f"update_interval must be at least one batch or epoch, got {self.update_interval}.")
+        self.check_update_interval()
         warn_if_idle(self, swa_start=self.swa_start == Time(1, TimeUnit.DURATION))
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs: updates are at the end of batches or of epochs."""
-        if self.schedule_swa_lr:  # at both, because a scheduler may have stepped
-            return self.runs_at
-        unused = Event.EPOCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.BATCH_END
-        return {event: stage for event, stage in self.runs_at.items() if event is not unused}
+        # With schedule_swa_lr at both, because a scheduler may have stepped.
+        return self.runs_at if self.schedule_swa_lr else super().runs_at_events()
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
@@ -149,8 +146,7 @@ class SWA(WeightAveraging):
             if not state.has_reached(self.swa_start):
                 return
             self._first_lrs = [[group["lr"] for group in each.param_groups] for each in state.optimizers]
-        counts_here = event is (Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END)
-        if counts_here and state.timestamp.count(self.update_interval.unit) % self.update_interval.value == 0:
+        if self.is_update_due(event, state):
             self._update(state)
         if self._averages and state.has_reached(self.swa_end):
             self._averages.keep_in_model()
