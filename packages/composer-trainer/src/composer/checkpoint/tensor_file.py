@@ -118,7 +118,7 @@ def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
             if digest is not None:
                 digest.update(header.content)
             total = sum(_aligned(size) for _, _, size in header.entries.values())
-            memory = memoryview(_allocate(total + _ALIGNMENT))
+            memory = memoryview(bytearray(total + _ALIGNMENT))
             memory = memory[-torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _ALIGNMENT :]
             for name, (dtype, shape, size) in header.entries.items():
                 _read_into(memory[:size], file, digest, path)
