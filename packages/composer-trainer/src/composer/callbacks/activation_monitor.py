@@ -98,15 +98,9 @@ class ActivationMonitor(Callback):
         """Remove the hooks and log the statistics."""
         self._unhook()
         metrics, self._metrics = self._metrics, {}
-        if metrics:
-            self._log(metrics, int(state.timestamp.count(TimeUnit.BATCH)), logger)
-
-    def close(self, state: State, logger: Logger) -> None:
-        """Remove the hooks, in case a forward pass failed."""
-        del state, logger
-        self._unhook()
-
-    def _log(self, metrics: Mapping[str, Tensor], step: int, logger: Logger) -> None:
+        if not metrics:
+            return
+        step = int(state.timestamp.count(TimeUnit.BATCH))
         if not self.only_log_wandb:
             logger.log_metrics(metrics, step)
             return
@@ -115,6 +109,11 @@ class ActivationMonitor(Callback):
                 destination.log_metrics(metrics, step)
             except Exception as error:  # noqa: BLE001  (as in Logger: a failing destination must not end the training)
                 logger.report_failure(destination, "log_metrics", error)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Remove the hooks, in case a forward pass failed."""
+        del state, logger
+        self._unhook()
 
     def _unhook(self) -> None:
         while self._handles:

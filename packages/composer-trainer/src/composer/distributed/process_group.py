@@ -62,10 +62,17 @@ def initialize_dist(device: str | torch.device, timeout: float = 300.0) -> None:
         (False, 1)
     """
     check_timeout(timeout)
-    kind = _kind_of(device)
+    kind = torch.device("cuda" if device == "gpu" else device).type
+    if kind not in _BACKENDS and get_world_size() > 1:
+        raise ValueError(f"Several processes train on 'cpu' or 'gpu', got device={str(device)!r}. Start one process.")
     _watch_end()
     if is_initialized():
-        _check_backend(kind)
+        config = torch.distributed.get_backend_config()
+        if get_world_size() > 1 and kind not in {part.partition(":")[0] for part in config.split(",")}:
+            raise ValueError(
+                f"The existing process group ({config}) cannot be used on device={kind!r}. "
+                f"Create it with composer.distributed.initialize_dist({kind!r})."
+            )
         _introduce_once()
         return
     _check_variables()
@@ -173,22 +180,6 @@ def _close_at_exit() -> None:
         close_dist()
     else:
         report_failure(error)
-
-
-def _kind_of(device: str | torch.device) -> str:
-    kind = torch.device("cuda" if device == "gpu" else device).type
-    if kind not in _BACKENDS and get_world_size() > 1:
-        raise ValueError(f"Several processes train on 'cpu' or 'gpu', got device={str(device)!r}. Start one process.")
-    return kind
-
-
-def _check_backend(kind: str) -> None:
-    config = torch.distributed.get_backend_config()
-    if get_world_size() > 1 and kind not in {part.partition(":")[0] for part in config.split(",")}:
-        raise ValueError(
-            f"The existing process group ({config}) cannot be used on device={kind!r}. "
-            f"Create it with composer.distributed.initialize_dist({kind!r})."
-        )
 
 
 def _check_variables() -> None:
