@@ -179,10 +179,10 @@ class TestEditable:
         assert list(files) == EVERYTHING
 
 
-def test_functional_installs_only_torch(wheels, tmp_path):
-    """In an empty environment, composer-functional installs only torch and its dependencies, and works."""
+def test_functional_installs_only_torch_and_kornia(wheels, tmp_path):
+    """In an empty environment, composer-functional installs only torch, kornia and their dependencies, and works."""
     place, wanted = tmp_path / "environment", tmp_path / "wanted.in"
-    wanted.write_text("torch\n")
+    wanted.write_text("torch\nkornia\n")
     uv("venv", "--python", sys.executable, place)
 
     uv("pip", "install", "--python", place / "bin" / "python", "--constraint", "constraints.txt", wheels["functional"])
