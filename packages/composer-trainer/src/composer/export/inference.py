@@ -120,7 +120,7 @@ def export_for_inference(
             call = call.with_samples(2)  # torch.export treats a size of 1 as static
         program = _exported(call, dynamic_batch=dynamic_batch)
         with _atomic_file(str(save_path), save_format) as path:
-            run = _WRITERS[save_format](program, call, path, output_names)
+            run = _write(program, call, path, save_format, output_names)
             _compare(run, call, save_format, rtol, atol)
             if dynamic_batch and call.num_samples is not None:
                 _compare(run, call.with_samples(call.num_samples + 1), save_format, rtol, atol)
@@ -344,20 +344,14 @@ def _exported(call: _Call, *, dynamic_batch: bool) -> torch.export.ExportedProgr
         ) from error
 
 
-def _write_torchexport(
-    program: torch.export.ExportedProgram, call: _Call, path: Path, output_names: Sequence[str] | None
+def _write(
+    program: torch.export.ExportedProgram, call: _Call, path: Path, save_format: str, output_names: Sequence[str] | None
 ) -> Callable[[_Call], list[Tensor]]:
     """Write the file, and return a function that runs it."""
-    del call, output_names
-    torch.export.save(program, path)
-    module = torch.export.load(path).module()
-    return lambda call: _tensors_in(call.run(module))
-
-
-def _write_onnx(
-    program: torch.export.ExportedProgram, call: _Call, path: Path, output_names: Sequence[str] | None
-) -> Callable[[_Call], list[Tensor]]:
-    """Write the file, and return a function that runs it."""
+    if save_format == "torchexport":
+        torch.export.save(program, path)
+        module = torch.export.load(path).module()
+        return lambda call: _tensors_in(call.run(module))
     outputs = call.run(call.module)
     if output_names is None and isinstance(outputs, dict):
         output_names = _names_besides(call.inputs, list(outputs))
@@ -391,9 +385,6 @@ def _names_besides(inputs: Collection[str], outputs: list[str]) -> list[str]:
             name += "_output"
         names.append(name)
     return names
-
-
-_WRITERS = {"torchexport": _write_torchexport, "onnx": _write_onnx}
 
 
 def _compare(

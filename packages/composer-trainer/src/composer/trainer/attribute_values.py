@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import sys
 import weakref
@@ -232,21 +233,18 @@ def _encoded(value: Any, budget: list[int], known: TextKeys, of_modules: Contain
         return data.detach().to("cpu", copy=True) if kind == "tensor" else data
     if kind == "text":
         raise UnsavedError("holds text")
+    encode = functools.partial(_encoded, budget=budget, of_modules=of_modules, depth=depth + 1)
     if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)(
-            [_encoded(item, budget, _NO_TEXT, of_modules, depth + 1) for item in value]
-        )
+        items = [encode(item, known=_NO_TEXT) for item in value]
+        return items if type(value) is list else tuple(items)
     if type(value) is dict:
         if any(type(key) is str and key not in known for key in value):
             raise UnsavedError("has text as new keys")
         if any(isinstance(key, Tensor) for key in value):  # a tensor is looked up by identity
             raise UnsavedError("has tensors as keys")
-        return {
-            key if type(key) is str else _encoded(key, budget, _NO_TEXT, of_modules, depth + 1): _encoded(
-                item, budget, known.get(key, _NO_TEXT), of_modules, depth + 1
-            )
-            for key, item in value.items()
-        }
+        keys = [key if type(key) is str else encode(key, known=_NO_TEXT) for key in value]
+        items = [encode(item, known=known.get(key, _NO_TEXT)) for key, item in value.items()]
+        return dict(zip(keys, items, strict=True))
     raise UnsavedError(f"holds an object of class {type(value).__name__}")
 
 

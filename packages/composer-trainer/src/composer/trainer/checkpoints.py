@@ -98,43 +98,38 @@ class Loading:
     def load(self, engine: Engine, progress: ResumeState, passes: Passes) -> LoadedCheckpoint | None:
         """Load the checkpoint; return None if there is none. All processes must call it."""
         state = engine.state
-        if self.autoresume:  # also without a checkpoint: loggers continue an earlier start of this run
+        folder = None if self.folder is None else fill_in_run(self.folder, state)
+        if self.autoresume:
+            assert folder is not None
+            # Also without a checkpoint: loggers continue an earlier start of this run.
             engine.logger.load_state_dict({})
-        newest = agreed_path(lambda: self._newest(state), "save_folder") if self.autoresume else None
-        if newest is not None:
-            loaded = self._load(newest, engine, progress, passes)
-            _log.warning("autoresume: going on from %s (%s).", newest, _place(state))
-            return loaded
-        if self.autoresume and self._has_weights(state):
-            _log.warning(
-                "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
-                "beginning. Leave out save_weights_only.",
-                self.run_name,
-            )
-        elif self.autoresume and self.path is None:
-            _log.warning("autoresume: there is no checkpoint of %r yet; starting from the beginning.", self.run_name)
+            newest = agreed_path(lambda: _newest(folder, state.run_name), "save_folder")
+            if newest is not None:
+                loaded = self._load(newest, folder, engine, progress, passes)
+                clock: Any = state.timestamp
+                place = f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
+                _log.warning("autoresume: going on from %s (%s).", newest, place)
+                return loaded
+            manifests = [one.manifest for one in find_checkpoints(folder) if one.manifest is not None]
+            if any(one.weights_only and one.run_name == state.run_name for one in manifests):
+                _log.warning(
+                    "autoresume: there are only weights of %r, from which training cannot resume; starting from the "
+                    "beginning. Leave out save_weights_only.",
+                    self.run_name,
+                )
+            elif self.path is None:
+                text = "autoresume: there is no checkpoint of %r yet; starting from the beginning."
+                _log.warning(text, self.run_name)
         if self.path is None:
             return None
         given = str(self.path).replace("{run_name}", state.run_name)
-        path = agreed_path(lambda: given, "load_path", folder=self._filled_in_folder(state))
-        return self._load(path or given, engine, progress, passes, weights_only=self.weights_only, picky=True)
-
-    def _filled_in_folder(self, state: State) -> str | None:
-        return None if self.folder is None else fill_in_run(self.folder, state)
-
-    def _newest(self, state: State) -> str | None:
-        assert self.folder is not None
-        found = newest_checkpoint(fill_in_run(self.folder, state), run_name=state.run_name)
-        return None if found is None else found.path
-
-    def _has_weights(self, state: State) -> bool:
-        assert self.folder is not None
-        found = [one.manifest for one in find_checkpoints(fill_in_run(self.folder, state)) if one.manifest is not None]
-        return any(one.weights_only and one.run_name == state.run_name for one in found)
+        path = agreed_path(lambda: given, "load_path", folder=folder)
+        return self._load(path or given, folder, engine, progress, passes, weights_only=self.weights_only, picky=True)
 
     def _load(
         self,
         path: str,
+        folder: str | None,
         engine: Engine,
         progress: ResumeState,
         passes: Passes,
@@ -147,7 +142,7 @@ class Loading:
             loaded = load_checkpoint(
                 path,
                 state,
-                folder=self._filled_in_folder(state),
+                folder=folder,
                 weights_only=weights_only,
                 strict_model_weights=self.strict if picky else True,
                 ignore_keys=self.ignore_keys if picky else None,
@@ -161,9 +156,9 @@ class Loading:
         return loaded
 
 
-def _place(state: State) -> str:
-    clock: Any = state.timestamp
-    return f"epoch {int(clock.epoch)}, batch {int(clock.batch)}"
+def _newest(folder: str, run_name: str) -> str | None:
+    found = newest_checkpoint(folder, run_name=run_name)
+    return None if found is None else found.path
 
 
 def check_not_sharded(model: object, parallelism_config: Mapping[str, Any] | None) -> None:

@@ -159,9 +159,10 @@ class _CopiedOrder(DataOrder):
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        generator = loader.generator
-        super().__init__(_copied(loader), seed if generator is None else derive_seed(seed, generator.initial_seed()))
-        self.loader.generator = torch.Generator()
+        generator, copied = loader.generator, copy.copy(loader)
+        super().__init__(copied, seed if generator is None else derive_seed(seed, generator.initial_seed()))
+        copied.__dict__["_iterator"] = None
+        copied.generator = torch.Generator()
         self._is_plain = _draws_nothing(loader.dataset) and loader.collate_fn in (default_collate, default_convert)
 
     def _iterate(self, epoch: int) -> Iterator[Batch]:
@@ -213,9 +214,7 @@ class IndexedOrder(_CopiedOrder):
         load = getattr(dataset, "__getitems__", None)
 
         def fetch(indices: Any) -> Batch:
-            if load:
-                return collate(load(indices))
-            return collate([dataset[index] for index in indices])
+            return collate(load(indices) if load else [dataset[index] for index in indices])
 
         def fetch_one(index: Any) -> Batch:
             return collate(dataset[index])
@@ -263,12 +262,6 @@ class StreamOrder(_CopiedOrder):
         return itertools.islice(self._iterate(epoch), skip, None)
 
 
-def _copied(loader: DataLoader[Any]) -> DataLoader[Any]:
-    copied = copy.copy(loader)
-    copied.__dict__["_iterator"] = None
-    return copied
-
-
 def _set_epoch(target: Any, epoch: int) -> None:
     set_epoch = getattr(target, "set_epoch", None)
     if callable(set_epoch):
@@ -276,10 +269,8 @@ def _set_epoch(target: Any, epoch: int) -> None:
 
 
 def _draws_nothing(dataset: Any) -> bool:
-    if isinstance(dataset, Subset):
-        return type(dataset) is Subset and _draws_nothing(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return type(dataset) is ConcatDataset and all(map(_draws_nothing, dataset.datasets))
+    if type(dataset) in (Subset, ConcatDataset):
+        return all(map(_draws_nothing, [dataset.dataset] if type(dataset) is Subset else dataset.datasets))
     return type(dataset) in (TensorDataset, list, tuple, Tensor, range)
 
 
@@ -295,24 +286,20 @@ def _order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | Iterator[Any]:
         if isinstance(keys, _Noted):
             return _Noted(in_order)
         return list(in_order) if isinstance(keys, list) else in_order
-    if type(sampler) not in (*_DRAW_AT_ONCE, SequentialSampler) and not is_plain_distributed(sampler):
-        return _unknown_order_of(sampler, seed, epoch)
-    key, drawing = derive_seed(seed, "order", epoch), copy.copy(sampler)
-    if is_plain_distributed(sampler):
-        drawing.seed, drawing.epoch = derive_seed(key, sampler.seed), 0
-    elif type(sampler) in _DRAW_AT_ONCE:
-        drawing.generator = torch.Generator().manual_seed(key)
-    in_order = iter(drawing)
-    return in_order
-
-
-def _unknown_order_of(sampler: Any, seed: int, epoch: int) -> list[Any] | _Noted:
+    key = derive_seed(seed, "order", epoch)
+    if type(sampler) in (*_DRAW_AT_ONCE, SequentialSampler) or is_plain_distributed(sampler):
+        drawing = copy.copy(sampler)
+        if is_plain_distributed(sampler):
+            drawing.seed, drawing.epoch = derive_seed(key, sampler.seed), 0
+        elif type(sampler) in _DRAW_AT_ONCE:
+            drawing.generator = torch.Generator().manual_seed(key)
+        in_order = iter(drawing)
+        return in_order
     if callable(getattr(sampler, "set_epoch", None)):
         return _Noted(iter(sampler))
     _set_epoch(getattr(sampler, "sampler", None), epoch)
     if not _has_length(sampler):
         return _Noted(_seeded_batches(lambda: iter(sampler), seed, epoch))
-    key = derive_seed(seed, "order", epoch)
     with preserve_rng_state():
         seed_globals(key)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):

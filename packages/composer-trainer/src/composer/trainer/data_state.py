@@ -35,8 +35,8 @@ def data_components(loader: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return _named(loader, "dataset", "collate_fn"), choosing
 
 
-def _named(loader: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
+def _named(owner: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(owner, name) for name in names if getattr(owner, name) is not None}
 
 
 class DataState:
@@ -54,11 +54,7 @@ class DataState:
         loader = spec.dataloader
         self._now, self._replayed, self._copied = OwnState(), OwnState(replayed=True), OwnState()
         self._at_begin: dict[str, Any] = {}
-        now = {
-            name: getattr(spec, name)
-            for name in ("batch_transforms", "microbatch_transforms")
-            if getattr(spec, name) is not None
-        }
+        now = _named(spec, "batch_transforms", "microbatch_transforms")
         loading, choosing = data_components(loader)
         saves_itself = callable(getattr(loader, "state_dict", None))
         if saves_itself:
@@ -102,12 +98,10 @@ class DataState:
         warn_of_misfits(self._replayed.load(self._at_begin, device))
         return bool(self._at_begin)
 
-    def load_between(self, data: Mapping[str, Any], device: torch.device) -> None:
-        """Restore replayed components between two epochs."""
-        warn_of_misfits(self._replayed.load(data.get("between", {}), device))
-
-    def load_now(self, data: Mapping[str, Any], device: torch.device) -> None:
-        """Restore the other components after the epoch has started."""
+    def load(self, data: Mapping[str, Any], device: torch.device, *, in_epoch: bool) -> None:
+        """Restore the other components after the epoch has started, or all between two epochs."""
+        if not in_epoch:
+            warn_of_misfits(self._replayed.load(data.get("between", {}), device))
         warn_of_misfits(self._now.load(data.get("now", {}), device))
 
 

@@ -83,12 +83,10 @@ class Evaluations:
 
     data: EvalData | None = None
     interval: EvalInterval = 1
-    subset_num_batches: int = attrs.field(default=-1)
+    subset_num_batches: int = attrs.field(
+        default=-1, validator=lambda _, __, subset: check_subset("eval_subset_num_batches", subset)
+    )
     evaluators: list[Evaluator] = attrs.field(init=False)
-
-    @subset_num_batches.validator
-    def _check_subset(self, _: object, subset: int) -> None:
-        check_subset("eval_subset_num_batches", subset)
 
     @evaluators.default
     def _make_evaluators(self) -> list[Evaluator]:
@@ -125,11 +123,7 @@ class Evaluations:
     def run_if_due(self, engine: Engine, event: Event) -> None:
         """Evaluate with the evaluators that are due at an event."""
         state = engine.state
-        due = [
-            evaluator
-            for evaluator in state.evaluators
-            if evaluator.eval_interval and evaluator.eval_interval(state, event)
-        ]
+        due = [one for one in state.evaluators if one.eval_interval and one.eval_interval(state, event)]
         if due:
             evaluate(engine, due, self.subset_num_batches)
 
@@ -140,9 +134,8 @@ def to_evaluators(data: EvalData) -> list[Evaluator]:
     Raises:
         TypeError: Several data sets are given that are not all evaluators.
     """
-    if not isinstance(data, (list, tuple)) or not any(
-        isinstance(one, (Evaluator, DataSpec, DataLoader)) for one in data
-    ):
+    kinds = (Evaluator, DataSpec, DataLoader)
+    if not isinstance(data, (list, tuple)) or not any(isinstance(one, kinds) for one in data):
         return [ensure_evaluator(data)]
     for one in data:
         if not isinstance(one, Evaluator):
@@ -170,17 +163,16 @@ def prepare_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
         )
     metrics = state.model.get_metrics(is_train=False)
     for evaluator in evaluators:
-        patterns = ["*"] if evaluator.metric_names is None else evaluator.metric_names
-        matches = {pattern: fnmatch.filter(metrics, pattern) for pattern in patterns}
+        chosen = set(metrics) if evaluator.metric_names is None else set()
         for pattern in evaluator.metric_names or ():
-            if not matches[pattern]:
+            matches = fnmatch.filter(metrics, pattern)
+            if not matches:
                 raise ValueError(
                     f"Evaluator {evaluator.label!r} names the metric {pattern!r}, but the model has {list(metrics)}."
                 )
+            chosen.update(matches)
         state.eval_metrics[evaluator.label] = {
-            name: copy.deepcopy(metric).to(state.device)
-            for name, metric in metrics.items()
-            if any(name in names for names in matches.values())
+            name: copy.deepcopy(metric).to(state.device) for name, metric in metrics.items() if name in chosen
         }
 
 

@@ -224,8 +224,7 @@ def _loader(loader: Any) -> dict[str, Any] | None:
     if loader is None:
         return None
     settings = {name: getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last")}
-    settings = {name: value for name, value in settings.items() if isinstance(value, int)}
-    return {"class": type(loader).__name__, **settings}
+    return {"class": type(loader).__name__} | {key: value for key, value in settings.items() if isinstance(value, int)}
 
 
 def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for each type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -59,47 +59,45 @@ class MicrobatchSearch:
         Raises:
             RuntimeError: A single sample does not fit.
         """
-        is_alone = not self._parallel.is_connected
+        state, parallel, is_alone = self._state, self._parallel, not self._parallel.is_connected
         if self._is_found and not is_alone:
             return compute()
-        before = _Snapshot(self._state)
+        before = _Snapshot(state)
         while True:
-            tried = min(self._state.device_train_microbatch_size or num_samples, num_samples)
+            tried = min(state.device_train_microbatch_size or num_samples, num_samples)
+            failure: RuntimeError | None = None
             # Gradients of a trial are not synchronized, and are discarded.
-            self._parallel.is_apart = not is_alone
-            failure, loss = self._try(compute)
-            self._parallel.is_apart = False
+            parallel.is_apart = not is_alone
+            try:
+                loss = compute()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # The traceback refers to the frames, and these to the tensors that fill the memory.
+                failure = error.with_traceback(None)
+            parallel.is_apart = False
             fits = bool(all_reduce_min(failure is None))
-            if fits and loss is not None and is_alone:
+            if fits and is_alone:
                 return loss
-            before.restore(self._state)
+            before.restore(state)
             forget()
             if fits:
                 self._is_found = True
                 return compute()
-            self._halve(tried, failure)
+            size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
+            if not size:
+                raise RuntimeError(
+                    "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
+                    f"'{state.device}' has left. Use a smaller model or input, or activation checkpointing."
+                ) from failure
+            state.device_train_microbatch_size = size
+            _log.info("Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, state.device, size)
             del failure
-            _free(self._state)
-
-    def _try(self, compute: Callable[[], Tensor]) -> tuple[BaseException | None, Tensor | None]:
-        try:
-            return None, compute()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            # The traceback refers to the frames, and these to the tensors that fill the memory.
-            return error.with_traceback(None), None
-
-    def _halve(self, tried: int, failure: BaseException | None) -> None:
-        device = self._state.device
-        size = all_reduce_min((tried + 1) // 2 if tried > 1 else 0)
-        if not size:
-            raise RuntimeError(
-                "device_train_microbatch_size='auto' found none that fits: a single sample needs more memory than "
-                f"'{device}' has left. Use a smaller model or input, or activation checkpointing."
-            ) from failure
-        self._state.device_train_microbatch_size = size
-        _log.info("Parts of %d samples do not fit into the memory of '%s': trying %d.", tried, device, size)
+            for optimizer in state.optimizers:
+                optimizer.zero_grad()
+            gc.collect()
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 class _Snapshot:
@@ -124,11 +122,3 @@ class _Snapshot:
         if state.scaler is not None:
             # An update with the current scale resets that the gradients of the trial were unscaled.
             state.scaler.update(state.scaler.scale(torch.ones((), device=state.device)))
-
-
-def _free(state: State) -> Any:
-    for optimizer in state.optimizers:
-        optimizer.zero_grad()
-    gc.collect()
-    if state.device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -45,10 +45,6 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.AMP_FP16 else None
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 class Optimization:
     """Computes gradients in the state's precision and steps its optimizers.
 
@@ -129,14 +125,11 @@ class Optimization:
                 else:
                     scaler.step(optimizer)
         if scaler is not None:
-            self._update_scale(scaler)
-
-    def _update_scale(self, scaler: torch.amp.GradScaler) -> None:
-        before = _scale(scaler)
-        scaler.update()
-        after = _scale(scaler)
-        if before is not None and after is not None:
-            self._skipped_steps += after < before
+            before = _scale(scaler)
+            scaler.update()
+            after = _scale(scaler)
+            if before is not None and after is not None:
+                self._skipped_steps += after < before
 
     def figures(self) -> dict[str, Tensor]:
         """Return the values to log: none without loss scaling."""
@@ -181,7 +174,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch.optim.Optimizer objects, got {optimizer!r}.")
-        held = _parameters(optimizer)
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         strangers = sum(id(parameter) not in owned for parameter in held)
         if strangers:
             raise ValueError(

@@ -247,7 +247,13 @@ class Run:
         self.batches.rewind()
         self._step(self.schedules.every_epoch)
         self._step(self.schedules.by_clock)
-        self._check_tokens()
+        duration = self.state.max_duration
+        is_in_tokens = duration is not None and duration.unit is TimeUnit.TOKEN
+        if is_in_tokens and not self.state.timestamp.count(TimeUnit.TOKEN):
+            raise ValueError(
+                f"max_duration={str(duration)!r} would never be reached: a whole epoch had no token. Tokens are "
+                "counted in batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
+            )
 
     def count_iteration(self) -> None:
         """Advance the clock by an iteration."""
@@ -260,14 +266,6 @@ class Run:
         for scheduler in schedulers:
             if not was_ended or scheduler not in self.schedules.by_clock:
                 scheduler.step()
-
-    def _check_tokens(self) -> None:
-        duration, clock = self.state.max_duration, self.state.timestamp
-        if duration is not None and duration.unit is TimeUnit.TOKEN and not clock.count(TimeUnit.TOKEN):
-            raise ValueError(
-                f"max_duration={str(duration)!r} would never be reached: a whole epoch had no token. Tokens are "
-                "counted in batch['input_ids']; for other batches give DataSpec(loader, get_num_tokens_in_batch=...)."
-            )
 
     def evaluate_if_due(self, event: Event) -> None:
         """Evaluate if it is due; this does not count as training time."""

@@ -37,42 +37,6 @@ class Schedules:
     every_epoch: tuple[LRScheduler, ...] = ()
     by_clock: tuple[LRScheduler, ...] = ()
 
-    @classmethod
-    def make(
-        cls,
-        schedulers: SchedulerLike | Sequence[SchedulerLike] | None,
-        state: State,
-        scale_schedule_ratio: float,
-        step_every_batch: bool | None,
-    ) -> Schedules:
-        """Return the schedules of a run.
-
-        Args:
-            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which applies to every optimizer.
-            state: With the optimizers and the length of the training.
-            scale_schedule_ratio: The factor by which the schedule is scaled.
-            step_every_batch: Whether all step after each batch; if None, torch's own step after each epoch and
-                functions after each batch.
-
-        Raises:
-            TypeError: A scheduler is neither a torch scheduler nor a function.
-            ValueError: There are several functions, or a scheduler belongs to an optimizer that is not in the state.
-        """
-        given = check_schedulers(schedulers)
-        check_optimizers_of(given, state.optimizers)
-        ready = [scheduler for scheduler in given if isinstance(scheduler, LRScheduler)]
-        by_clock = [
-            compile_composer_scheduler(scheduler, state, scale_schedule_ratio, optimizer)
-            for scheduler in given
-            if not isinstance(scheduler, LRScheduler)
-            for optimizer in state.optimizers
-            # Skip those with a torch scheduler, compared by their groups, because optimizers may be wrapped.
-            if not any(one.optimizer.param_groups is optimizer.param_groups for one in ready)
-        ]
-        every_batch = [*(ready if step_every_batch else []), *([] if step_every_batch is False else by_clock)]
-        every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
-        return cls(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
-
     def follow_clock(self) -> None:
         """Recompute the learning rates that depend on the clock, because the duration may have changed."""
         for scheduler in self.by_clock:
@@ -194,13 +158,37 @@ class TrainingSchedule:
         ratio: float,
         step_every_batch: bool | None,
     ) -> Schedules:
-        """Return the schedules with the arguments that are not None; the current ones if all are."""
+        """Return the schedules with the arguments that are not None; the current ones if all are.
+
+        Args:
+            state: With the optimizers and the length of the training.
+            schedulers: torch's own, or a function ``f(state, ssr) -> multiplier``, which applies to every optimizer.
+            ratio: The factor by which the schedule of new schedulers is scaled.
+            step_every_batch: Whether all step after each batch; by default, torch's own step after each epoch and
+                functions after each batch.
+
+        Raises:
+            TypeError: A scheduler is neither a torch scheduler nor a function.
+            ValueError: There are several functions, or a scheduler belongs to an optimizer that is not in the state.
+        """
         if self.schedules is not None and schedulers is None and step_every_batch is None:
             return self.schedules
         if schedulers is not None:
             self.schedulers, self.ratio = check_schedulers(schedulers), check_ratio(ratio)
         if step_every_batch is not None:
             self.step_every_batch = step_every_batch
-        self.schedules = Schedules.make(self.schedulers, state, self.ratio, self.step_every_batch)
+        check_optimizers_of(self.schedulers, state.optimizers)
+        ready = [scheduler for scheduler in self.schedulers if isinstance(scheduler, LRScheduler)]
+        by_clock = [
+            compile_composer_scheduler(scheduler, state, self.ratio, optimizer)
+            for scheduler in self.schedulers
+            if not isinstance(scheduler, LRScheduler)
+            for optimizer in state.optimizers
+            # Skip those with a torch scheduler, compared by their groups, because optimizers may be wrapped.
+            if not any(one.optimizer.param_groups is optimizer.param_groups for one in ready)
+        ]
+        every_batch = [*(ready if self.step_every_batch else []), *([] if self.step_every_batch is False else by_clock)]
+        every_epoch = [scheduler for scheduler in [*ready, *by_clock] if scheduler not in every_batch]
+        self.schedules = Schedules(tuple(every_batch), tuple(every_epoch), tuple(by_clock))
         state.schedulers = (*self.schedules.every_batch, *self.schedules.every_epoch)
         return self.schedules

@@ -44,7 +44,10 @@ class StopSignals:
         """Restore the former handlers, and call that of a received signal."""
         self._restore_handlers()
         if self.received is not None and error is None:
-            self._act(self.received)
+            handler = self._before.get(self.received)
+            if not callable(handler):
+                raise SystemExit(128 + self.received)
+            handler(self.received, None)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -57,10 +60,3 @@ class StopSignals:
     def _restore_handlers(self) -> None:
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
-
-    def _act(self, received: signal.Signals) -> None:
-        handler = self._before.get(received)
-        if callable(handler):
-            handler(received, None)
-        else:
-            raise SystemExit(128 + received)

@@ -177,10 +177,11 @@ class Batches:
     def _warn_if_others_have_more(self, has_more: bool) -> None:
         ended = [rank for rank, has in enumerate(all_gather_object(has_more)) if not has]
         if len(ended) < get_world_size():
+            noun = "process" if len(ended) == 1 else "processes"
             warnings.warn(
-                f"train_dataloader ended after {self._given} batches in {_ranks(ended)} and has more in the other "
-                "processes: the epoch ends here in all of them, and their further batches are not used. Give every "
-                "process equally many batches.",
+                f"train_dataloader ended after {self._given} batches in {noun} {', '.join(map(str, ended))} and has "
+                "more in the other processes: the epoch ends here in all of them, and their further batches are not "
+                "used. Give every process equally many batches.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -220,14 +221,10 @@ class Batches:
     def check_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Return the problems of a saved position, valid by :func:`check_place`, that does not fit this data."""
         given = state["batches"]
-        if self.length is not None and given > self.length:
-            return [
-                (
-                    f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}. "
-                    "Is it the same data, with the same batch size?"
-                )
-            ]
-        return []
+        if self.length is None or given <= self.length:
+            return []
+        problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
+        return [f"{problem} Is it the same data, with the same batch size?"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
@@ -262,8 +259,7 @@ class Batches:
             if order is not None and "order_epoch" in state and is_same:
                 again = self._order.choose_again(state["order_epoch"], state.get("order_batches", 0))
                 self._compare_order(again, order)
-            self.own_state.load_between(own_state, self._device)
-        self.own_state.load_now(own_state, self._device)
+        self.own_state.load(own_state, self._device, in_epoch=in_epoch)
 
     def _replay(self, given: int) -> int | None:
         if not self.spin:
@@ -362,10 +358,6 @@ def _warn_if_equal(batch: Batch) -> None:
         )
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"process {ranks[0]}" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))}"
-
-
 def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield the batches of a loader without a length, and log a warning if there are very many."""
     for number, batch in enumerate(batches, start=1):
@@ -376,13 +368,6 @@ def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
                 number,
             )
         yield batch
-
-
-_ENDLESS = (itertools.cycle, itertools.count)
-
-
-def _to_spec(given: DataSpec | Iterable[Any] | None) -> DataSpec | None:
-    return None if given is None else ensure_data_spec(given)
 
 
 @attrs.define
@@ -400,19 +385,15 @@ class TrainingData:
         ValueError: ``subset_num_batches`` is out of range.
     """
 
-    spec: DataSpec | None = attrs.field(default=None, converter=_to_spec)
-    label: str = attrs.field(default="train")
-    subset_num_batches: int = attrs.field(default=-1)
+    spec: DataSpec | None = attrs.field(default=None, converter=attrs.converters.optional(ensure_data_spec))
+    label: str = attrs.field(
+        default="train", validator=lambda _, __, label: check_text("train_dataloader_label", label)
+    )
+    subset_num_batches: int = attrs.field(
+        default=-1, validator=lambda _, __, subset: check_subset("train_subset_num_batches", subset)
+    )
     spin: bool = True
     batches: Batches | None = attrs.field(default=None, init=False)
-
-    @subset_num_batches.validator
-    def _check_subset(self, _: object, subset: int) -> None:
-        check_subset("train_subset_num_batches", subset)
-
-    @label.validator
-    def _check_label(self, _: object, label: object) -> None:
-        check_text("train_dataloader_label", label)
 
     def check_end(self, duration: Time | None) -> None:
         """Raise an error for a duration in epochs if the data is endless.
@@ -491,7 +472,7 @@ def _is_endless(loader: object) -> bool:
     if isinstance(loader, DataLoader):
         return any(map(_is_endless, (loader.sampler, loader.batch_sampler)))
     is_repeated = isinstance(loader, itertools.repeat) and operator.length_hint(loader, -1) == -1
-    return is_repeated or isinstance(loader, _ENDLESS)
+    return is_repeated or isinstance(loader, (itertools.cycle, itertools.count))
 
 
 def check_model(model: object, *, is_trained: bool) -> None:
