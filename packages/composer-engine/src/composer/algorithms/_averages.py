@@ -72,7 +72,6 @@ class WeightAveraging(Algorithm):
 
     def restore(self, state: State) -> None:
         """Restore the training weights."""
-        del state
         self._averages.restore()
 
 

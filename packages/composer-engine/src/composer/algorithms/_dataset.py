@@ -34,7 +34,6 @@ class ImageAugmentation(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Augment the batch, or add a transform to the training dataset."""
-        del logger
         if event is Event.AFTER_DATALOADER:
             self.augment_batch(state)
             return

@@ -63,7 +63,6 @@ class SampleMixing(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the samples before the forward pass, and the targets or losses after it."""
-        del logger
         if event is Event.BEFORE_FORWARD:
             input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
             # A loop that does not split batches may leave the microbatch at -1; it draws as for a single microbatch.

@@ -47,7 +47,6 @@ class ModelSurgery(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the layers, update the optimizers and log the number of replaced layers."""
-        del event
         report, missing = self.replace(state)
         report_surgery(self, report, logger, missing=missing)
 

@@ -71,7 +71,6 @@ class Augment(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Augment the images and what belongs to them."""
-        del event, logger
         keys = {
             "masks": self.mask_key,
             "boxes": self.boxes_key,

@@ -35,7 +35,6 @@ class ChannelsLast(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the memory format of the model's weights."""
-        del event, logger
         if not cf.apply_channels_last(state.model):
             warnings.warn(
                 f"ChannelsLast found nothing to change: {type(state.model).__name__} has no tensor with four "

@@ -48,7 +48,6 @@ class CutOut(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Fill the squares with zeros."""
-        del event, logger
         images = state.batch_get_item(self.input_key)
         holed = cf.cutout_batch(
             images, self.num_holes, self.length, self.uniform_sampling, generator=state.generator(self)

@@ -87,7 +87,6 @@ class EMA(WeightAveraging):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
-        del logger
         if event is Event.FIT_START:
             if self._averages.begin_fit(state):
                 self._updated_at = Timestamp()
@@ -135,7 +134,6 @@ class EMA(WeightAveraging):
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
         """Load the result of :meth:`state_dict`; it must match, whatever ``strict`` is."""
-        del strict
         self.check_state_dict(state)
         self._averages.load_state_dict(state)
         self._updated_at = Timestamp.from_state_dict(state["updated_at"])

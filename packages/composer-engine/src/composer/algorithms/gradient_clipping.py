@@ -44,5 +44,4 @@ class GradientClipping(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Clip the gradients."""
-        del event, logger
         cf.apply_gradient_clipping(state.model, self.clipping_type, self.clipping_threshold)

@@ -50,7 +50,6 @@ class LabelSmoothing(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Smooth the labels before the loss and restore them after it."""
-        del logger
         if event is Event.BEFORE_LOSS:
             self._target = state.batch_get_item(self.target_key)
             state.batch_set_item(self.target_key, self._smoothed(state.outputs, self._target))

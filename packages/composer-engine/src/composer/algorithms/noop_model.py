@@ -24,7 +24,6 @@ class _Nothing(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, batch: Batch) -> Tensor:
-        del batch
         return self.weight
 
     def loss(self, outputs: Tensor, batch: Batch, reduction: str = "mean") -> Tensor:
@@ -35,7 +34,6 @@ class _Nothing(nn.Module):
         return self.forward(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        del is_train
         return {}
 
     def update_metric(self, batch: Batch, outputs: Tensor, metric: Any) -> None:
@@ -69,7 +67,6 @@ class NoOpModel(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the model and update the optimizers."""
-        del event
         readers = [each for each in state.algorithms if "outputs" in each.reads]
         if readers:
             remedy = "NoOpModel computes no outputs."

@@ -72,7 +72,6 @@ class ProgressiveResizing(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Resize the images of the batch to the current size."""
-        del event
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         scale = self.scale_at(elapsed_duration(self, state), min(input.shape[-2:]))
         if scale < 1:

@@ -52,7 +52,6 @@ class SAM(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers."""
-        del event, logger
         if not state.optimizers:
             warnings.warn("SAM found no optimizer to wrap: set State.optimizers.", NoEffectWarning, stacklevel=2)
         state.optimizers = tuple(

@@ -102,7 +102,6 @@ class SelectiveBackprop(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Select samples by an extra forward pass; warn at the end of a fit without a selection."""
-        del logger
         if event is Event.FIT_END:
             self._warn_if_never_begun(state)
             return

@@ -65,7 +65,6 @@ class SeqLengthWarmup(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Shorten the sequences of the batch to the current length."""
-        del event
         length = self.length_at(elapsed_duration(self, state))
         state.batch = cf.set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length})

@@ -93,7 +93,6 @@ class SWA(WeightAveraging):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, or exchange it with the training weights around an evaluation."""
-        del logger
         if event is Event.FIT_START:
             starts_anew = self._averages.begin_fit(state)
             if starts_anew or (self._is_over and not state.has_reached(self.swa_start)):

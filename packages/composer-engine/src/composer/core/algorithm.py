@@ -82,7 +82,6 @@ class Algorithm(Serializable, ABC):
 
     def match(self, event: Event, state: State) -> bool:
         """Return whether to run now; called at the declared events, or at every event if there are none."""
-        del state
         return event in self.runs_at_events()
 
     @abstractmethod
@@ -97,12 +96,10 @@ class Algorithm(Serializable, ABC):
         and restores the training weights at the end, also after an error. While its averages are outside the model,
         its :meth:`state_dict` has them by name under ``"averaged_weights"``, where readers of checkpoints find them.
         """
-        del state
         return None
 
     def restore(self, state: State) -> None:
         """Restore what was changed temporarily, after an error in an evaluation or prediction."""
-        del state
 
     @property
     def find_unused_parameters(self) -> bool:

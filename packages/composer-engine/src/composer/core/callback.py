@@ -56,12 +56,10 @@ class Callback(Serializable):
             entry: The component that is called, as in the plan.
             call: The call, without arguments.
         """
-        del event, entry
         return call
 
     def wrap_event(self, event: Event, call: Call) -> Call:
         """Return a replacement of all calls of an event, also if there are none; as :meth:`wrap_call`."""
-        del event
         return call
 
     def close(self, state: State, logger: Logger) -> None:

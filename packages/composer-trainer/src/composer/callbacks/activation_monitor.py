@@ -74,7 +74,6 @@ class ActivationMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training, and warn if there is no destination."""
-        del state
         reset_fields(self)
         if logger.destinations and not self._destinations(logger):
             warnings.warn(
@@ -112,7 +111,6 @@ class ActivationMonitor(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Remove the hooks, in case a forward pass failed."""
-        del state, logger
         self._unhook()
 
     def _unhook(self) -> None:
@@ -120,7 +118,6 @@ class ActivationMonitor(Callback):
             self._handles.pop().remove()
 
     def _measure(self, name: str, module: nn.Module, places: Any, names: Any, outputs: Any) -> None:
-        del module
         with torch.no_grad():
             for side, values in (("input", [places, names]), ("output", outputs)):
                 tensors = (value for value in leaves(values) if isinstance(value, Tensor))

@@ -110,18 +110,15 @@ class CostMonitor(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         self._forget_earlier_run()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start counting the run's time; also for evaluations outside of training and predictions."""
-        del state, logger
         self._end()
         self._began = time.perf_counter()
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Log the table."""
-        del state
         self._end()
         if costs := self.table():
             columns, rows = _shown(costs)
@@ -129,7 +126,6 @@ class CostMonitor(Callback):
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """Stop counting the run's time."""
-        del state, logger
         self._end()
 
     eval_standalone_start = predict_start = fit_start
@@ -137,7 +133,6 @@ class CostMonitor(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop counting, also after an error."""
-        del state, logger
         self._end()
         self._is_closed = True
 

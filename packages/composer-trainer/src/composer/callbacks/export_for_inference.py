@@ -67,18 +67,15 @@ class ExportForInferenceCallback(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         self._seen = None
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Keep the first evaluated batch, which has the size that the model is used with."""
-        del logger
         if self._seen is None and self.sample_input is None:
             self._seen = move_batch(state.batch, torch.device("cpu"))
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export."""
-        del logger
         if state.rank != 0:
             return
         given = self._seen if self.sample_input is None else self.sample_input

@@ -24,11 +24,9 @@ class FreeOutputs(Callback):
 
     def after_loss(self, state: State, logger: Logger) -> None:
         """Release the outputs, unless there are training metrics."""
-        del logger
         if not state.train_metrics:
             state.outputs = None
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Release the outputs."""
-        del logger
         state.outputs = None

@@ -86,7 +86,6 @@ class Generate(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Raise an error if the model cannot generate."""
-        del logger
         if not isinstance(state.model, _SupportsGeneration):
             raise TypeError(
                 f"Generate needs a model with the attribute tokenizer and the method generate(input_ids, ...), "
@@ -100,7 +99,6 @@ class Generate(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
-        del state, logger
         self._generated_at = -1
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

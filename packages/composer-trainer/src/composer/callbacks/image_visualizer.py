@@ -69,7 +69,6 @@ class ImageVisualizer(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
-        del state, logger
         reset_fields(self)
 
     def before_forward(self, state: State, logger: Logger) -> None:
@@ -85,7 +84,6 @@ class ImageVisualizer(Callback):
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Select the next batch."""
-        del state, logger
         self._is_new_evaluation = True
 
     def eval_before_forward(self, state: State, logger: Logger) -> None:

@@ -78,7 +78,6 @@ class MemoryMonitor(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Warn if there is no GPU."""
-        del logger
         self._is_on = state.device.type == "cuda"
         if not self._is_on:
             warnings.warn(

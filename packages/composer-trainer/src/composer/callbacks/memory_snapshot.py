@@ -71,13 +71,11 @@ class MemorySnapshot(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Count the batches to skip from here."""
-        del logger
         self._is_enabled = is_recordable(state, "MemorySnapshot")
         self._skip_until = int(state.timestamp.count(TimeUnit.BATCH)) + self.skip_batches
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Start recording after the skipped batches."""
-        del logger
         is_skipped = state.timestamp.count(TimeUnit.BATCH) < self._skip_until
         if self._is_enabled and self._recorded_from is None and not is_skipped:
             self._recorded_from = state.timestamp
@@ -100,7 +98,6 @@ class MemorySnapshot(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop recording."""
-        del state, logger
         if self._recorded_from is not None:
             self._recorded_from = None
             stop_history()
@@ -142,7 +139,6 @@ class OOMObserver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Start recording."""
-        del logger
         self._is_enabled = is_recordable(state, "OOMObserver")
         if self._is_enabled:
             start_history(self.max_entries)

@@ -61,12 +61,10 @@ class NaNMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
-        del state, logger
         self._collected, self._copied = [], None
 
     def after_loss(self, state: State, logger: Logger) -> None:
         """Collect the loss of a microbatch."""
-        del logger
         batch, loss = int(state.timestamp.count(TimeUnit.BATCH)), state.loss
         if isinstance(loss, Tensor):
             self._collected.append(_Loss(batch, "", loss.detach()))
@@ -79,7 +77,6 @@ class NaNMonitor(Callback):
         Raises:
             RuntimeError: A loss is NaN.
         """
-        del logger
         self._read(state)
         self._copy()
         if self._copied is not None and self._copied.ready is None:
@@ -91,7 +88,6 @@ class NaNMonitor(Callback):
         Raises:
             RuntimeError: A loss is NaN.
         """
-        del logger
         self._read(state)
         self._copy()
         self._read(state)

@@ -110,7 +110,6 @@ class OptimizerMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier training."""
-        del state, logger
         reset_fields(self)
 
     def batch_start(self, state: State, logger: Logger) -> None:

@@ -62,12 +62,10 @@ class RuntimeEstimator(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         reset_fields(self)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start measuring."""
-        del logger
         now = _batches_done(state)
         if not now:
             reset_fields(self)
@@ -78,7 +76,6 @@ class RuntimeEstimator(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""
-        del state, logger
         self._is_fitting = False
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -100,19 +97,16 @@ class RuntimeEstimator(Callback):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Estimate the number of batches, if it can be computed only at the end of an epoch or iteration."""
-        del logger
         self._estimate_total(state)
 
     iteration_end = epoch_end
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Start measuring an evaluation."""
-        del state, logger
         self._eval_since = time.perf_counter()
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Measure the evaluation, and exclude its time from the next batch."""
-        del logger
         seconds = time.perf_counter() - self._eval_since
         self._since += seconds
         if self._is_fitting:

@@ -115,12 +115,10 @@ class SpeedMonitor(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         self._forget()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start counting."""
-        del logger
         if not state.timestamp.count(TimeUnit.BATCH):
             self._forget()
         self._is_fitting = True
@@ -136,13 +134,11 @@ class SpeedMonitor(Callback):
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         """Start counting the operations of the first batch."""
-        del state, logger
         if self._counter is not None:
             self._counter.begin()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Stop counting operations."""
-        del state, logger
         if self._counter is not None:
             self._counter.end()
 
@@ -158,18 +154,15 @@ class SpeedMonitor(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Count the time after the last batch."""
-        del state, logger
         self._count_training()
         self._is_fitting = False
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         """Stop counting training and start counting evaluation."""
-        del state, logger
         self._count_training()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Count the evaluation and log."""
-        del state
         self._val_seconds += self._since_counted()
         logger.log_metrics(self._times())
 

@@ -131,12 +131,10 @@ class MetricStopper(Callback, abc.ABC):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         reset_fields(self)
 
     def after_load(self, state: State, logger: Logger) -> None:
         """End a resumed training that had ended here, unless the settings have changed."""
-        del logger
         if self.stopped_at == state.timestamp.count(TimeUnit.BATCH) and self.judge_again(state):
             state.stop_training()
 
@@ -146,7 +144,6 @@ class MetricStopper(Callback, abc.ABC):
         Raises:
             ValueError: The label or the metric does not exist.
         """
-        del logger
         if not state.timestamp.count(TimeUnit.BATCH):
             reset_fields(self)
         self.is_fitting = True
@@ -165,19 +162,16 @@ class MetricStopper(Callback, abc.ABC):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ignore evaluations after training."""
-        del state, logger
         self.is_fitting = False
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Read the metric of an evaluation with the monitored label."""
-        del logger
         if self.is_fitting and state.dataloader_label == self.dataloader_label:
             values = state.eval_metric_values  # a custom loop may have set them by name only
             self.look(state, values.get(self.dataloader_label, values))
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Read the training metric of the epoch, if the training data are monitored."""
-        del logger
         if state.dataloader_label == self.dataloader_label:
             self.look(state, state.train_metric_values)
 
@@ -322,7 +316,6 @@ class ThresholdStopper(MetricStopper):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Read the training metric if ``stop_on_batch`` is True."""
-        del logger
         if self.stop_on_batch:
             name = self.monitor if self.monitor in state.train_metrics else self.monitor.partition("/")[0]
             value = state.train_metrics[name].compute()
@@ -336,7 +329,6 @@ class ThresholdStopper(MetricStopper):
 
     def judge_again(self, state: State) -> bool:
         """Return whether the last value is better than the threshold."""
-        del state
         value = self.last
         return (
             value is not None and not math.isnan(value) and comparison(self.comp, self.monitor)(value, self.threshold)

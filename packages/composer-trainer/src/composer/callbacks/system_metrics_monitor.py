@@ -86,7 +86,6 @@ class SystemMetricsMonitor(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Start sampling."""
-        del logger
         self._group = self._gathering = None
         if state.device.type == "cuda":
             require_product("pynvml", "system")
@@ -107,7 +106,6 @@ class SystemMetricsMonitor(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop sampling."""
-        del state, logger
         if self._sampler is not None:
             self._sampler.stop()
 

@@ -109,7 +109,6 @@ class CometMLLogger(TrackerLogger):
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images."""
-        del details
         for number, image in enumerate(images):
             self.experiment.log_image(image.numpy(), name if len(images) == 1 else f"{name}_{number}", step=step)
 

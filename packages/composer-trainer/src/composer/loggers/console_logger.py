@@ -76,7 +76,6 @@ class ConsoleLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Store the metrics until the next line."""
-        del step
         latest = self._evaluation if self._is_evaluating else self._new
         for name, value in metrics.items():
             latest[name] = value.detach() if hasattr(value, "detach") else value
@@ -90,7 +89,6 @@ class ConsoleLogger(LoggerDestination):
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         """Print a table."""
-        del step
         cells = [[str(cell) for cell in row] for row in (columns, *rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
@@ -98,49 +96,41 @@ class ConsoleLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and print only in the process of rank 0."""
-        del logger
         self._new, self._evaluation, self._is_evaluating = {}, {}, False
         self._is_first_rank = state.rank == 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Count the interval from here."""
-        del logger
         self._is_evaluating = False
         self._last_look = state.timestamp
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Print a line, if one is due."""
-        del logger
         if self.log_interval.every.unit not in _WHOLE_EPOCHS and self._is_due(state):
             self._print_and_clear(self._new, f"{_epoch(state, 1)}, {_batch(state)}")
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Print a line, if there are new values and no longer interval in epochs is running."""
-        del logger
         unit = self.log_interval.every.unit
         if unit not in _WHOLE_EPOCHS or (unit is TimeUnit.EPOCH and self._is_due(state)):
             self._print_and_clear(self._new, f"{_epoch(state)}, end")
 
     def iteration_end(self, state: State, logger: Logger) -> None:
         """Print a line, if the interval is in iterations and one is due."""
-        del logger
         if self.log_interval.every.unit is TimeUnit.ITERATION and self._is_due(state):
             self._print_and_clear(self._new, f"{_epoch(state)}, end")
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Print the remaining values."""
-        del logger
         self._print_and_clear(self._new, f"{_epoch(state)}, end of the fit")
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Collect the values of an evaluation for a separate line."""
-        del state, logger
         self._evaluation.clear()
         self._is_evaluating = True
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Print the values of the evaluation."""
-        del logger
         self._is_evaluating = False
         where = f"batch {state.timestamp.count(TimeUnit.BATCH)}, {state.dataloader_label or 'eval'}"
         self._print_and_clear(self._evaluation, where)

@@ -78,21 +78,18 @@ class GatheringLogger(LoggerDestination, ABC):
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Open the file or run, if it is not open; also when training, an evaluation or a prediction starts."""
-        del logger
         self.open(state)
 
     fit_start = eval_before_all = predict_start = after_load
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the buffered values, if a flush is due."""
-        del state, logger
         self._batches += 1
         if self._batches >= self.flush_interval or time.monotonic() >= self._next_flush:
             self.flush()
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Write the buffered values; also at the end of training, evaluations and predictions."""
-        del state, logger
         self.flush()
 
     fit_end = eval_after_all = eval_standalone_end = predict_end = epoch_end

@@ -161,7 +161,6 @@ class InMemoryLogger(LoggerDestination):
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         """Store a table, replacing an earlier one of the same name."""
-        del step
         self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows]}
 
     def log_images(
@@ -176,13 +175,11 @@ class InMemoryLogger(LoggerDestination):
         use_table: bool = True,
     ) -> None:
         """Store images with the clock."""
-        del masks, mask_class_labels, use_table
         converted = to_images(images, channels_last=channels_last)
         self.images.setdefault(name, []).append((self._clock(step), converted))
 
     def init(self, state: State, logger: Logger) -> None:
         """Store the run's clock, and drop the values of another run."""
-        del logger
         if self._state is not None and self._state is not state:
             # New containers: those returned by the earlier run stay unchanged.
             self.hyperparameters, self.tables, self.images, self._data = {}, {}, {}, {}
@@ -191,7 +188,6 @@ class InMemoryLogger(LoggerDestination):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Read the values that the device has computed."""
-        del state, logger
         self._read()
 
     def _clock(self, step: int | None) -> Timestamp:

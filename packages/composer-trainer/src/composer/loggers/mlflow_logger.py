@@ -178,7 +178,6 @@ class MLFlowLogger(TrackerLogger):
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images."""
-        del details
         for number, image in enumerate(images):
             # MLflow distinguishes images of one key only by step and time.
             key = _allowed(name) if len(images) == 1 else f"{_allowed(name)}/{number}"
@@ -209,7 +208,6 @@ class MLFlowLogger(TrackerLogger):
             FileExistsError: ``destination`` exists, and ``overwrite`` is False.
             RuntimeError: There is no run yet.
         """
-        del progress_bar
         if self.run_id is None:
             raise RuntimeError("MLFlowLogger can download files of its run only after the run has started.")
         if Path(destination).exists() and not overwrite:

@@ -109,7 +109,6 @@ class NeptuneLogger(TrackerLogger):
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images as a series."""
-        del details
         types = import_product("neptune.types", "neptune")
         for number, image in enumerate(images):
             place = self._place("images", name if len(images) == 1 else f"{name}/{number}")
@@ -121,7 +120,6 @@ class NeptuneLogger(TrackerLogger):
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Upload a file, or each file of a folder; Neptune replaces a file of the same name."""
-        del overwrite
         if file_path.is_file():
             self._place("files", remote_file_name).upload(str(file_path))
             return

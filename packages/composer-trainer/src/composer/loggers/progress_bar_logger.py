@@ -54,7 +54,6 @@ class ProgressBarLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Store the loss, and the metrics of an evaluation, until the bar is drawn."""
-        del step
         if self._is_evaluating:
             self._evaluation.update({name: value for name, value in metrics.items() if name.startswith("metrics/")})
         else:
@@ -70,12 +69,10 @@ class ProgressBarLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run."""
-        del state, logger
         self._loss, self._evaluation = None, {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the bar of the fit."""
-        del logger
         if not state.timestamp.count(TimeUnit.BATCH):
             self._loss, self._evaluation = None, {}
         self._close_bars()
@@ -88,37 +85,31 @@ class ProgressBarLogger(LoggerDestination):
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Show the epoch and the total, which may be known only now."""
-        del logger
         if self._fit_bar is not None:
             self._fit_bar.bar.total = _total(state)
             self._fit_bar.bar.set_description_str(_epoch_of(state), refresh=False)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Draw the bar, if it is due."""
-        del logger
         if self._fit_bar is not None and time.monotonic() >= self._fit_bar.due_at:
             self._draw_fit_bar(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Draw the bar a last time and leave it."""
-        del logger
         self._draw_fit_bar(state)
         self._close_bars()
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         """Draw the last batch, which the fit's bar shows during the evaluation."""
-        del logger
         self._is_evaluating = True
         self._draw_fit_bar(state)
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Open the bar of an evaluation, which stays if there is no fit."""
-        del logger
         self._open_short_bar(state, state.dataloader_label or "eval", leave=self._fit_bar is None)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Draw the bar of the evaluation or prediction, if it is due."""
-        del state, logger
         if self._short_bar is not None:
             self._short_bar.count += 1
             if time.monotonic() >= self._short_bar.due_at:
@@ -126,7 +117,6 @@ class ProgressBarLogger(LoggerDestination):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the evaluation; one that stays shows the metrics."""
-        del logger
         if self._short_bar is not None and self._fit_bar is None:
             prefix = f"metrics/{state.dataloader_label}/"
             self._short_bar.draw(self._short_bar.count, _numbers(self._evaluation, prefix))
@@ -134,25 +124,21 @@ class ProgressBarLogger(LoggerDestination):
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Show the metrics of the evaluation on the fit's bar."""
-        del logger
         self._is_evaluating = False
         self._draw_fit_bar(state)
 
     def predict_start(self, state: State, logger: Logger) -> None:
         """Open the bar of a prediction."""
-        del logger
         self._open_short_bar(state, "Predicting")
 
     predict_batch_end = eval_batch_end
 
     def predict_end(self, state: State, logger: Logger) -> None:
         """Remove the bar of the prediction."""
-        del state, logger
         self._close_short_bar()
 
     def close(self, state: State, logger: Logger) -> None:
         """Close the open bars, for example after an error."""
-        del state, logger
         self._close_bars()
 
     def _draw_fit_bar(self, state: State) -> None:

@@ -94,12 +94,10 @@ class SlackLogger(LoggerDestination):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Report an error of the sending thread."""
-        del state, logger
         self._report()
 
     def close(self, state: State, logger: Logger) -> None:
         """Wait for the pending messages."""
-        del state, logger
         if self._sender is not None:
             self._sender.close()
             self._report()

@@ -97,7 +97,6 @@ class TensorboardLogger(TrackerLogger):
 
     def write_images(self, images: Sequence[Tensor], name: str, step: int, details: Mapping[str, Any]) -> None:
         """Write images: side by side if they have one size, else each by its number."""
-        del details
         if len({image.shape for image in images}) == 1:
             self._writer.add_images(name, torch.stack(list(images)), step, dataformats="NHWC")
             return

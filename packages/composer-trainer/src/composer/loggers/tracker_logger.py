@@ -226,7 +226,6 @@ class TrackerLogger(GatheringLogger, ABC):
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool = False) -> None:
         """Upload a file to the run, if :meth:`can_upload_files`."""
-        del state
         if self.can_upload_files():
             self._when_open("upload_file", partial(self.write_file, remote_file_name, file_path, overwrite=overwrite))
 
@@ -242,7 +241,6 @@ class TrackerLogger(GatheringLogger, ABC):
 
     def close(self, state: State, logger: Logger) -> None:
         """Flush."""
-        del logger
         if self._records or self._early:
             self.open(state)
         self.flush()

@@ -133,7 +133,6 @@ class WandBLogger(TrackerLogger):
 
     def write_file(self, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Upload a file or a folder as an artifact; an existing artifact gets a new version."""
-        del overwrite
         kind = "file" if file_path.is_file() else "folder"
         artifact = self._wandb.Artifact(name=_allowed(remote_file_name), type=kind)
         artifact.add_file(str(file_path)) if file_path.is_file() else artifact.add_dir(str(file_path))

@@ -69,7 +69,6 @@ class JSONTraceHandler(TraceHandler):
 
     def open(self, state: State, logger: Logger) -> None:
         """Reset the state of an earlier run, and refuse a folder that contains traces."""
-        del logger
         self.files.paths = []
         self.files.check_folder(state)
 

@@ -236,7 +236,6 @@ class Profiler(Callback):
 
     def _locate(self, state: State, logger: Logger) -> None:
         """Set the epoch and batch of the events recorded from here on, both from 0."""
-        del logger
         if self._recording is not None:
             clock = state.timestamp
             self._recording.args = {"epoch": clock.count(TimeUnit.EPOCH), "batch": clock.count(TimeUnit.BATCH)}
