@@ -62,7 +62,6 @@ _DTYPES_AS_BYTES = {
 _SETTINGS = "composer"
 _CHUNK = 1 << 20
 _HUGE = 4 << 20
-_ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -101,8 +100,7 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, on the CPU.
 
-    The file is read once, into one block of memory that its tensors share. Each tensor begins at a multiple of 64
-    bytes, as one that torch allocates, so that kernels compute the same with it.
+    The file is read once, each tensor into memory that torch allocates.
 
     Args:
         path: The file.
@@ -117,17 +115,11 @@ def read_tensors(path: Path, digest: Any = None) -> dict[str, Tensor]:
             header = _read_header(file, path)
             if digest is not None:
                 digest.update(header.content)
-            total = sum(_aligned(size) for _, _, size in header.entries.values())
-            memory = memoryview(bytearray(total + _ALIGNMENT))
-            memory = memory[-torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _ALIGNMENT :]
             for name, (dtype, shape, size) in header.entries.items():
-                _read_into(memory[:size], file, digest, path)
-                tensors[name] = (
-                    torch.frombuffer(memory[:size], dtype=_DTYPES[dtype]).view(shape)
-                    if size
-                    else torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
-                )
-                memory = memory[_aligned(size) :]
+                content = torch.empty(size, dtype=torch.uint8, device="cpu")
+                array: Any = content.numpy()
+                _read_into(memoryview(array), file, digest, path)
+                tensors[name] = content.view(_DTYPES[dtype]).view(shape)
             if file.read(1):
                 raise CheckpointError(path, "has been changed while it was read.")
     except OSError as error:
@@ -191,10 +183,6 @@ def _checked_entries(content: dict[str, Any], size: int) -> dict[str, tuple[str,
 
 def _are_sizes(values: Iterable[Any]) -> bool:
     return all(type(value) is int and value >= 0 for value in values)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _read_into(memory: memoryview, file: Any, digest: Any, path: Path) -> None:
