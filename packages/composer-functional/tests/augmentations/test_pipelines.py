@@ -197,8 +197,8 @@ def rectangles(generator, count=4, size=256):
     """Return images with a white rectangle each, its mask, its box and its corner points."""
     batch, boxes = torch.zeros(count, 3, size, size), []
     for image in batch:
-        left, top = torch.randint(72, 88, (2,), generator=generator).tolist()
-        width, height = torch.randint(64, 96, (2,), generator=generator).tolist()
+        left, top = torch.randint(64, 80, (2,), generator=generator).tolist()
+        width, height = torch.randint(88, 112, (2,), generator=generator).tolist()
         image[:, top : top + height, left : left + width] = 1
         boxes.append(torch.tensor([[left, top, left + width, top + height]], dtype=torch.float32))
     return batch, batch[:, 0] > 0.5, boxes
@@ -234,7 +234,7 @@ class TestTogether:
         for seed in range(3):
             check_together(GEOMETRIC[name](), seed)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(st.lists(st.sampled_from(IN_SEQUENCES), min_size=3, max_size=3), st.integers(0, 99))
     def test_sequences(self, names, seed):
         """Three augmentations in a row move them together."""
@@ -293,6 +293,17 @@ class TestTogether:
         assert some.boxes[0].tolist() == [[6, 6, 14, 14], [12, 12, 16, 16]]
         assert some.labels[0].tolist() == [2, 3]
         assert most.labels[0].tolist() == [2]
+
+    def test_boxes_that_stay_whole(self):
+        """Boxes that stay inside the image are kept with min_visible=1, and each keeps its own dtype."""
+        boxes = [torch.tensor([[0, 0, 10, 10], [0, 0, 224, 224]]), torch.tensor([[1.6, 2.6, 9.6, 9.6]])]
+        turn = ka.RandomRotation90((1, 1), p=1.0)
+
+        moved = cf.augment_batch(torch.zeros(2, 3, 224, 224), turn, boxes=boxes, min_visible=1.0).boxes
+
+        assert [one.dtype for one in moved] == [torch.int64, torch.float32]
+        assert moved[0].tolist() == [[0, 214, 10, 224], [0, 0, 224, 224]]
+        torch.testing.assert_close(moved[1], torch.tensor([[2.6, 214.4, 9.6, 222.4]]), rtol=0, atol=1e-3)
 
     def test_boxes_in_a_tensor(self):
         """Boxes of a tensor stay as many as they were."""

@@ -179,13 +179,16 @@ def settings_to_data(component: Serializable) -> dict[str, Any]:
         {'factor': 2.0, 'log': {'unsaved': 'function builtins.print'}}
     """
     kind: Any = type(component)
-    kinds, data = field_types(kind, init=True), {}
-    metadata = {str(field.alias): field.metadata for field in attrs.fields(kind)} if kinds else {}
-    for (name, value), field_kind in zip(component.settings().items(), kinds.values(), strict=True):
-        try:
-            data[name] = to_data(value, field_kind)
-        except NotSerializableError:
-            data[name] = {"unsaved": metadata[name].get("describe", describe)(value)}
+    if not attrs.has(kind):
+        return {}
+    kinds, data = field_types(kind), {}
+    for field in attrs.fields(kind):
+        if field.init:
+            value = getattr(component, field.name)
+            try:
+                data[str(field.alias)] = to_data(value, kinds[field.name])
+            except NotSerializableError:
+                data[str(field.alias)] = {"unsaved": field.metadata.get("describe", describe)(value)}
     return data
 
 

@@ -417,7 +417,9 @@ def _must_be(kind: Any, data: Any, path: str, reason: str = "") -> str:
 def _problem(error: BaseException, kind: Any) -> str:
     if isinstance(error, ForbiddenExtraKeysError):
         known = [field.name for field in attrs.fields(error.cl)]
-        return "; ".join(f"unknown field {name!r}{nearest(name, known, '')}" for name in sorted(error.extra_fields))
+        return "; ".join(
+            f"unknown field {name!r}{nearest(name, known, '')}" for name in sorted(error.extra_fields, key=str)
+        )
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return f"must be {_type_name(kind)}: {error}".rstrip(".:")

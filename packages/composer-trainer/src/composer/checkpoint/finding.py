@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -243,10 +244,10 @@ def locate(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
         if local.is_symlink():
             try:
                 text = os.path.realpath(local, strict=True)
-            except FileNotFoundError:
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
                 text = os.path.realpath(local)
-            except OSError:
-                raise CheckpointError(path, "is a symbolic link that leads to itself.") from None
     parent, _, name = text.rpartition("/")
     opened = open_folder(parent or "/")
     latest = opened.get_latest(name)

@@ -171,7 +171,9 @@ def _checked_entries(content: dict[str, Any], size: int) -> dict[str, tuple[str,
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         if dtype not in _DTYPES:
             raise ValueError(f"{name[:80]!r} has the dtype {dtype!r:.80}, which torch does not have")
-        if not _are_sizes([*shape, begin, end]) or begin != position:
+        if type(shape) is not list or not _are_sizes([*shape, begin, end]) or max(shape, default=0) >= 2**63:
+            raise ValueError(f"{name[:80]!r} has a shape or an offset that is not made of sizes")
+        if begin != position:
             raise ValueError(f"{name[:80]!r} does not begin where the tensor before it ends")
         if math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
             raise ValueError(f"{name[:80]!r} has {end - begin} bytes, which do not fit its shape and dtype")

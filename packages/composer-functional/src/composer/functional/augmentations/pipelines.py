@@ -19,6 +19,7 @@ Points: TypeAlias = Tensor | Sequence[Tensor]
 
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _PIXEL_CENTRE = 0.5
+_ROUNDING = 1e-4
 
 
 class AugmentationDraws(NamedTuple):
@@ -98,7 +99,7 @@ def draw_augmentation(
     check_generator(generator)
     seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
     with _preserved_rng(None):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         draw = getattr(augmentation, "forward_parameters", None)
         params = draw(torch.Size(shape)) if callable(draw) else None
         return AugmentationDraws(seed, params, torch.default_generator.get_state())
@@ -127,7 +128,8 @@ def augment_batch(
         input: Images, shape ``(N, C, H, W)``, or videos, ``(N, T, C, H, W)``. Floating point in ``[0, 1]``, or uint8
             in 0 to 255, which is augmented as float32 and rounded. float16 and bfloat16 are augmented in float32.
         augmentation: The augmentation. It must return as many samples as it gets.
-        masks: A mask for each image, shape ``(N, H, W)`` or ``(N, K, H, W)``, any dtype. Values are not interpolated.
+        masks: A mask for each image, shape ``(N, H, W)`` or ``(N, K, H, W)``, any dtype. Values are not interpolated;
+            whole numbers must be below 2**24.
         boxes: A tensor of shape ``(N, B, 4)``, or a list of ``N`` tensors of shape ``(B_i, 4)``, in pixels, measured at
             the edges of pixels as torchvision does: the first pixel covers 0 to 1.
         keypoints: A tensor of shape ``(N, K, 2)``, or a list of ``N`` tensors of shape ``(K_i, 2)``, x before y, in
@@ -169,7 +171,10 @@ def augment_batch(
         (output,) = _apply(augmentation, drawn, {"input": _to_float(input)}).values()
         return _restore(_same_count(output, count, augmentation), input)
 
-    _check_movable(augmentation, points=not (boxes is None and keypoints is None))
+    has_points = not (boxes is None and keypoints is None)
+    if has_points and input.ndim == 5:
+        raise ValueError("boxes and keypoints cannot be moved with videos, got an input of five dimensions.")
+    _check_movable(augmentation, points=has_points)
     items: dict[str, Tensor] = {"input": _to_float(input)}
     if masks is not None:
         _check_masks(masks, input)
@@ -198,7 +203,7 @@ def augment_batch(
         corners, points = points[:, :num_corners].view(count, -1, 4, 2), points[:, num_corners:]
         clipped, visible = _clip(corners, (height, width))
         new_boxes = _from_xyxy(clipped, all_boxes.format or box_format)
-        keep = (visible > 0) & (visible >= min_visible) if all_boxes.lengths is not None else None
+        keep = (visible > 0) & (visible >= min_visible - _ROUNDING) if all_boxes.lengths is not None else None
         result = result._replace(
             boxes=all_boxes.restore(new_boxes, keep, canvas_size=(height, width)),
             labels=None if labels is None else all_boxes.select(labels, keep),
@@ -245,7 +250,7 @@ class _Ragged(NamedTuple):
         if named is not None and (len(named) != 1 or not named <= set(_FORMATS)):
             got = ", ".join(sorted(named))
             raise ValueError(f"boxes must all have one format of {', '.join(_FORMATS)}, got {got}.")
-        plain = [one.as_subclass(Tensor) for one in given]
+        plain = [one.as_subclass(Tensor).to(torch.float64) for one in given]
         padded = nn.utils.rnn.pad_sequence(plain, batch_first=True) if plain else torch.zeros(0, 0, size)
         return cls(padded, given, [len(one) for one in given], None if named is None else named.pop())  # type: ignore[arg-type]
 
@@ -286,8 +291,10 @@ def _apply(augmentation: nn.Module, draws: AugmentationDraws, items: dict[str, T
     """Apply an augmentation with its draws to an input and, by kornia's names, to what belongs to it."""
     input = items["input"]
     with _preserved_rng(input.device), torch.autocast(input.device.type, enabled=False):
-        torch.manual_seed(draws.seed)  # for the device
         torch.default_generator.set_state(draws.rng_state)
+        if input.is_cuda:
+            with torch.cuda.device(input.device):
+                torch.cuda.manual_seed(draws.seed)
         if len(items) == 1:
             output = augmentation(input) if draws.params is None else augmentation(input, params=draws.params)
             return {"input": output}
