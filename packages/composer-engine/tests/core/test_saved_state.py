@@ -1,6 +1,7 @@
 """What a state saves, and what a check of it finds."""
 
 import copy
+import dataclasses
 import json
 import math
 from typing import Any
@@ -593,3 +594,15 @@ class TestRoundTrip:
 
         assert state.state_dict()["algorithms"][0]["settings"]["apply_at"] == "after_load"
         assert state.check_state_dict(through_files(state.state_dict()), strict=True).changed == ()
+
+
+def test_settings_of_a_callback_that_is_a_dataclass():
+    """A callback that is no attrs class has no saved settings, and a state with it can be saved and loaded."""
+
+    @dataclasses.dataclass(eq=False)
+    class Counting(Callback):
+        count: int = 3
+
+    saved = State(model=None, callbacks=[Counting()]).state_dict()
+
+    assert State(model=None, callbacks=[Counting()]).load_state_dict(saved).changed == ()
