@@ -112,15 +112,18 @@ class TestServedFields:
         fields = {"model", "timestamp", "max_duration", "dataloader_len"}
         events = dict.fromkeys((Event.FIT_START, Event.BATCH_END, Event.FIT_END), fields)
 
-        Engine(State(None), algorithms=EMA(), serves=ServedFields("Loop", readable=events, writable=events))
+        loop = ServedFields("Loop", readable=events, writable=events)
+        entries = Engine(State(None), algorithms=EMA(), serves=loop).explain().entries
+
+        assert entries.keys() > events.keys()
 
     def test_constants_of_a_run_are_always_served(self, make):
         """The seed and the like need not be listed."""
-        Engine(
-            State(None),
-            algorithms=make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, reads={"seed", "precision"}),
-            serves=PLAIN_LOOP,
-        )
+        algorithm = make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, reads={"seed", "precision"})
+
+        entries = Engine(State(None), algorithms=algorithm, serves=PLAIN_LOOP).explain().entries
+
+        assert [entry.reads for entry in entries[Event.AFTER_LOSS]] == [("precision", "seed")]
 
     def test_algorithm_without_declared_events(self, make):
         """It runs where match returns True: each field must be served at some event."""
@@ -133,7 +136,9 @@ class TestServedFields:
 
     def test_without_a_declaration_everything_is_served(self, make):
         """The trainer runs all events and serves all fields."""
-        Engine(State(None), algorithms=[MixUp(), BlurPool()])
+        entries = Engine(State(None), algorithms=[MixUp(), BlurPool()]).explain().entries
+
+        assert {entry.key for called in entries.values() for entry in called} == {"MixUp", "BlurPool"}
 
     def test_unknown_fields_and_events_are_refused(self):
         """A misspelt field would refuse every algorithm."""
