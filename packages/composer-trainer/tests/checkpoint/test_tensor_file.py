@@ -1,5 +1,6 @@
 """Tensors in safetensors files."""
 
+import _thread
 import hashlib
 import json
 import os
@@ -223,6 +224,10 @@ def header(path, content, rest=b""):
     return path
 
 
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
 class TestReadTensors:
     def test_same_as_the_package(self, tmp_path):
         """Tensors and hash are those that the package and the system compute, of a file that is read once."""
@@ -244,6 +249,20 @@ class TestReadTensors:
         assert read["c"].dtype is torch.complex128
         assert read["image"].stride() == image.stride()
 
+    @pytest.mark.parametrize("threads", [True, False])
+    def test_a_large_file_is_read_in_two_halves(self, tmp_path, threads, monkeypatch):
+        """Tensors and hash are those of the file, whether or not a second thread can be started for its second half."""
+        if not threads:
+            monkeypatch.setattr(_thread, "start_new_thread", no_thread)
+        tensors = {f"{number:02}": torch.rand(number << 15) for number in range(12)}
+        path = write(tmp_path / "file", tensors)
+        digest = hashlib.sha256()
+
+        read = read_tensors(path, digest)
+
+        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
     @pytest.mark.parametrize("size", [5, 3 << 20])
     def test_alignment(self, tmp_path, size):
         """Each tensor begins where torch would align it, so that kernels compute the same as with one of torch."""
@@ -264,10 +283,11 @@ class TestReadTensors:
         maps = Path("/proc/self/maps")
         assert not maps.exists() or str(path) not in maps.read_text()
 
+    @pytest.mark.parametrize("large", [False, True])
     @pytest.mark.parametrize("change", ["cut off", "longer"])
-    def test_changed_while_it_is_read(self, tmp_path, change):
+    def test_changed_while_it_is_read(self, tmp_path, change, large):
         """A file whose length changes after its header was checked is refused."""
-        path = write(tmp_path / "file", {"a": torch.rand(100)})
+        path = write(tmp_path / "file", {name: torch.rand(2 << 20 if large else 100) for name in "abc"})
         size = path.stat().st_size
 
         class Digest:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,6 @@ from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, mo
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
-from composer.core.background import Task, ThreadError
 from composer.core.checks import abridged, to_texts
 
 if TYPE_CHECKING:
@@ -227,22 +224,6 @@ class _Load:
         return ignored
 
 
-def _read_tensors(opened: OpenCheckpoint, names: Sequence[str]) -> list[dict[str, Tensor] | None]:
-    """Return the tensors of files; the last file, which is the largest, is read in a thread beside the others."""
-    *first, last = names
-    tasks = []
-    with contextlib.suppress(ThreadError):
-        tasks = [Task(partial(opened.tensors, last))]
-    try:
-        tensors = [opened.tensors(name) for name in first]
-    finally:
-        for task in tasks:
-            task.wait()
-    with contextlib.suppress(ThreadError):
-        tensors += [task.result() for task in tasks]
-    return tensors if len(tensors) == len(names) else [*tensors, opened.tensors(last)]
-
-
 def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]:
     """Return the saved state of a checkpoint, or only what the model's weights need.
 
@@ -252,8 +233,9 @@ def _read_state(opened: OpenCheckpoint, *, weights_only: bool) -> dict[str, Any]
         CheckpointError: A file is missing, or its content is not the one that was written.
     """
     data = opened.data()
-    model, extra, *optimizers = _read_tensors(opened, (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS))
-    others = {name: tensor for tensors in (extra, *optimizers) for name, tensor in (tensors or {}).items()}
+    names = (MODEL, EXTRA) if weights_only else (MODEL, EXTRA, OPTIMIZERS)
+    model, *parts = [opened.tensors(name) for name in names]
+    others = {name: tensor for tensors in parts for name, tensor in (tensors or {}).items()}
     try:
         if weights_only:
             data = {name: data[name] for name in ("model", "algorithms", "modules") if name in data}
