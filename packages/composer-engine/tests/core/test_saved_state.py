@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -582,6 +583,24 @@ class TestRoundTrip:
         assert second.timestamp == first.timestamp
         assert second.callbacks[0].last == last
         assert type(second.algorithms[0]._drawn) is int
+
+    @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {1: inner}])
+    @pytest.mark.parametrize("through", [lambda state: state, through_files], ids=["memory", "files"])
+    def test_depth(self, through, wrap):
+        """A field of any depth is either refused when it is saved, or loaded."""
+        loaded = []
+        for depth in range(55, 70):
+            watch, other = OwnWatch(), OwnWatch()
+            watch.held = {"n": functools.reduce(lambda inner, _: wrap(inner), range(depth), 0.5)}
+            try:
+                written = through(state_with(callbacks=watch).state_dict())
+            except NotSerializableError:
+                continue
+            state_with(callbacks=other).load_state_dict(written)
+            loaded.append((depth, other.held == watch.held))
+
+        assert loaded == [(depth, True) for depth in range(55, 55 + len(loaded))]
+        assert 0 < len(loaded) < 15
 
     def test_events_as_settings(self):
         """An enumeration comes back as one."""

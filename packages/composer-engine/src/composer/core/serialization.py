@@ -379,7 +379,7 @@ def from_data(data: Any, kind: Any = Any, path: str = "") -> Any:
     """
     try:
         value = _CONVERTER.structure(data, kind)
-        canonical = to_data(value, kind)
+        canonical = _encode(value, kind, "", -MAX_DEPTH)  # the value may be saved as part of several containers
     except Exception as error:  # noqa: BLE001  (data of another program fails in many ways)
         raise ValueError(" ".join(_sentences(error, data, kind, path))) from None
     if not equal(canonical, data):  # cattrs converts where it can, as 3 to '3'
