@@ -60,6 +60,7 @@ class Remember(Algorithm):
     means: dict[str, torch.Tensor] = saved(factory=dict)
     _count: int = saved(default=0, validator=attrs.validators.ge(0))
     _half: int = saved(default=1, converter=magnitude)
+    mode: str = saved(default="min", validator=attrs.validators.in_(["min", "max"]))
     _scratch: Any = attrs.field(default=None, init=False)
 
     def apply(self, event, state, logger):
@@ -151,6 +152,12 @@ class Outer:
     _hidden: int = 3
 
 
+@attrs.frozen
+class Choice:
+    mode: str = attrs.field(validator=attrs.validators.in_(["min", "max"]))
+
+
+@attrs.frozen
 class Near(Interval):
     """A subclass, which would not come back as one."""
 
@@ -323,6 +330,8 @@ class TestTypesRefused:
             ("ab", Sequence[str], "p: must be .*Sequence.*, got 'ab'"),
             ("x", list, "p: must be list, got 'x'"),
             ({"evry": "1ba"}, Interval, "field 'every' is missing.*unknown field 'evry'; did you mean 'every'"),
+            ({"every": "1ba", 3: 1, "b": 1}, Interval, "unknown field 3; unknown field 'b'"),
+            ([{"mode": "best"}], list[Choice], r"^p\[0\]: 'mode' must be in \['min', 'max'\] \(got 'best'\)\.$"),
             ({"every": "x"}, Interval, "p.every: must be Time: A time must be a number"),
             ([], Interval, r"p: must be Interval, got \[\]"),
             (3, torch.Tensor, "p: must be Tensor, got 3"),
@@ -567,7 +576,7 @@ class TestSavedFields:
         """What is marked is saved, by its name without the underscore; settings and scratch are not."""
         state = Remember().state_dict()
 
-        assert state == {"best": 0.0, "when": "0ba", "means": {}, "count": 0, "half": 1}
+        assert state == {"best": 0.0, "when": "0ba", "means": {}, "count": 0, "half": 1, "mode": "min"}
 
     def test_saved_fields_are_no_settings(self):
         """They are neither arguments nor printed."""
@@ -600,6 +609,7 @@ class TestSavedFields:
             ({"when": "soon"}, "Remember.when: must be Time, got 'soon': A time must be"),
             ({"count": -1}, "Remember.count: '_count' must be >= 0: -1"),
             ({"half": 0}, "Remember.half: half must not be 0"),
+            ({"mode": "best"}, "Remember.mode: 'mode' must be in ['min', 'max'] (got 'best')"),
             ({"means": {"a": 3}}, "Remember.means['a']: must be Tensor: got 3."),
         ],
     )
@@ -617,7 +627,7 @@ class TestSavedFields:
     def test_all_problems_at_once(self):
         """What is missing, unknown and wrong is said together."""
         with pytest.raises(ValueError, match=r"no 'x'.*'when' is missing.*'count' is missing"):
-            Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "x": 3})
+            Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "mode": "min", "x": 3})
 
     def test_what_is_no_data_is_refused_when_saving(self):
         """The error names class and field."""
@@ -652,4 +662,4 @@ class TestSavedFields:
         class More(Remember):
             extra: str = saved(default="x")
 
-        assert set(More().state_dict()) == {"best", "when", "means", "count", "half", "extra"}
+        assert set(More().state_dict()) == {"best", "when", "means", "count", "half", "mode", "extra"}

@@ -107,10 +107,13 @@ class TestManifest:
             ({"files": {"state.json": {"size": 1, "xxh3_128": "0" * 32}}}, "is not whole: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": "x" * 32}}}, "is not whole: files"),
             ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "md5": "0" * 32}}}, "is not whole: files"),
+            ({"files": {"state.json": {"size": 1, "sha256": "0" * 64, "xxh3_128": None}}}, "files.* has a null"),
             ({"files": []}, "is not whole: files"),
             ({"run_name": 3}, "is not whole: run_name"),
             ({"weights_only": 1}, "is not whole: weights_only"),
             ({"metrics": {"loss": "low"}}, "is not whole: metrics"),
+            ({"metrics": {"loss": 3}}, "is not whole: metrics: 'loss' must be a finite float or None, got 3"),
+            ({"metrics": {"loss": 1 << 2000}}, "is not whole: metrics"),
             ({"versions": {"torch": 2}}, "is not whole: versions"),
             ({"timestamp": {"batch": 1}}, "is not whole: timestamp"),
             ({"timestamp": []}, "is not whole: timestamp"),
@@ -124,6 +127,23 @@ class TestManifest:
         """A manifest that is signed and makes no sense is refused, and the field is named."""
         with pytest.raises(CheckpointError, match=named):
             Manifest.from_bytes(signed(**changes), "manifest.json")
+
+    def test_message(self):
+        """A wrong checksum is reported in one sentence, without the objects of the validator."""
+        with pytest.raises(CheckpointError) as caught:
+            Manifest.from_bytes(signed(files={"state.json": {"size": 1, "sha256": "0"}}), "manifest.json")
+
+        assert str(caught.value) == (
+            "manifest.json is not whole: files['state.json']: 'sha256' must match regex '[0-9a-f]{64}' ('0' doesn't)."
+        )
+
+    def test_format_1(self):
+        """A manifest of format 1, whose files have one checksum, is read."""
+        record = {"size": 1, "sha256": "0" * 64}
+
+        manifest = Manifest.from_bytes(signed(files={"state.json": record}, format_version=1), "manifest.json")
+
+        assert manifest.files == {"state.json": FileRecord(**record)}
 
     def test_endless_clock(self):
         """A duration that no clock can hold is refused, not overflowed."""

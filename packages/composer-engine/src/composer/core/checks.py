@@ -11,17 +11,18 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from composer.functional.checks import check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import attrs
-
 __all__ = [
     "abridged",
     "check_run_name",
     "describe",
+    "error_text",
     "fill_in",
     "nearest",
     "number_between",
@@ -210,6 +211,19 @@ def describe(value: Any) -> str:
         if named.__module__
         else f"{category} {named.__qualname__}"
     )
+
+
+def error_text(error: BaseException) -> str:
+    """Return the sentence of an error; those of attrs' own validators also contain the field and the value.
+
+    Example:
+        >>> try:
+        ...     attrs.make_class("Mode", {"mode": attrs.field(validator=attrs.validators.in_(["min"]))})("best")
+        ... except ValueError as error:
+        ...     error_text(error)
+        "'mode' must be in ['min'] (got 'best')"
+    """
+    return str(error.args[0] if len(error.args) > 1 and isinstance(error.args[1], attrs.Attribute) else error)
 
 
 def shortened(value: object) -> str:

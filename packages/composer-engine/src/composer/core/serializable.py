@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from composer.core.checks import describe, nearest
+from composer.core.checks import describe, error_text, nearest
 from composer.core.serialization import NotSerializableError, field_types, from_data, to_data
 
 __all__ = [
@@ -60,7 +60,7 @@ def read_field(field: attrs.Attribute[Any], kind: Any, data: Any, path: str) -> 
         if field.validator is not None:
             field.validator(None, field, value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error_text(error)}") from None
     return value
 
 

@@ -29,7 +29,7 @@ import torch
 from cattrs.errors import ForbiddenExtraKeysError
 from torch import Tensor
 
-from composer.core.checks import describe, nearest, shortened
+from composer.core.checks import describe, error_text, nearest, shortened
 from composer.core.time import Time, Timestamp
 
 if TYPE_CHECKING:
@@ -422,7 +422,8 @@ def _problem(error: BaseException, kind: Any) -> str:
         )
     if isinstance(error, KeyError):
         return f"field {error} is missing"
-    return f"must be {_type_name(kind)}: {error}".rstrip(".:")
+    reason = error_text(error)
+    return (reason if kind is None else f"must be {_type_name(kind)}: {reason}").rstrip(".:")
 
 
 def _type_name(kind: Any) -> str:

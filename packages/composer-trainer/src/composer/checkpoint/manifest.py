@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from collections import Counter
@@ -15,7 +16,7 @@ from attrs.validators import ge, lt, matches_re, optional
 
 from composer.checkpoint.errors import CheckpointError
 from composer.core import Timestamp  # noqa: TC001  (the converter reads the annotation)
-from composer.core.checks import abridged
+from composer.core.checks import abridged, shortened
 from composer.core.serialization import field_types, from_data
 
 if TYPE_CHECKING:
@@ -156,6 +157,12 @@ def _check_file_names(_: object, __: object, names: Iterable[str]) -> None:
             raise ValueError(f"{name[:80]!r} is no name of a file in a checkpoint.")
 
 
+def _check_metrics(_: object, __: object, metrics: Mapping[str, Any]) -> None:
+    for name, value in metrics.items():
+        if value is not None and not (isinstance(value, float) and math.isfinite(value)):
+            raise ValueError(f"metrics: {name[:80]!r} must be a finite float or None, got {shortened(value)}.")
+
+
 @attrs.frozen(kw_only=True)
 class Manifest:
     """What a checkpoint contains. The file is written last, with a checksum of its own.
@@ -171,7 +178,7 @@ class Manifest:
             where one is not a finite number.
 
     Raises:
-        ValueError: A file's name is not one that a checkpoint has.
+        ValueError: A file's name is not one that a checkpoint has, or a metric is neither a finite float nor None.
 
     Example:
         >>> manifest = Manifest(files={"state.json": FileRecord(2, "0" * 64)}, timestamp=Timestamp(batch=5))
@@ -185,7 +192,7 @@ class Manifest:
     created: str = ""
     weights_only: bool = False
     versions: dict[str, str] = attrs.field(factory=dict)
-    metrics: dict[str, float | None] = attrs.field(factory=dict)
+    metrics: dict[str, float | None] = attrs.field(factory=dict, validator=_check_metrics)
 
     @property
     def size(self) -> int:
@@ -235,11 +242,11 @@ class Manifest:
         problems += [f"{name!r} is unknown" for name in sorted(data.keys() - types.keys())]
         if problems:
             raise CheckpointError(path, f"is not whole: {', '.join(problems)}.")
-        if isinstance(data["files"], dict):  # records of format 1 have one checksum
-            data["files"] = {
-                name: {"xxh3_128": None, **record} if isinstance(record, dict) else record
-                for name, record in data["files"].items()
-            }
+        for name, record in data["files"].items() if isinstance(data["files"], dict) else ():
+            if isinstance(record, dict):
+                if None in record.values():
+                    raise CheckpointError(path, f"is not whole: files[{name!r}] has a null, which is never written.")
+                record.setdefault("xxh3_128")  # records of format 1 have one checksum
         try:
             manifest = cls(**{name: from_data(data[name], kind, name) for name, kind in types.items()})
         except ValueError as error:
