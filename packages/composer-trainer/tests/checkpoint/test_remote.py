@@ -244,6 +244,34 @@ class TestFailures:
 
         assert verify_checkpoint(f"{url}/one")
 
+    @pytest.mark.parametrize("call", ["names", "get_latest", "exists"])
+    def test_connecting_is_tried_again(self, call):
+        """A file system that fails while it is constructed, as it connects there, is tried again."""
+        files = fsspec.filesystem("memory")
+        files.store.clear()
+        put("memory://runs/one/state.json", b"{}")
+        put("memory://runs/latest", b"one")
+        failures = [ConnectionError("reset"), TimeoutError("slow")]
+
+        class Connecting(type(files)):
+            cachable = False
+
+            @classmethod
+            def _strip_protocol(cls, path):
+                return super()._strip_protocol(path.removeprefix("connecting:/"))
+
+            def __init__(self, **options):
+                if failures:
+                    raise failures.pop()
+                super().__init__(**options)
+
+        fsspec.register_implementation("connecting", Connecting, clobber=True)
+        folder = RemoteFolder("connecting://runs", wait=0.001)
+        found = folder.names() if call == "names" else getattr(folder, call)("latest")
+
+        assert found == {"names": ["one"], "get_latest": "one", "exists": True}[call]
+        assert not failures
+
     def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):
         """An upload that fails permanently raises an error and leaves no checkpoint."""
         put_once = RemoteFolder._put

@@ -62,10 +62,12 @@ class RemoteFolder:
 
     def names(self) -> list[str]:
         """Return the names of possible checkpoints."""
-        root = self._files()[1].strip("/")
-        entries = self._read(self.url, self._list)
-        paths = [entry["name"].strip("/") for entry in entries if entry["type"] == "directory"]
-        return sorted(path.rpartition("/")[2] for path in paths if path != root)
+        return self._read(self.url, self._names)
+
+    def _names(self) -> list[str]:
+        _, root = self._files()
+        paths = [entry["name"].strip("/") for entry in self._list() if entry["type"] == "directory"]
+        return sorted(path.rpartition("/")[2] for path in paths if path != root.strip("/"))
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
         """Return the entries of a folder; none if it does not exist."""
@@ -213,10 +215,13 @@ class RemoteFolder:
     def get_latest(self, latest: str) -> str | None:
         """Return the name of the checkpoint that ``latest`` points to; None if there is none."""
         try:
-            files, root = self._files()
-            return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
+            return self._tried(lambda: self._content(latest))
         except Exception:  # noqa: BLE001  (each file system has its own errors)
             return None
+
+    def _content(self, latest: str) -> str:
+        files, root = self._files()
+        return str(files.cat_file(f"{root}/{latest}", end=4096).decode().strip())
 
     def _files(self) -> tuple[Any, str]:
         import fsspec  # noqa: PLC0415
@@ -252,7 +257,9 @@ class RemoteFolder:
         for again in range(self.tries - 1):
             try:
                 return call()
-            except (CheckpointSaveError, ImportError, FileNotFoundError, PermissionError, TypeError, ValueError):
+            except (CheckpointSaveError, ImportError, TypeError, ValueError):
+                raise
+            except (FileNotFoundError, IsADirectoryError, PermissionError):  # not a matter of the connection
                 raise
             except Exception:  # noqa: BLE001  (each file system has its own errors; the last is raised below)
                 time.sleep(self.wait * 2**again)
