@@ -2,7 +2,8 @@
 
 import pytest
 
-from composer.checkpoint import find_checkpoints, newest_checkpoint, save_checkpoint
+from composer.checkpoint import CheckpointError, find_checkpoints, newest_checkpoint, save_checkpoint
+from composer.checkpoint.finding import locate
 
 
 @pytest.fixture
@@ -74,3 +75,29 @@ class TestNewestCheckpoint:
         save_checkpoint(state, tmp_path / "a-after")
 
         assert newest_checkpoint(tmp_path).name == "a-after"
+
+
+class TestLocate:
+    def test_links(self, three):
+        """A link is followed before its checkpoint is opened."""
+        (three / "best").symlink_to("ba20")
+
+        folder, name = locate(three / "best")
+
+        assert folder.at(name) == str(three / "ba20")
+
+    @pytest.mark.parametrize(
+        ("target", "reason"),
+        [
+            ("link", "is a symbolic link that leads to itself"),
+            ("nothing", "does not exist"),
+            ("file/ep1", "does not exist"),  # its parent is no folder
+        ],
+    )
+    def test_links_without_a_checkpoint(self, tmp_path, target, reason):
+        """A link to itself, to nothing or below a file is refused with that reason."""
+        (tmp_path / "file").write_text("")
+        (tmp_path / "link").symlink_to(target)
+
+        with pytest.raises(CheckpointError, match=rf"link {reason}"):
+            locate(tmp_path / "link")

@@ -346,6 +346,16 @@ class TestReadTensors:
                 name: tensor.shape for name, tensor in expected.items()
             }
 
+    @pytest.mark.parametrize("shape", ["", {}, None, 0, [0, 1 << 63], [0, -1], [0, True], [0, 0.0]], ids=str)
+    def test_shapes_that_are_not_made_of_sizes(self, tmp_path, shape):
+        """A shape that is no list, or contains something that is not the size of a dimension, is refused."""
+        path = header(tmp_path / "file", {"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 0]}})
+        scalar = header(tmp_path / "scalar", {"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}, b"1")
+
+        for opened in (path, scalar):
+            with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+                read_shapes(opened)
+
     @pytest.mark.parametrize(
         "content",
         [
