@@ -629,6 +629,11 @@ class TestSavedFields:
         with pytest.raises(ValueError, match=r"no 'x'.*'when' is missing.*'count' is missing"):
             Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "mode": "min", "x": 3})
 
+    def test_a_class_that_saves_nothing(self):
+        """The error names what was saved, also with keys of several types."""
+        with pytest.raises(ValueError, match=r"Callback saves nothing and cannot load \[3, 'a'\]"):
+            Callback().check_state_dict({"a": 1, 3: 2})
+
     def test_what_is_no_data_is_refused_when_saving(self):
         """The error names class and field."""
         one = Remember()

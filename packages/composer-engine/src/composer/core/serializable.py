@@ -145,7 +145,7 @@ def _read_state(component: Serializable, state: dict[str, Any]) -> dict[str, Any
         field_types(type(component)),
     )
     if state and not fields:
-        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state)}.")
+        raise ValueError(f"{kind} saves nothing and cannot load {sorted(state, key=str)}.")
     problems = [f"{kind} saves no {name!r}{nearest(name, fields)}" for name in state if name not in fields]
     problems += [f"{kind}'s {name!r} is missing." for name in fields if name not in state]
     values = {}
