@@ -10,6 +10,7 @@ returns a report. Only the names that are listed here are public::
 
 from typing import TYPE_CHECKING
 
+from composer.functional.augmentations.annotations import AugmentedBatch
 from composer.functional.augmentations.augmix import (
     AugmentAndMixTransform,
     AugMixDraws,
@@ -22,12 +23,7 @@ from composer.functional.augmentations.colout import ColOutTransform, colout, co
 from composer.functional.augmentations.cutmix import cutmix, cutmix_batch, draw_cutmix_box
 from composer.functional.augmentations.cutout import cutout_batch, draw_box, draw_holes
 from composer.functional.augmentations.mixup import draw_mixing, mixup, mixup_batch
-from composer.functional.augmentations.pipelines import (
-    AugmentationDraws,
-    AugmentedBatch,
-    augment_batch,
-    draw_augmentation,
-)
+from composer.functional.augmentations.pipelines import AugmentationDraws, augment_batch, draw_augmentation
 from composer.functional.augmentations.randaugment import (
     RandAugmentDraws,
     RandAugmentTransform,

@@ -8,13 +8,25 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from composer.functional.augmentations.annotations import (
+    PIXEL_CENTRE,
+    AugmentedBatch,
+    Ragged,
+    check_annotations,
+    check_box_options,
+    clip,
+    images_of,
+    select,
+    to_keep,
+)
 from composer.functional.augmentations.cutout import check_images
 from composer.functional.checks import check_interval, check_tensors
 from composer.functional.random import draw_permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from composer.functional.augmentations.annotations import BoxFormat
 
 __all__ = ["ColOutTransform", "colout", "colout_batch", "draw_kept"]
 
@@ -53,19 +65,22 @@ def colout_batch(
     *,
     row_indices: Tensor | None = None,
     col_indices: Tensor | None = None,
+    box_format: BoxFormat = "xyxy",
     generator: torch.Generator | None = None,
 ) -> Sample:
     """Drop random rows and columns, the same ones in every image of the batch.
 
     ``output = input[..., row_indices, :][..., col_indices]``
 
-    With ``resize_target``, masks lose the same rows and columns. Coordinates, such as bounding boxes and key points,
-    cannot be distinguished from other numbers and do not change, so they would no longer match: ColOut does not support
-    them.
+    With ``resize_target``, masks lose the same rows and columns. Coordinates, such as bounding boxes and keypoints,
+    cannot be distinguished from other numbers and do not change, unless they are in an :class:`AugmentedBatch`: its
+    masks lose the same rows and columns, and its boxes and keypoints move with the pixels that remain. A box of a list
+    is dropped, with its label, if nothing of it remains.
 
     Args:
-        sample: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)`` or a PIL image; or a pair, tuple or list,
-            of such an input and a target. Any dtype, any PIL mode.
+        sample: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)`` or a PIL image, or an
+            :class:`AugmentedBatch` of images; or a pair, tuple or list, of such an input and a target. Any dtype, any
+            PIL mode.
         p_row: The fraction of rows to drop, in ``[0, 1)``; the rest is rounded as by ``round``, and at least 1.
         p_col: The fraction of columns to drop, likewise.
         resize_target: Whether the target, a tensor ``(..., H, W)`` or a PIL image, loses the same rows and columns.
@@ -74,6 +89,7 @@ def colout_batch(
         row_indices: The rows that remain, in ascending order, int64, on the input's device, instead of ``p_row``.
             Drawn by :func:`draw_kept` if ``None``.
         col_indices: The columns that remain, likewise.
+        box_format: The format of boxes, as in :func:`augment_batch`.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
@@ -83,8 +99,9 @@ def colout_batch(
     Raises:
         TypeError: The input, or the target to resize, is neither a tensor nor a PIL image.
         ValueError: The input has another shape or no pixels; the target to resize does not have the input's height
-            and width; ``p_row`` or ``p_col`` lies outside ``[0, 1)``; ``row_indices`` or ``col_indices`` is not
-            one-dimensional or empty; or ``resize_target`` is none of the three.
+            and width; masks, boxes, keypoints or labels do not fit the images; ``p_row`` or ``p_col`` lies outside
+            ``[0, 1)``; ``row_indices`` or ``col_indices`` is not one-dimensional or empty; or ``resize_target`` is none
+            of the three.
 
     Example:
         >>> image = torch.arange(12).view(1, 3, 4)
@@ -98,17 +115,24 @@ def colout_batch(
     _check_settings(p_row, p_col, resize_target)
     pair = isinstance(sample, (tuple, list)) and len(sample) == 2
     input, target = cast("tuple[Any, Any]", sample) if pair else (sample, None)
-    _check_input(input)
-    rows, columns = _rows_and_columns(input)
+    images = images_of(input)
+    _check_input(images)
+    check_box_options(box_format)
+    if isinstance(input, AugmentedBatch):
+        check_images(images, "(N, C, H, W)", (4,))
+        check_annotations(input, keypoints=True)
+    rows, columns = _rows_and_columns(images)
     if row_indices is None:
         row_indices = draw_kept(rows, p_row, generator=generator)
     if col_indices is None:
         col_indices = draw_kept(columns, p_col, generator=generator)
     _check_indices("row_indices", row_indices)
     _check_indices("col_indices", col_indices)
-    output = _select(input, row_indices, col_indices)
+    output = _select(images, row_indices, col_indices)
+    if isinstance(input, AugmentedBatch):
+        output = _select_annotations(input, output, row_indices, col_indices, box_format)
     if pair:
-        if _is_resized(target, input, resize_target):
+        if _is_resized(target, images, resize_target):
             target = _select(target, row_indices, col_indices)
         output = [output, target] if isinstance(sample, list) else (output, target)
     return cast("Sample", output)
@@ -185,6 +209,43 @@ def select_rows_and_columns(images: Tensor, rows: Tensor, columns: Tensor) -> Te
         return selected.view(*selected.shape[:2], -1, channels).permute(0, 3, 1, 2)
     selected = images.index_select(-2, rows)
     return selected.gather(-1, columns.expand(*selected.shape[:-1], -1))
+
+
+def _select_annotations(
+    batch: AugmentedBatch, images: Tensor, rows: Tensor, columns: Tensor, box_format: BoxFormat
+) -> AugmentedBatch:
+    """Return a batch with its smaller images, and masks, boxes and keypoints that match them."""
+    old, size = batch.input.shape[-2:], (images.shape[-2], images.shape[-1])
+    result, count = batch._replace(input=images), len(images)
+    if batch.masks is not None:
+        result = result._replace(masks=select_rows_and_columns(batch.masks, rows, columns))
+    if batch.keypoints is not None:
+        points = Ragged.of(batch.keypoints, "keypoints", count)
+        moved = _moved(points.padded.as_subclass(Tensor).float() + PIXEL_CENTRE, old, rows, columns) - PIXEL_CENTRE
+        result = result._replace(keypoints=points.restore(moved, None, size))
+    if batch.boxes is not None:
+        boxes = Ragged.of(batch.boxes, "boxes", count)
+        low, high = boxes.xyxy(box_format).chunk(2, dim=-1)
+        moved = torch.cat([_moved(low, old, rows, columns), _moved(high, old, rows, columns)], dim=-1)
+        keep = None if boxes.lengths is None else to_keep(clip(moved, 0, 0, size[1], size[0])[1]) & boxes.present()
+        if batch.labels is not None:
+            boxes.check_labels(batch.labels)
+            assert keep is not None
+            result = result._replace(labels=select(batch.labels, keep, boxes.present()))
+        result = result._replace(boxes=boxes.restore_boxes(moved, keep, box_format, size))
+    return result
+
+
+def _moved(points: Tensor, size: Sequence[int], rows: Tensor, columns: Tensor) -> Tensor:
+    """Return where points, ``(..., 2)``, x first, measured at the edges of pixels, are among those that remain."""
+    moved = []
+    for values, kept, count in zip(points.unbind(-1), (columns, rows), (size[1], size[0]), strict=True):
+        # Each edge of a pixel moves to the number of pixels that remain before it; points between edges, between these.
+        edges = torch.searchsorted(kept, torch.arange(count + 1, device=kept.device)).to(values)
+        clamped = values.clamp(0, count)
+        before = clamped.floor().clamp_max(count - 1).long()
+        moved.append(edges[before].lerp(edges[before + 1], clamped - before))
+    return torch.stack(moved, dim=-1)
 
 
 def _select(image: Any, rows: Tensor, columns: Tensor) -> Any:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from composer.functional.augmentations.annotations import (
+    AugmentedBatch,
+    check_annotations,
+    check_box_options,
+    clip,
+    clip_outside,
+    images_of,
+    mix_boxes,
+)
 from composer.functional.augmentations.cutout import check_box, check_images, check_length, draw_box
 from composer.functional.augmentations.mixup import check_indices, check_target, draw_part, encode_ids
 from composer.functional.checks import check_pairs
 from composer.functional.random import draw_permutation
 
 if TYPE_CHECKING:
+    from composer.functional.augmentations.annotations import Batch, BoxFormat, Target
     from composer.functional.augmentations.cutout import Box
 
 __all__ = ["cutmix", "cutmix_batch", "draw_cutmix_box"]
@@ -63,28 +73,31 @@ def draw_cutmix_box(
 
 
 def cutmix_batch(
-    input: Tensor,
-    target: Tensor,
+    input: Batch,
+    target: Target,
     length: float | None = None,
     alpha: float = 1.0,
     bbox: Box | None = None,
     indices: Tensor | None = None,
     uniform_sampling: bool = False,
     *,
+    box_format: BoxFormat = "xyxy",
+    min_visible: float = 0.0,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor, float, Box]:
+) -> tuple[Batch, Target, float, Box]:
     """Paste a box of a partner from the same batch into every image (arXiv:1905.04899).
 
     ``mixed = input`` but for ``mixed[:, :, x1:x2, y1:y2] = input[indices, :, x1:x2, y1:y2]``
 
     The box is the same in all images. Two labels and a weight describe the entire image, not its pixels: a segmentation
-    mask raises an error here, and :func:`cutmix` pastes the box into it as well. Bounding boxes cannot be distinguished
-    from other numbers, and would include covered objects: CutMix does not support them.
+    mask as ``target`` raises an error. Pass an :class:`AugmentedBatch` to mix masks and bounding boxes. The box is
+    pasted into masks as into images. Each image gets its own bounding boxes, made smaller to what the pasted box leaves
+    visible of them, followed by those of its partner, clipped to the pasted box, all with their labels.
 
     Args:
-        input: Images, shape ``(N, C, H, W)``, any dtype.
+        input: Images, shape ``(N, C, H, W)``, any dtype; or an :class:`AugmentedBatch` of them, with boxes as a list.
         target: Class ids ``(N,)``, class probabilities ``(N, C)``, or another tensor with the samples first,
-            except a mask.
+            except a mask. ``None`` if an :class:`AugmentedBatch` has no other targets.
         length: The sides of the box as a fraction of those of the image, in ``[0, 1]``, rounded as by ``round``; 0 is
             the identity. If ``None``, the area of the box is drawn.
         alpha: Both parameters of the Beta distribution of the original sample's fraction of the area; 0 never mixes.
@@ -93,20 +106,24 @@ def cutmix_batch(
         indices: The partners, a permutation of ``range(N)``, int64, on the input's device. Drawn if ``None``.
         uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
             the centre of the box, as in the paper. The box is clipped to the image.
+        box_format: The format of bounding boxes, as in :func:`augment_batch`.
+        min_visible: Bounding boxes are dropped, with their labels, if less than this fraction of their area, or
+            nothing, is visible, in ``[0, 1]``.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
         ``(mixed, target[indices], weight, bbox)``. ``weight`` is that of the original sample, 1 minus the fraction of
         the box's area, so that a loss can be weighted as
         ``weight * loss(out, target) + (1 - weight) * loss(out, target[indices])``. ``mixed`` is a new tensor with the
-        shape, dtype and memory format of ``input``.
+        shape, dtype and memory format of ``input``, or a new :class:`AugmentedBatch`.
 
     Raises:
         TypeError: ``input``, ``target`` or ``indices`` is not a tensor, ``indices`` are not int64, ``length`` is a
             tensor, or ``bbox`` is not four ints.
         ValueError: ``input`` has another shape or no pixels, ``target`` is a mask, ``input``, ``target`` and
-            ``indices`` differ in ``N``, ``bbox`` does not lie within the image, ``length`` lies outside ``[0, 1]``, or
-            ``alpha`` is negative or not finite.
+            ``indices`` differ in ``N``, ``bbox`` does not lie within the image, ``length`` lies outside ``[0, 1]``,
+            ``alpha`` is negative or not finite, masks or labels do not fit, boxes are not a list, or there are
+            keypoints.
 
     Example:
         >>> swap = torch.tensor([1, 0])
@@ -116,22 +133,42 @@ def cutmix_batch(
         (tensor([[0., 1., 1., 1.],
                 [0., 1., 1., 1.]]), 0.25)
     """
-    _check_batch(input, target)
-    if _is_mask(target, input):
+    images: Tensor = images_of(input)
+    check_images(images, "(N, C, H, W)", (4,))
+    check_box_options(box_format, min_visible)
+    if isinstance(input, AugmentedBatch):
+        check_annotations(input)
+    if target is not None or not isinstance(input, AugmentedBatch):
+        check_target(images, target)
+    if target is not None and _is_mask(target, images):
         raise ValueError(
             f"target must be one label for each image, got a mask of shape {tuple(target.shape)}. "
-            "Use cutmix, which pastes the box into masks as well."
+            "Use cutmix, or pass an AugmentedBatch with masks, to paste the box into masks as well."
         )
-    height, width = input.shape[2:]
+    height, width = images.shape[2:]
     if bbox is None:
         bbox = draw_cutmix_box((height, width), length, alpha, uniform_sampling, generator=generator)
     if indices is None:
-        indices = draw_permutation(input, generator=generator)
+        indices = draw_permutation(images, generator=generator)
     check_box("bbox", bbox, (height, width))
-    check_indices(input, indices)
+    check_indices(images, indices)
     x1, y1, x2, y2 = bbox
     weight = 1 - (x2 - x1) * (y2 - y1) / (height * width)
-    return _paste(input, indices, bbox), target[indices], weight, bbox
+    mixed: Any = _paste(images, indices, bbox)
+    if isinstance(input, AugmentedBatch):
+        masks = None if input.masks is None else _paste(input.masks, indices, bbox)
+        mixed = input._replace(input=mixed, masks=masks)
+        if input.boxes is not None:
+            # x is along the height in bbox and along the width in boxes.
+            mixed = mix_boxes(
+                mixed,
+                indices,
+                own=lambda xyxy: clip_outside(xyxy, y1, x1, y2, x2, size=(height, width)),
+                partner=lambda xyxy: clip(xyxy, y1, x1, y2, x2),
+                box_format=box_format,
+                min_visible=min_visible,
+            )
+    return mixed, None if target is None else target[indices], weight, bbox
 
 
 def cutmix(
@@ -149,7 +186,8 @@ def cutmix(
     """Paste boxes into images and mix the targets, for losses that accept class probabilities or masks.
 
     Labels are weighted by area. In a segmentation mask, recognised by the height and width of the images, the partner's
-    mask is pasted into the same box. Bounding boxes raise an error. The source is arXiv:1905.04899.
+    mask is pasted into the same box. Bounding boxes raise an error: see :func:`cutmix_batch`. The source is
+    arXiv:1905.04899.
 
     Args:
         data: Images, shape ``(N, C, H, W)``, any dtype.

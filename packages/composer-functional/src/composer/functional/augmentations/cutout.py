@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from composer.functional.checks import check_flags, check_interval, check_pairs, check_whole, described
+from composer.functional.augmentations.annotations import AugmentedBatch, check_annotations, images_of
+from composer.functional.checks import check_flags, check_interval, check_numbers, check_pairs, check_whole, described
 from composer.functional.random import check_generator
+
+if TYPE_CHECKING:
+    from composer.functional.augmentations.annotations import Batch
 
 __all__ = ["cutout_batch", "draw_box", "draw_holes"]
 
@@ -90,40 +95,44 @@ def draw_holes(
 
 
 def cutout_batch(
-    input: Tensor,
+    input: Batch,
     num_holes: int = 1,
     length: float = 0.5,
     uniform_sampling: bool = False,
     *,
     boxes: Sequence[Box] | None = None,
+    mask_value: float | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> Batch:
     """Fill square holes with zeros, the same ones in every image of the batch (arXiv:1708.04552).
 
     ``output[..., x1:x2, y1:y2] = 0`` for each box ``(x1, y1, x2, y2)``
 
-    Zero is the mean colour only of normalised images. Labels, masks and bounding boxes do not change, and still include
-    what a hole covers. To exclude holes from a mask, draw them by :func:`draw_holes`, pass them as ``boxes``, and fill
-    them in the mask with the class id that the loss ignores.
+    Zero is the mean colour only of normalised images. Labels, bounding boxes and keypoints do not change, and still
+    include what a hole covers, which the model has to infer from the rest. Masks do not change either, unless
+    ``mask_value`` is set.
 
     Args:
-        input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, any dtype.
+        input: Images, shape ``(N, C, H, W)``, or one, shape ``(C, H, W)``, any dtype; or an :class:`AugmentedBatch` of
+            images.
         num_holes: The number of holes, which may overlap; 0 is the identity.
         length: The side of a hole as a fraction of the image's shorter side, in ``[0, 1]``, rounded as by ``round``.
         uniform_sampling: Whether all pixels are equally likely to be covered; otherwise all are equally likely to be
             the centre of a hole, as in the paper. Holes are clipped to the image.
         boxes: The holes, each ``(x1, y1, x2, y2)`` in pixels, x along the height and y along the width, instead of
             these three settings. Drawn by :func:`draw_holes` if ``None``.
+        mask_value: The value of holes in the masks of an :class:`AugmentedBatch`, such as the class id that the loss
+            ignores. Masks do not change if ``None``.
         generator: The random generator, on the CPU; torch's default generator if ``None``.
 
     Returns:
-        A new tensor with the shape, dtype and memory format of ``input``.
+        A new tensor with the shape, dtype and memory format of ``input``, or a new :class:`AugmentedBatch`.
 
     Raises:
         TypeError: ``input`` is not a tensor, ``num_holes`` or an edge of a box is not an int, or ``length`` is a
             tensor.
         ValueError: ``input`` has another shape or no pixels, a box does not lie within it, ``num_holes`` is negative,
-            or ``length`` lies outside ``[0, 1]``.
+            ``length`` lies outside ``[0, 1]``, masks do not fit, or there is a ``mask_value`` without masks.
 
     Example:
         >>> cutout_batch(torch.ones(1, 1, 4, 4), boxes=[(0, 1, 2, 4)])[0, 0]
@@ -132,8 +141,18 @@ def cutout_batch(
                 [1., 1., 1., 1.],
                 [1., 1., 1., 1.]])
     """
-    check_images(input, "(N, C, H, W) or (C, H, W)", (3, 4))
-    size = (input.shape[-2], input.shape[-1])
+    images: Tensor = images_of(input)
+    if isinstance(input, AugmentedBatch):
+        check_images(images, "(N, C, H, W)", (4,))
+        check_annotations(input, keypoints=True)
+    else:
+        check_images(images, "(N, C, H, W) or (C, H, W)", (3, 4))
+    masks = input.masks if isinstance(input, AugmentedBatch) else None
+    if mask_value is not None:
+        check_numbers(mask_value=mask_value)
+        if masks is None:
+            raise ValueError(f"mask_value={mask_value} needs masks: pass an AugmentedBatch with masks as input.")
+    size = (images.shape[-2], images.shape[-1])
     if boxes is None:
         boxes = draw_holes(size, num_holes, length, uniform_sampling, generator=generator)
     elif not isinstance(boxes, Sequence):
@@ -141,10 +160,19 @@ def cutout_batch(
     else:
         for box in boxes:
             check_box("each of boxes", box, size)
-    output = input.clone()
+    output: Any = _fill(images, boxes, 0)
+    if isinstance(input, AugmentedBatch):
+        output = input._replace(input=output)
+        if masks is not None and mask_value is not None:
+            output = output._replace(masks=_fill(masks, boxes, mask_value))
+    return output  # type: ignore[no-any-return]
+
+
+def _fill(images: Tensor, boxes: Sequence[Box], value: float) -> Tensor:
+    filled = images.clone()
     for x1, y1, x2, y2 in boxes:
-        output[..., x1:x2, y1:y2] = 0
-    return output
+        filled[..., x1:x2, y1:y2] = value
+    return filled
 
 
 def check_images(input: Tensor, shape: str, dims: tuple[int, ...], name: str = "input") -> None:
