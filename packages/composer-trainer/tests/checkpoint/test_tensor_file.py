@@ -4,6 +4,7 @@ import _thread
 import hashlib
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from composer.checkpoint import CheckpointError, tensor_file
-from composer.checkpoint.tensor_file import pack_tensors, read_shapes, read_tensors
+from composer.checkpoint.tensor_file import CopyMemory, pack_tensors, read_shapes, read_tensors
 from composer.core import NotSerializableError
 
 NAMES = [
@@ -179,6 +180,20 @@ class TestPackTensors:
 
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
+    def test_memory_is_reused_for_one_more_copy(self):
+        """The memory of a copy serves the next one of its size; memory that the next one does not need is released."""
+        memory, tensors = CopyMemory(), {"weight": torch.zeros(2 << 20)}
+        first = pack_tensors(tensors, memory=memory)
+        memory.give([first])
+        other = pack_tensors({"weight": torch.zeros(3 << 20)}, memory=memory)
+        memory.give([other])
+
+        same_size = pack_tensors({"weight": torch.ones(3 << 20)}, memory=memory)
+        former_size = pack_tensors(tensors, memory=memory)
+
+        assert same_size.pieces[-1].obj is other.pieces[-1].obj
+        assert former_size.pieces[-1].obj is not first.pieces[-1].obj
+
     def test_views_that_cannot_be_seen_as_bytes(self, tmp_path):
         """Conjugate and negative views are written as the numbers that they show."""
         numbers = torch.tensor([1 + 2j, 3 - 4j])
@@ -296,6 +311,36 @@ class TestReadTensors:
 
         with pytest.raises(CheckpointError, match="file has been changed while it was read"):
             read_tensors(path, Digest())
+
+    def test_replaced_between_its_two_openings(self, tmp_path):
+        """A file in whose place another one is put while it is opened is refused, not read half and half."""
+        tensors = {"a": torch.zeros(1 << 20), "b": torch.zeros(1 << 20)}
+        write(tmp_path / "file", tensors)
+        write(tmp_path / "other", {name: tensor + 1 for name, tensor in tensors.items()})
+
+        class Replaced(type(tmp_path)):
+            def open(self, *arguments, **options):
+                opened = super().open(*arguments, **options)
+                if (tmp_path / "other").exists():
+                    (tmp_path / "other").replace(self)
+                return opened
+
+        with pytest.raises(CheckpointError, match="file has been changed while it was read"):
+            read_tensors(Replaced(tmp_path / "file"))
+
+    def test_a_header_of_impossible_length(self, tmp_path):
+        """A header longer than the format allows is not read, also in a file of that length."""
+        path = tmp_path / "file"
+        path.write_bytes((100_000_001).to_bytes(8, "little"))
+        os.truncate(path, 200_000_000)
+
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+            read_shapes(path)
+        largest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+        assert largest < 1_000_000
 
     def test_no_file(self, tmp_path):
         """A file that does not exist is refused with its name."""
