@@ -8,6 +8,7 @@ import tracemalloc
 import warnings
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ from composer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from composer.core import Algorithm, Engine, StateMismatchError
+from composer.core import Algorithm, Callback, Engine, StateMismatchError
+from composer.core import saved as saved_field
 
 
 @pytest.fixture
@@ -161,6 +163,18 @@ class TestWholeCheckpoints:
             load_checkpoint(save_checkpoint(runs.make(), tmp_path / "two"), runs.make(callbacks=LRMonitor()))
 
         assert "LRMonitor" not in str(warned[0].message)
+
+    def test_a_missing_callback_with_a_state_alone(self, runs, tmp_path, later):
+        """A callback without settings that has saved something is reported if the run lacks it."""
+
+        class Count(Callback):
+            def state_dict(self):
+                return {"seen": 3}
+
+        path = save_checkpoint(runs.make(callbacks=Count()), tmp_path / "one")
+
+        with pytest.warns(UserWarning, match=r"callbacks\.Count is saved, and this run has none"):
+            load_checkpoint(path, later)
 
 
 class TestMemory:
@@ -561,6 +575,25 @@ class TestIgnoreKeys:
 
         assert loaded.report.differences == ()
         assert loaded.ignored == ("algorithms/EMA",)
+
+    def test_one_of_several_callbacks_stays(self, runs, tmp_path):
+        """Only the ignored callback keeps its own state; the others are loaded."""
+
+        @attrs.define(eq=False)
+        class First(Callback):
+            seen: int = saved_field(default=0)
+
+        @attrs.define(eq=False)
+        class Second(First):
+            pass
+
+        one, other = [First(), Second()], [First(), Second()]
+        one[0].seen = one[1].seen = 3
+        path = save_checkpoint(runs.make(callbacks=one), tmp_path / "one")
+
+        load_checkpoint(path, runs.make(callbacks=other), ignore_keys="callbacks/First")
+
+        assert [callback.seen for callback in other] == [0, 3]
 
     def test_function(self, saved, later):
         """A function takes out what it wants."""

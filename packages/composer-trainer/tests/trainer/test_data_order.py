@@ -137,6 +137,15 @@ class TestSameWhateverTheWorkers:
         assert torch.equal(drawn[1], drawn[3])
         assert len(set(torch.cat(drawn[:2]).flatten().tolist())) == 2 * 12 * 3
 
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_skipped_batches_do_not_shift_the_draws(self, workers):
+        """The batches after a skip draw what they draw without it."""
+        order = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=workers), seed=17)
+
+        whole, rest = batches(order, 1), batches(order, 1, skip=2)
+
+        assert torch.equal(whole[8:], rest)
+
     def test_processes_draw_apart(self, monkeypatch):
         """Processes draw for their batches each in its own way, and share the order."""
         first = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
@@ -146,6 +155,16 @@ class TestSameWhateverTheWorkers:
         other = batches(make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17), 0)
 
         assert torch.equal(one[:, 0], other[:, 0])
+        assert not set(one[:, 1].tolist()) & set(other[:, 1].tolist())
+
+    @pytest.mark.parametrize("make", [lambda: DataLoader(NoisyStream(), batch_size=2), NoisyStream])
+    def test_processes_draw_apart_in_streams(self, monkeypatch, make):
+        """Each process draws for itself in a stream, with or without torch's loader."""
+        one = batches(make_order(make(), seed=17), 0).view(6, 4)
+        monkeypatch.setenv("RANK", "1")
+
+        other = batches(make_order(make(), seed=17), 0).view(6, 4)
+
         assert not set(one[:, 1].tolist()) & set(other[:, 1].tolist())
 
     def test_streams_draw_by_their_place(self):
@@ -220,6 +239,44 @@ class TestSamplers:
 
         assert len(rest) == len(whole) - 2
         assert all(torch.equal(one, other) for one, other in zip(whole[2:], rest, strict=True))
+
+
+class TestSeedsOfSamplers:
+    def order(self, **options):
+        """Return the samples of an epoch."""
+        return batches(make_order(DataLoader(Values(), batch_size=4, **options), seed=17), 1).tolist()
+
+    def test_of_the_loader(self):
+        """The seed of the loader's own generator counts, and not what was drawn from it."""
+        drawn = torch.Generator().manual_seed(3)
+        torch.rand(5, generator=drawn)
+        generators = [torch.Generator().manual_seed(3), drawn, torch.Generator().manual_seed(4)]
+
+        one, same, other = (self.order(shuffle=True, generator=generator) for generator in generators)
+
+        assert one == same
+        assert one != other
+
+    def test_of_a_distributed_sampler(self):
+        """The sampler's own seed counts."""
+        samplers = [DistributedSampler(Values(), num_replicas=2, rank=0, seed=seed) for seed in (0, 0, 1)]
+
+        one, same, other = (self.order(sampler=sampler) for sampler in samplers)
+
+        assert one == same
+        assert one != other
+
+    def test_processes_share_one_order(self):
+        """Processes divide one order among them, also if their loaders have generators of their own."""
+        parts = [
+            self.order(
+                sampler=DistributedSampler(Values(), num_replicas=2, rank=rank),
+                generator=torch.Generator().manual_seed(rank),
+            )
+            for rank in range(2)
+        ]
+
+        assert sorted(parts[0] + parts[1]) == list(range(12))
 
 
 class _First(Dataset):
