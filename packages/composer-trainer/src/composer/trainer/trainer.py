@@ -313,22 +313,11 @@ class Trainer:
         if deterministic_mode:
             configure_deterministic_mode()
         initialize_dist(self._computing.device, dist_timeout)
-        seed = from_rank_zero(seed)
-        seed_all((seed + get_global_rank()) % 2**32)
-        model.to(self._computing.device)
-        self._weigh_by_tokens = accumulate_train_batch_on_tokens
-        self.state = State(
-            model=model,
-            rank_zero_seed=seed,
-            run_name=from_rank_zero(run_name),
-            device=self._computing.device,
-            max_duration=self._schedule.max_duration,
-            precision=self._computing.precision,
-            scaler=make_scaler(self._computing.precision, self._computing.device),
-        )
+        self.state = self._make_state(model, from_rank_zero(seed), from_rank_zero(run_name))
         if optimizers is None and any(True for _ in model.parameters()):
             optimizers = default_optimizer(model)
         self.state.optimizers = as_list(optimizers)
+        self._weigh_by_tokens = accumulate_train_batch_on_tokens
         self._set_microbatch_size(self._computing.microbatch_size)
         collect(setattr, self.state, "algorithms", as_list(algorithms))
         collect(setattr, self.state, "callbacks", [*as_list(callbacks), *as_list(profiler), *own_savers])
@@ -342,6 +331,21 @@ class Trainer:
         self._progress.attach_to(self.state.callbacks)
         with self._closing_on_error():
             self._initialize(algorithm_passes, arguments if auto_log_hparams else None)
+
+    def _make_state(self, model: nn.Module, seed: int, run_name: str) -> State:
+        """Seed the global generators, move the model to the device, and return the state of the run."""
+        device, precision = self._computing.device, self._computing.precision
+        seed_all((seed + get_global_rank()) % 2**32)
+        model.to(device)
+        return State(
+            model=model,
+            rank_zero_seed=seed,
+            run_name=run_name,
+            device=device,
+            max_duration=self._schedule.max_duration,
+            precision=precision,
+            scaler=make_scaler(precision, device),
+        )
 
     def _initialize(self, passes: Passes, extra: Mapping[str, Any] | None) -> None:
         """Run the events of the construction, load what the run starts from, and log the hyperparameters."""
