@@ -29,8 +29,8 @@ def weights(model):
 
 
 @pytest.mark.parametrize("name", ["plain_loop", "accumulation_and_amp"])
-def test_they_run_by_themselves(name):
-    """Each is a program that says how the loss fell, without a warning."""
+def test_examples_run_as_programs(name):
+    """Each is a program that prints the decreasing loss, without a warning."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
 
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -39,15 +39,15 @@ def test_they_run_by_themselves(name):
     assert run.stdout.startswith("loss ")
 
 
-def test_the_loss_falls(loops):
+def test_loss_decreases(loops):
     """Both loops learn the task."""
     losses = [loop.train()[1] for loop in loops]
 
     assert all(sum(each[-4:]) < 0.8 * sum(each[:4]) for each in losses)
 
 
-def test_one_microbatch_in_full_precision_is_the_plain_loop(loops):
-    """Without parts and mixed precision the second loop gives the first one's weights and losses, bit for bit."""
+def test_one_microbatch_in_full_precision_equals_the_plain_loop(loops):
+    """Without microbatches and mixed precision both loops give bit-identical weights and losses."""
     plain, other = loops
 
     expected, expected_losses = plain.train()
@@ -58,8 +58,8 @@ def test_one_microbatch_in_full_precision_is_the_plain_loop(loops):
 
 
 @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
-def test_parts_change_nothing_but_what_is_drawn(loops, monkeypatch):
-    """Where MixUp blends nothing, as it draws for every part by itself, parts of unequal size give the same weights."""
+def test_microbatches_do_not_change_weights(loops, monkeypatch):
+    """Without MixUp, which draws per microbatch, microbatches of unequal size give the same weights."""
     plain, other = loops
     mixup = plain.MixUp
     for loop in loops:

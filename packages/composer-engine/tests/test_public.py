@@ -22,8 +22,8 @@ SYMBOLS = [(module, name) for module in MODULES for name in importlib.import_mod
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_public_lists_are_true(module):
-    """Each module says what is public; every name exists, once."""
+def test_public_names_exist(module):
+    """Each public name exists, and is listed once."""
     names = importlib.import_module(module).__all__
 
     assert len(set(names)) == len(names)
@@ -32,7 +32,7 @@ def test_public_lists_are_true(module):
 
 @pytest.mark.parametrize(("module", "name"), SYMBOLS)
 def test_symbols_are_documented(module, name):
-    """Each public class and function, and each public method and property of a class, has a docstring of its own."""
+    """Each public class and function, and each public method and property of a class, has its own docstring."""
     symbol = getattr(importlib.import_module(module), name)
     if not (inspect.isclass(symbol) or inspect.isfunction(symbol)):
         return
@@ -44,7 +44,7 @@ def test_symbols_are_documented(module, name):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_run(module):
-    """The examples of all docstrings give what they show."""
+    """The examples of all docstrings have the stated output."""
     found = importlib.import_module(module)
 
     result = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
@@ -52,15 +52,15 @@ def test_examples_run(module):
     assert result.failed == 0
 
 
-def test_there_are_examples():
-    """The public classes that people write down have an example each."""
+def test_public_classes_have_examples():
+    """Public classes for direct use have an example."""
     shown = [name for name in composer.core.__all__ if ">>>" in (inspect.getdoc(getattr(composer.core, name)) or "")]
 
     assert {"Algorithm", "Callback", "Engine", "Event", "State", "Stage", "Time", "TimeUnit", "Timestamp"} <= set(shown)
 
 
-def test_import_is_lean():
-    """Beyond what torch loads, importing composer.core loads no image, metric or progress bar library."""
+def test_import_is_light():
+    """Importing composer.core loads no image, metric or progress bar library beyond torch's."""
     # The name `composer` belongs to composer-trainer where that is installed, whose imports are not in question here.
     program = """
 import os, sys

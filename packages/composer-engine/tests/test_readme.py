@@ -24,22 +24,22 @@ def executed(capsys):
 
 
 def test_code_blocks_run(executed):
-    """The loop of the README trains for its duration and prints the values in its comment."""
+    """The README's loop trains for its duration and prints the values in its comment."""
     _, printed = executed
 
     said = re.search(r"print\(state.timestamp.*\)  # (.*)", README.read_text()).group(1)
     assert printed.splitlines()[0] == said
 
 
-def test_plan_is_the_one_shown(executed):
-    """What the README shows as the plan is what explain() prints."""
+def test_plan_matches(executed):
+    """The plan in the README is the output of explain()."""
     _, printed = executed
 
     assert printed.split("\n", 1)[1] == blocks("text")[0]
 
 
 def test_pass_of_the_readme_works(executed):
-    """With the pass that is registered last the noise comes first."""
+    """With the pass that is registered last, the noise is applied first."""
     namespace, _ = executed
 
     first, _ = namespace["engine"].explain().entries[namespace["Event"].AFTER_DATALOADER]
@@ -48,7 +48,7 @@ def test_pass_of_the_readme_works(executed):
 
 
 def test_mixup_of_the_readme_blends_input_and_loss(executed):
-    """The user's MixUp gives the loss that the formula says, for the blend that it drew."""
+    """The README's MixUp gives the loss of the formula for its draw."""
     namespace, _ = executed
     inputs, targets = torch.randn(6, 8), torch.randint(3, (6,))
     model, mixup = namespace["Classifier"](), namespace["MixUp"]()

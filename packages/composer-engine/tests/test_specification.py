@@ -60,7 +60,7 @@ class Model(nn.Module):
 
 class TestTour:
     def test_loop(self):
-        """The tour's training loop: ten epochs, with the events that it names, and the blended loss after each."""
+        """The tour's training loop: ten epochs, with its events, and the blended loss after each."""
         dataloader = [(torch.rand(6, 4), torch.randint(3, (6,))) for _ in range(3)]
         model, mixup, losses = Model(), MixUp(), []
         state = State(model=model, max_duration=Time(10, "epoch"), rank_zero_seed=0, dataloader=dataloader)
@@ -100,7 +100,7 @@ class TestTour:
 class TestAlgorithmPage:
     @pytest.mark.parametrize(("epoch", "runs"), [(30, False), (31, True)])
     def test_match(self, epoch, runs):
-        """An algorithm decides by the event, or by what the state says."""
+        """An algorithm matches by event or by the state."""
 
         class MyAlgorithm(Algorithm):
             def match(self, event, state):
@@ -115,7 +115,7 @@ class TestAlgorithmPage:
         assert MyAlgorithm().match(Event.BEFORE_LOSS, state) is runs
 
     def test_defaults(self):
-        """What the base class says of an algorithm that says nothing."""
+        """The base class declares nothing by default."""
         algorithm = MixUp()
 
         assert (algorithm.find_unused_parameters, algorithm.backwards_create_graph) == (False, False)
@@ -123,14 +123,14 @@ class TestAlgorithmPage:
 
     @pytest.mark.parametrize("method", ["match", "apply"])
     def test_interface(self, method):
-        """Both methods of the interface can be overridden; without ``apply`` there is nothing to run."""
+        """Both methods can be overridden; without ``apply`` the class is abstract."""
         assert getattr(MixUp, method) is not getattr(Algorithm, method)
         assert Algorithm.__abstractmethods__ == {"apply"}
 
 
 class TestPassesPage:
     def test_run_last(self, state, make, calls):
-        """The page's pass, with the return that it forgets, puts an algorithm of some class last."""
+        """The page's pass, with the missing return added, puts an algorithm of some class last."""
         first, second = (make.algorithm(name, {Event.BATCH_END: Stage.WEIGHTS}) for name in ("MyAlgorithm", "Other"))
 
         def run_last(algorithms, event):
@@ -156,11 +156,11 @@ class TestPassesPage:
 
     @pytest.mark.parametrize("event", [event for event in Event if event.endswith(("_start", "_end"))])
     def test_start_and_end_are_not_affected(self, event):
-        """Events of the pattern ``_start`` or ``_end`` keep the order."""
+        """Events named ``_start`` or ``_end`` keep the order."""
         assert "".join(set_filo_order("ABCD", event)) == "ABCD"
 
     def test_selective_backprop_runs_before_augmentations(self, state, make, calls):
-        """Its loss is that of the samples as they came, wherever it stands in the list."""
+        """Its loss is that of the unaugmented samples, independent of list order."""
         mixup = make.algorithm("MixUp", {Event.AFTER_DATALOADER: Stage.MIX})
         select = make.algorithm("SelectiveBackprop", {Event.AFTER_DATALOADER: Stage.SELECT})
 
@@ -170,7 +170,7 @@ class TestPassesPage:
         assert [name for name, _ in calls] == ["SelectiveBackprop", "MixUp"] * 2
 
     def test_fused_layernorm_runs_after_those_that_add_norms(self, state, make, calls):
-        """So that all are replaced."""
+        """All norms are replaced."""
         fused = make.algorithm("FusedLayerNorm", {Event.INIT: Stage.PRECISION})
         gated = make.algorithm("GatedLinearUnits", {Event.INIT: Stage.ARCHITECTURE})
 
@@ -179,7 +179,7 @@ class TestPassesPage:
         assert [name for name, _ in calls] == ["GatedLinearUnits", "FusedLayerNorm"]
 
     def test_multiple_loss_interpolation(self, state, make):
-        """It is warned about when the engine is built."""
+        """A warning is given when the engine is built."""
         both = [
             make.algorithm(name, {Event.AFTER_LOSS: Stage.LOSS}, interpolate_loss=True) for name in ("MixUp", "CutMix")
         ]
@@ -188,7 +188,7 @@ class TestPassesPage:
             Engine(state, algorithms=both)
 
     def test_names(self):
-        """All of the page's passes are there, are public, and are registered by default, in an engine."""
+        """All of the page's passes are public and registered by default in an engine."""
         pages = [
             set_filo_order,
             sort_selective_backprop_first,
@@ -203,7 +203,7 @@ class TestPassesPage:
 
     @pytest.mark.parametrize(("index", "place"), [(-1, -1), (0, 0), (2, 2)])
     def test_register_pass(self, state, index, place):
-        """A pass goes to the end, or where the index says."""
+        """A pass is appended, or inserted at the index."""
 
         def run_last(algorithms, event):
             return algorithms

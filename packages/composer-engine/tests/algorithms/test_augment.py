@@ -25,8 +25,8 @@ def augmented(*algorithms, batch=0, seed=0, data=None):
     return state.batch
 
 
-def test_images_are_augmented():
-    """Images are what the kernel returns for the same draws; targets and the global generator stay."""
+def test_matches_the_kernel_with_the_same_draws():
+    """Images match the kernel's output for the same draws; targets and the global generator are not changed."""
     before = torch.get_rng_state()
 
     images, targets = augmented(Augment(pipeline()))
@@ -40,8 +40,8 @@ def test_images_are_augmented():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_draws_follow_from_seed_and_batch():
-    """The same batch of the same seed is augmented alike; others are not."""
+def test_draws_depend_only_on_seed_and_batch():
+    """The same seed and batch give the same augmentation; other seeds or batches give others."""
     first, again = augmented(Augment(pipeline()), batch=2)[0], augmented(Augment(pipeline()), batch=2)[0]
     later, other = augmented(Augment(pipeline()), batch=3)[0], augmented(Augment(pipeline()), batch=2, seed=1)[0]
 
@@ -50,8 +50,8 @@ def test_draws_follow_from_seed_and_batch():
     assert not torch.equal(first, other)
 
 
-def test_two_of_them():
-    """Two Augments of one training draw independently."""
+def test_two_instances_draw_independently():
+    """Two Augment instances in one run draw independently."""
     both = augmented(Augment(ka.RandomRotation(30.0, p=1.0)), Augment(ka.RandomRotation(30.0, p=1.0)))[0]
     twice = augmented(Augment(ka.AugmentationSequential(*[ka.RandomRotation(30.0, p=1.0)] * 2)))[0]
 
@@ -59,8 +59,8 @@ def test_two_of_them():
     assert not torch.equal(both, augmented(Augment(ka.RandomRotation(30.0, p=1.0)))[0])
 
 
-def test_what_belongs_to_the_images():
-    """Masks, boxes with labels and keypoints are found by their keys, moved, and put back."""
+def test_masks_boxes_and_keypoints_are_transformed():
+    """Masks, boxes with labels and keypoints are read by their keys, transformed and written back."""
     data = {
         "pixels": torch.rand(2, 3, 16, 16),
         "masks": torch.arange(256).reshape(1, 16, 16).repeat(2, 1, 1),
@@ -88,7 +88,7 @@ def test_what_belongs_to_the_images():
     assert batch["names"] == ["a", "b"]
 
 
-def test_explained_in_one_line():
+def test_repr_and_explain_are_one_line():
     """explain() and repr show the pipeline with its settings, in one line."""
     algorithm = Augment(pipeline())
 
@@ -97,8 +97,8 @@ def test_explained_in_one_line():
     assert any("Augment" in line for line in str(explain([algorithm])).splitlines())
 
 
-def test_a_changed_pipeline_is_reported():
-    """The settings of the pipeline are compared when a run is resumed, and the difference is named."""
+def test_changed_pipeline_is_reported_on_resume():
+    """The pipeline's settings are compared on resume, and a difference is reported."""
     saved, now = State(model=None), State(model=None)
     Engine(saved, algorithms=Augment(pipeline()))
     Engine(now, algorithms=Augment(pipeline(degrees=10.0)))
@@ -121,6 +121,6 @@ def test_a_changed_pipeline_is_reported():
     ],
 )
 def test_bad_settings(settings, error, text):
-    """Settings that make no sense are refused at construction."""
+    """Invalid settings raise at construction."""
     with pytest.raises(error, match=text):
         Augment(**{"augmentation": ka.RandomHorizontalFlip()} | settings)

@@ -14,7 +14,7 @@ def classes_of(model):
 
 class TestSurgery:
     def test_strided_layers_are_blurred(self, conv_net, engine_of):
-        """The strided convolution and the pool are replaced; the first convolution has no stride and stays."""
+        """The strided convolution and the pool are replaced; the convolution without a stride is not."""
         model = conv_net()
 
         engine_of(model, BlurPool())
@@ -29,8 +29,8 @@ class TestSurgery:
             ({"min_channels": 17}, ["BlurMaxPool2d"]),
         ],
     )
-    def test_settings_choose(self, conv_net, engine_of, settings, blurred):
-        """Convolutions, pools and narrow convolutions can be left alone."""
+    def test_settings_select_layers(self, conv_net, engine_of, settings, blurred):
+        """Settings exclude convolutions, pools and narrow convolutions."""
         model = conv_net()
 
         engine_of(model, BlurPool(**settings))
@@ -39,15 +39,15 @@ class TestSurgery:
 
     @pytest.mark.parametrize("blur_first", [True, False])
     def test_order_of_blur_and_convolution(self, watch, engine_of, blur_first):
-        """The second of the two does the stride: the convolution of a blurred image, or the blur of its output."""
+        """The stride is applied by the second step: the convolution of a blurred image, or the blur of its output."""
         model = watch(nn.Sequential(nn.Conv2d(16, 4, 3, stride=2, padding=1)))
 
         engine_of(model, BlurPool(blur_first=blur_first))
 
         assert model.layers[0].conv.stride == ((2, 2) if blur_first else (1, 1))
 
-    def test_against_the_formula(self, watch, engine_of):
-        """The blurred convolution is [1, 2, 1] x [1, 2, 1] / 16 on each channel, and then the convolution."""
+    def test_matches_the_formula(self, watch, engine_of):
+        """The input is blurred per channel with [1, 2, 1] x [1, 2, 1] / 16 and then convolved."""
         conv = nn.Conv2d(16, 4, 3, stride=2, padding=1)
         images = torch.randn(2, 16, 8, 8)
         row = torch.tensor([1.0, 2.0, 1.0])
@@ -59,8 +59,8 @@ class TestSurgery:
 
         assert torch.allclose(model((images, None)), expected, atol=1e-6)
 
-    def test_weights_stay(self, conv_net, engine_of):
-        """Every parameter is the object it was."""
+    def test_parameters_are_the_same_objects(self, conv_net, engine_of):
+        """Surgery preserves the parameter objects."""
         model = conv_net()
         before = set(model.parameters())
 
@@ -68,7 +68,7 @@ class TestSurgery:
 
         assert set(model.parameters()) == before
 
-    def test_says_how_many(self, conv_net):
+    def test_number_of_replacements_is_logged(self, conv_net):
         """The number of replaced layers is logged."""
         logged = {}
 
@@ -83,8 +83,8 @@ class TestSurgery:
 
 
 class TestOptimizers:
-    def test_every_parameter_moves(self, conv_net, engine_of, step, images, weights_of):
-        """After the surgery one step changes each parameter."""
+    def test_optimizer_updates_all_parameters(self, conv_net, engine_of, step, images, weights_of):
+        """One optimizer step after the surgery changes each parameter."""
         model = conv_net()
         engine = engine_of(model, BlurPool())
         before = weights_of(model)
@@ -93,8 +93,8 @@ class TestOptimizers:
 
         assert all(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
-    def test_momentum_is_kept(self, conv_net, engine_of, step, images):
-        """What an optimizer has gathered before the surgery goes into the next step."""
+    def test_momentum_is_preserved(self, conv_net, engine_of, step, images):
+        """Momentum accumulated before the surgery is used in the next step."""
         model = conv_net()
         step(engine_of(model), images)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -111,7 +111,7 @@ class TestOptimizers:
             assert torch.allclose(weight, before[name] - 0.1 * (0.5 + weight.grad), atol=1e-6)
 
 
-class TestNothingToDo:
+class TestNoEffect:
     @pytest.mark.parametrize(
         ("settings", "text"),
         [
@@ -120,19 +120,19 @@ class TestNothingToDo:
             ({"replace_convs": False}, "no strided max pool. Remove it, or set replace_convs=True"),
         ],
     )
-    def test_no_layer_matches(self, watch, engine_of, settings, text):
-        """A model without such layers is warned about, with what is missing under these settings."""
+    def test_warns_if_no_layer_matches(self, watch, engine_of, settings, text):
+        """A model without matching layers gives a warning that names the layers the settings require."""
         with pytest.warns(NoEffectWarning, match=text):
             engine_of(watch(), BlurPool(**settings))
 
-    def test_both_kinds_left_out(self):
-        """Settings that replace nothing are refused."""
+    def test_replacing_nothing_raises(self):
+        """Settings that exclude all layers raise an error."""
         with pytest.raises(ValueError, match="replace_convs and replace_maxpools are both False"):
             BlurPool(replace_convs=False, replace_maxpools=False)
 
 
 def test_plan():
-    """It runs once, when the model's blocks are changed, and saved weights need it."""
+    """The algorithm runs once, in the ARCHITECTURE stage, and is required on load."""
     entries = explain(BlurPool()).entries
 
     assert {event: [one.stage for one in entries[event]] for event in entries} == {Event.INIT: [Stage.ARCHITECTURE]}

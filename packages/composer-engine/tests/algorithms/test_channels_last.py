@@ -13,16 +13,16 @@ def is_channels_last(tensor):
 
 
 class TestLayout:
-    def test_weights_of_convolutions(self, conv_net, engine_of):
-        """All tensors with four dimensions have their channels last."""
+    def test_four_dimensional_weights_are_channels_last(self, conv_net, engine_of):
+        """All four-dimensional tensors are in channels-last format."""
         model = conv_net()
 
         engine_of(model, ChannelsLast())
 
         assert all(is_channels_last(weight) for weight in model.parameters() if weight.ndim == 4)
 
-    def test_values_stay(self, conv_net, engine_of, weights_of, same_bits):
-        """No number changes."""
+    def test_values_do_not_change(self, conv_net, engine_of, weights_of, same_bits):
+        """The weights' values do not change."""
         model = conv_net()
         before = weights_of(model)
 
@@ -30,16 +30,16 @@ class TestLayout:
 
         assert same_bits(weights_of(model), before)
 
-    def test_images_follow(self, conv_net, engine_of, images):
-        """What a convolution makes of a plain image has its channels last."""
+    def test_activations_are_channels_last(self, conv_net, engine_of, images):
+        """A convolution's output for a contiguous image is in channels-last format."""
         model = conv_net()
 
         engine_of(model, ChannelsLast())
 
         assert is_channels_last(model.layers[0](images[0]))
 
-    def test_every_parameter_moves(self, conv_net, engine_of, step, images, weights_of):
-        """The optimizer still holds the parameters: one step changes each."""
+    def test_optimizer_updates_all_parameters(self, conv_net, engine_of, step, images, weights_of):
+        """The optimizer still refers to the model's parameters: one step changes each."""
         model = conv_net()
         engine = engine_of(model, ChannelsLast())
         before = weights_of(model)
@@ -50,14 +50,14 @@ class TestLayout:
         assert is_channels_last(model.layers[0].weight)
 
 
-class TestNothingToDo:
-    def test_no_images(self, watch, engine_of):
-        """A model without convolutions is warned about."""
+class TestNoEffect:
+    def test_warns_without_convolutions(self, watch, engine_of):
+        """A model without convolutions gives a warning."""
         with pytest.warns(NoEffectWarning, match="Watched has no tensor with four dimensions"):
             engine_of(watch(), ChannelsLast())
 
-    def test_done_before(self, watch, engine_of):
-        """So is one whose user has done it already, and the warning does not claim otherwise."""
+    def test_warns_if_already_channels_last(self, watch, engine_of):
+        """A model that is already in channels-last format gives a warning that mentions this case."""
         model = watch(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
 
         with pytest.warns(NoEffectWarning, match="or all of them are in this format already"):

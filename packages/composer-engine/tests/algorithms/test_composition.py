@@ -32,8 +32,8 @@ def make(order):
 class TestLabels:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("soft", [False, True], ids=["ids", "probabilities"])
-    def test_in_any_order_of_the_list(self, watch, engine_of, step, batch, one_hot, soft_loss, order, soft):
-        """The loss is that of the labels mixed as the samples are, and then smoothed."""
+    def test_list_order_does_not_matter(self, watch, engine_of, step, batch, one_hot, soft_loss, order, soft):
+        """In any list order the loss uses labels that are first mixed like the samples and then smoothed."""
         model = watch()
         targets = torch.rand(8, 3).softmax(1) if soft else batch[1]
 
@@ -45,8 +45,8 @@ class TestLabels:
         assert not torch.equal(model.seen.inputs[0], batch[0])
         assert torch.allclose(state.loss, expected, atol=1e-6)
 
-    def test_partners_labels_are_smoothed(self, watch, engine_of, step, batch, one_hot):
-        """Where losses are blended, the loss of the partners sees smoothed labels as well."""
+    def test_partner_labels_are_smoothed(self, watch, engine_of, step, batch, one_hot):
+        """With interpolated losses, the partners' loss also uses smoothed labels."""
         model = watch()
 
         state = step(engine_of(model, *make(RECIPES["smoothing and blended losses"])), batch)
@@ -57,11 +57,11 @@ class TestLabels:
         assert torch.equal(state.batch[1], batch[1])
 
 
-class TestKernelsOneAfterTheOther:
+class TestSequenceOfKernels:
     """MixUp, CutMix and LabelSmoothing together equal direct calls of their kernels with the same draws."""
 
     @staticmethod
-    def mix_by_hand(images, targets, order):
+    def reference_mix(images, targets, order):
         """Apply the kernels in an order, with the draws of batch 0 and microbatch 0; return samples and targets."""
         state = State(model=None)
         state.microbatch = 0
@@ -86,8 +86,10 @@ class TestKernelsOneAfterTheOther:
         ],
         ids=["labels", "CutMix blends losses", "MixUp blends losses"],
     )
-    def test_samples_and_loss(self, watch, engine_of, step, images, one_hot, soft_loss, blends_losses, order, soft):
-        """Samples are those of the kernels bit for bit; the loss is that of the targets they make, then smoothed."""
+    def test_matches_direct_kernel_calls(
+        self, watch, engine_of, step, images, one_hot, soft_loss, blends_losses, order, soft
+    ):
+        """Samples match the kernels' output bit for bit; the loss uses the mixed, then smoothed targets."""
         model = watch(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)))
         targets = torch.rand(8, 3).softmax(1) if soft else images[1]
         algorithms = [
@@ -98,7 +100,7 @@ class TestKernelsOneAfterTheOther:
 
         state = step(engine_of(model, *algorithms), (images[0], targets))
 
-        mixed, blended = self.mix_by_hand(images[0], targets if soft else one_hot(targets), order)
+        mixed, blended = self.reference_mix(images[0], targets if soft else one_hot(targets), order)
         expected = soft_loss(model.seen.outputs[0], (1 - SMOOTHING) * blended + SMOOTHING / 3)
         assert torch.equal(model.seen.inputs[0], mixed)
         assert torch.allclose(state.loss, expected, atol=1e-6)
@@ -110,8 +112,8 @@ class TestRecipe:
         """The five algorithms of the quick start."""
         return lambda: [BlurPool(), LabelSmoothing(), MixUp(), EMA(half_life="3ba"), ChannelsLast()]
 
-    def test_order_of_the_list_does_not_matter(self, conv_net, engine_of, step, images, weights_of, same_bits, recipe):
-        """The five give the same weights bit for bit, forwards and backwards in the list."""
+    def test_list_order_does_not_matter(self, conv_net, engine_of, step, images, weights_of, same_bits, recipe):
+        """The five algorithms give bit-identical weights in either list order."""
         model = conv_net()
         first = weights_of(model)
         results = []
@@ -125,14 +127,14 @@ class TestRecipe:
 
         assert same_bits(*results)
 
-    def test_blur_before_layout(self, recipe):
-        """The memory format is changed when the layers are what they will be."""
+    def test_layout_changes_after_blurpool(self, recipe):
+        """The memory format is changed after all layers have been replaced."""
         entries = explain(recipe()[::-1]).entries
 
         assert [one.key for one in entries[Event.INIT]] == ["BlurPool", "ChannelsLast"]
 
-    def test_blurred_layers_are_laid_out(self, conv_net, engine_of, recipe):
-        """Convolutions inside blurred ones have the new memory format."""
+    def test_blurred_layers_are_channels_last(self, conv_net, engine_of, recipe):
+        """Convolutions inside blurred layers have the new memory format."""
         model = conv_net()
 
         engine_of(model, *recipe())
@@ -140,7 +142,7 @@ class TestRecipe:
         assert model.layers[2].conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-class TestLoopsWithoutAnEngine:
+class TestWithoutEngine:
     @pytest.mark.parametrize(
         ("event", "make"),
         [
@@ -150,8 +152,8 @@ class TestLoopsWithoutAnEngine:
             (Event.BEFORE_FORWARD, CutMix),
         ],
     )
-    def test_apply_needs_no_list_of_algorithms(self, event, make):
-        """An algorithm that the loop itself calls does what it does as the only one of an engine."""
+    def test_apply_works_without_an_engine(self, event, make):
+        """An algorithm applied directly has the same effect as in an engine where it is the only one."""
         images, targets = torch.rand(8, 3, 8, 8), torch.arange(8) % 3
         alone, engine = State(model=None), Engine(State(model=None), algorithms=make())
         alone.batch = engine.state.batch = images, targets
@@ -163,8 +165,8 @@ class TestLoopsWithoutAnEngine:
         assert torch.equal(alone.batch[0], engine.state.batch[0])
 
     @pytest.mark.parametrize("make", [lambda: MixUp(5.0), CutMix])
-    def test_batch_that_is_not_split(self, make):
-        """It is mixed alike whether the loop calls it the first microbatch or no microbatch."""
+    def test_unsplit_batch_draws_like_first_microbatch(self, make):
+        """The draws are the same whether the loop sets the first microbatch or none."""
         images, targets = torch.rand(8, 3, 8, 8), torch.arange(8) % 3
         mixed = []
         for number in (-1, 0, 1):
@@ -179,8 +181,8 @@ class TestLoopsWithoutAnEngine:
 
 class TestConflicts:
     @pytest.mark.parametrize("kind", [EMA, BlurPool, ChannelsLast])
-    def test_one_too_many(self, kind):
-        """Two where the second would undo or find nothing are refused by name, with what they share."""
+    def test_conflicting_pairs_raise(self, kind):
+        """Pairs that conflict raise an error with both names and the shared resource."""
         (owned,) = kind.owns
 
         with pytest.raises(AlgorithmConflictError, match=f"Two {kind.__name__} cannot run together.*{owned}") as caught:
@@ -189,6 +191,6 @@ class TestConflicts:
         assert f"Remove one: {kind()!r} or {kind()!r}." in str(caught.value)
 
     @pytest.mark.parametrize("kind", [MixUp, LabelSmoothing])
-    def test_twice_is_fine(self, kind):
-        """Two that work on what the other has left may run together."""
+    def test_two_instances_are_allowed(self, kind):
+        """Two instances are allowed where the second can act on the first one's result."""
         assert [one.name for one in explain([kind(), kind()]).algorithms] == [kind.__name__, f"{kind.__name__}.1"]

@@ -109,7 +109,7 @@ class Segmenting(nn.Module):
         return nn.functional.mse_loss(outputs, batch[1])
 
 
-class ByHand(nn.Module):
+class WrittenOutNorm(nn.Module):
     """A norm that is written out, operation by operation."""
 
     def __init__(self, features):
@@ -215,7 +215,7 @@ on_blocks = state(ResNet, images)
 on_masks = state(Segmenting, masks)
 on_text = state(lambda: Text("gpt2"), tokens)
 on_masked_text = state(lambda: Text("bert"), tokens)
-on_norms = state(lambda: Linear(ByHand), images)
+on_norms = state(lambda: Linear(WrittenOutNorm), images)
 on_nothing = state(Linear, images)
 
 
@@ -363,19 +363,19 @@ def variants_of(name):
 
 class TestContract:
     @pytest.mark.parametrize("name", NAMES)
-    def test_all_are_here(self, name):
-        """Every algorithm of the package is held to this contract."""
+    def test_every_algorithm_is_tested(self, name):
+        """Every algorithm of the package is tested here."""
         assert [type(case.make()).__name__ for case in variants_of(name)][:1] == [name]
 
     @each
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-    def test_promise(self, check, case):
-        """It does what its declarations say, draws from its own generator, resumes exactly, and so on."""
+    def test_contract(self, check, case):
+        """Declarations, draws, resumption and all other checks of the contract suite pass."""
         assert check(case) is None
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_declarations_are_needed(self, name):
-        """With one or another of its settings, each algorithm looks at and changes all that its class declares."""
+    def test_declarations_are_minimal(self, name):
+        """For each declared read or write there are settings that use it."""
         kind, seen = getattr(composer.algorithms, name), Effects()
 
         for case in variants_of(name):
@@ -390,15 +390,15 @@ class TestContract:
         assert kind.writes - ({"optimizers"} if is_surgery else set()) <= covered(seen.writes)
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_all_events_of_a_class_are_used(self, name):
-        """Each declared event is one at which some settings run."""
+    def test_all_declared_events_are_used(self, name):
+        """For each declared event there are settings that run at it."""
         used = set().union(*(case.make().runs_at_events() for case in variants_of(name)))
 
         assert used == set(getattr(composer.algorithms, name).runs_at)
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_bad_settings_are_tried(self, name):
-        """Who has numbers to check has a case of a bad one; or there are none to check."""
+    def test_bad_settings_are_covered(self, name):
+        """Each algorithm with validated settings has a case of an invalid one."""
         checked = [case.refused for case in variants_of(name) if case.refused]
 
         settings = variants_of(name)[0].make().settings().values()
@@ -408,7 +408,7 @@ class TestContract:
 class TestDocumentation:
     @pytest.mark.parametrize("name", NAMES)
     def test_examples_run(self, name):
-        """Each class shows an example, and it gives what it shows."""
+        """Each class docstring has an example with the stated output."""
         kind = getattr(composer.algorithms, name)
 
         result = doctest.testmod(inspect.getmodule(kind))
@@ -417,15 +417,15 @@ class TestDocumentation:
         assert result.failed == 0
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_settings_are_explained(self, name):
-        """Each setting has its line in the docstring."""
+    def test_settings_are_documented(self, name):
+        """The docstring describes each setting."""
         algorithm = variants_of(name)[0].make()
 
         assert all(f"\n    {setting}: " in inspect.getdoc(type(algorithm)) for setting in algorithm.settings())
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_what_is_owned_says_what_to_do(self, name):
-        """Whoever two of them are, the error that refuses them ends with a remedy for what both want."""
+    def test_conflict_errors_name_a_remedy(self, name):
+        """The error for two owners of a resource ends with a remedy."""
         algorithms = [variants_of(name)[0].make() for _ in range(2)]
 
         conflicts = find_conflicts(algorithms)
@@ -436,8 +436,8 @@ class TestDocumentation:
 
 class TestSettings:
     @each
-    def test_pickled(self, case):
-        """A fresh one can be pickled, and hears from its class what it is."""
+    def test_pickle_round_trip(self, case):
+        """A new instance can be pickled, and its class attributes are documented."""
         algorithm = case.make()
 
         again = pickle.loads(pickle.dumps(algorithm))
@@ -472,8 +472,8 @@ class TestSettings:
             (lambda: EMA(update_interval="often"), ValueError, "update_interval must be.*'often'"),
         ],
     )
-    def test_bad_ones_are_named(self, make, error, text):
-        """A setting that makes no sense is refused when it is given, by its name."""
+    def test_bad_settings_raise(self, make, error, text):
+        """An invalid setting raises at construction, with its name."""
         with pytest.raises(error, match=text):
             make()
 
@@ -499,8 +499,8 @@ class TestSettings:
             (lambda: StochasticDepth("ResNetBottleneck", drop_rate=0), "drop_rate=0"),
         ],
     )
-    def test_idle_ones_are_warned_of(self, make, settings):
-        """Settings with which nothing changes, as the end of a sweep, are allowed and reported."""
+    def test_settings_without_effect_warn(self, make, settings):
+        """Settings without effect, such as the end of a sweep, are allowed and give a warning."""
         with pytest.warns(NoEffectWarning, match=rf"changes nothing with {settings}\.") as caught:
             make()
 
@@ -509,24 +509,24 @@ class TestSettings:
 
 class TestLifetime:
     @each
-    def test_batches_are_let_go(self, case):
-        """When loop and state have let go of a batch, its tensors, outputs and loss are gone."""
+    def test_batches_are_released(self, case):
+        """No tensor of a batch, its outputs or its loss is alive once the loop and the state have released it."""
         gc.freeze()  # existing objects need not be searched
         held = []
 
-        def hold(*values):
+        def hook_of_holder(*values):
             held.extend(weakref.ref(one) for one in tensors_of(values) if not isinstance(one, nn.Parameter))
 
-        class Hold(Callback):
+        class Holder(Callback):
             def after_loss(self, state, logger):
-                hold(state.batch, state.outputs, state.loss)
+                hook_of_holder(state.batch, state.outputs, state.loss)
 
             def batch_end(self, state, logger):
-                hold(state.batch)
+                hook_of_holder(state.batch)
 
         training = case.train(case.make())
         state = training.state
-        state.callbacks.append(Hold())
+        state.callbacks.append(Holder())
         training.run(2)
 
         state.batch = state.outputs = state.loss = state.total_loss = state.dataloader = state.train_dataloader = None
@@ -538,8 +538,8 @@ class TestLifetime:
         assert [reference() for reference in held] == [None] * len(held)
 
     @each
-    def test_runs_in_a_second_state(self, case):
-        """An algorithm is not bound to what it was made beside: a copy works in another run."""
+    def test_copy_runs_in_another_state(self, case):
+        """An algorithm is not bound to its first state: a copy works in another run."""
         algorithm = case.make()
         first = case.train(copy.deepcopy(algorithm))
         first.run(2)

@@ -23,7 +23,7 @@ def pixels(watch):
     return watch(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)))
 
 
-def read_off(mixed):
+def infer_boxes(mixed):
     """Return how much of each image was pasted over, and by which."""
     own = torch.arange(SAMPLES).view(-1, 1, 1, 1)
     pasted = mixed != own
@@ -35,13 +35,13 @@ def read_off(mixed):
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_targets_are_blended_by_area(soft, pixels, engine_of, step, numbered, one_hot):
-    """The loss sees each label's part as large as its part of the image, with class ids and with probabilities."""
+    """Targets are weighted by area, for class ids and for probabilities."""
     images, ids = numbered
     targets = torch.rand(SAMPLES, 3).softmax(1) if soft else ids
 
     step(engine_of(pixels, CutMix()), (images, targets))
 
-    share, partners = read_off(pixels.seen.inputs[0])
+    share, partners = infer_boxes(pixels.seen.inputs[0])
     probabilities = targets if soft else one_hot(ids)
     area = share.max()
     expected = (1 - area) * probabilities + area * probabilities[partners]
@@ -51,22 +51,22 @@ def test_targets_are_blended_by_area(soft, pixels, engine_of, step, numbered, on
 
 
 def test_losses_are_blended_by_area(pixels, engine_of, step, numbered):
-    """With interpolate_loss the loss is that of both class ids, each by its part of the image."""
+    """With interpolate_loss the losses of both class ids are weighted by area."""
     images, ids = numbered
     engine = engine_of(pixels, CutMix(interpolate_loss=True))
 
     state = step(engine, (images, ids))
 
     outputs, (own, partner) = pixels.seen.outputs[0], pixels.seen.targets
-    area = read_off(pixels.seen.inputs[0])[0].max()
+    area = infer_boxes(pixels.seen.inputs[0])[0].max()
     expected = (1 - area) * cross_entropy(outputs, own) + area * cross_entropy(outputs, partner)
     assert not own.is_floating_point()
     assert torch.allclose(state.loss, expected)
     assert torch.equal(state.batch[1], ids)
 
 
-def test_smoothing_comes_after_the_blend(pixels, engine_of, step, numbered, one_hot):
-    """LabelSmoothing smooths the blended labels, whatever the order of the list."""
+def test_smoothing_follows_mixing(pixels, engine_of, step, numbered, one_hot):
+    """LabelSmoothing smooths the mixed labels, independent of list order."""
     seen = []
     for algorithms in ([CutMix(), LabelSmoothing(0.3)], [LabelSmoothing(0.3), CutMix()]):
         step(engine_of(pixels, *algorithms), numbered)
@@ -77,8 +77,8 @@ def test_smoothing_comes_after_the_blend(pixels, engine_of, step, numbered, one_
     assert torch.equal(seen[0], seen[1])
 
 
-def test_loader_keeps_its_own(pixels, engine_of, step, numbered):
-    """The tensors that the loader gave stay as they are."""
+def test_loader_batch_is_not_modified(pixels, engine_of, step, numbered):
+    """The loader's tensors are not modified."""
     images, ids = numbered[0].clone(), numbered[1].clone()
 
     step(engine_of(pixels, CutMix()), numbered)
@@ -87,8 +87,8 @@ def test_loader_keeps_its_own(pixels, engine_of, step, numbered):
     assert torch.equal(numbered[1], ids)
 
 
-def test_two_are_not_refused_but_warned_about():
-    """Two that blend losses blend what is blended already, and the plan says so."""
+def test_two_instances_warn():
+    """Two algorithms that interpolate the loss give a warning in the plan."""
     plan = explain([CutMix(interpolate_loss=True), CutMix(interpolate_loss=True)])
 
     assert any("loss" in warning for warning in plan.warnings)
@@ -96,6 +96,6 @@ def test_two_are_not_refused_but_warned_about():
 
 @pytest.mark.parametrize("alpha", [-1, float("nan"), "high"])
 def test_bad_settings(alpha):
-    """An alpha that no distribution has is refused."""
+    """An alpha out of range raises."""
     with pytest.raises((TypeError, ValueError), match="alpha"):
         CutMix(alpha=alpha)

@@ -18,8 +18,8 @@ def holes_of(*algorithms, batch=0, seed=0):
     return state.batch[0] == 0
 
 
-def test_a_square_is_blank():
-    """A square of the given side is blank in every channel of every image, unless the edge cuts it off."""
+def test_square_is_zero():
+    """A square of the given side is zero in every channel of every image, clipped at the border."""
     blank = holes_of(CutOut(length=0.25, uniform_sampling=True))
 
     assert torch.equal(blank, blank[:1, :1].expand_as(blank))
@@ -28,8 +28,8 @@ def test_a_square_is_blank():
     assert blank[0, 0].sum() == rows.sum() * columns.sum()
 
 
-def test_two_of_them_blank_two_places():
-    """Two CutOuts draw differently, and what each blanks is what it blanks alone."""
+def test_two_instances_draw_independently():
+    """Two CutOut instances draw different holes, and each hole equals the one it draws alone."""
     both = holes_of(CutOut(length=0.25), CutOut(length=0.25))
     first = holes_of(CutOut(length=0.25))
 
@@ -37,16 +37,16 @@ def test_two_of_them_blank_two_places():
     assert both.sum() > first.sum()
 
 
-def test_each_batch_draws_anew():
-    """The next batch has its hole elsewhere; the same batch has it at the same place again."""
+def test_draws_depend_on_the_batch():
+    """The next batch has another hole; the same batch has the same one."""
     one, other, again = (holes_of(CutOut(length=0.25), batch=batch) for batch in (0, 1, 0))
 
     assert not torch.equal(one, other)
     assert torch.equal(one, again)
 
 
-def test_images_where_the_key_says():
-    """Images are found in a dictionary as well."""
+def test_input_key():
+    """Images in a dictionary are read by their key."""
     state = State(model=None)
     engine = Engine(state, algorithms=CutOut(input_key="pixels"))
     state.batch = {"pixels": torch.ones(2, 3, 8, 8), "labels": torch.arange(2)}
@@ -59,6 +59,6 @@ def test_images_where_the_key_says():
 
 @pytest.mark.parametrize("settings", [{"num_holes": 0}, {"num_holes": 1.5}, {"length": 0}, {"length": 1.5}])
 def test_bad_settings(settings):
-    """Holes of no size or of no number are refused by name."""
+    """Holes of size or number zero raise, with the setting's name."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         CutOut(**settings)

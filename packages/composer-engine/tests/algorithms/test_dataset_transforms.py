@@ -46,8 +46,8 @@ def names_of(dataset):
 @pytest.mark.parametrize("make", ALGORITHMS, ids=IDS)
 class TestDataset:
     @pytest.mark.parametrize("pipeline", PIPELINES)
-    def test_comes_before_tensors_are_made(self, make, pipeline):
-        """The transform gets images, whatever the pipeline was; both places that torchvision keeps it in have it."""
+    def test_transform_precedes_tensor_conversion(self, make, pipeline):
+        """The transform receives images, and is inserted in both attributes where torchvision stores a pipeline."""
         dataset = images(PIPELINES[pipeline])
 
         fit_start(dataset, make())
@@ -58,8 +58,8 @@ class TestDataset:
         assert dataset.transforms.transform is dataset.transform
         assert dataset[0][1] in range(3)
 
-    def test_once(self, make):
-        """A second fit adds nothing, without a word; nor does a second algorithm of the kind, which is said."""
+    def test_is_added_once(self, make):
+        """A second fit adds nothing and does not warn; a second algorithm of the same class warns."""
         dataset, algorithm = images(transforms.ToTensor()), make()
         state = fit_start(dataset, algorithm)
         names = names_of(dataset)
@@ -70,16 +70,16 @@ class TestDataset:
 
         assert names_of(dataset) == names
 
-    def test_the_users_pipeline_stays_as_it_is(self, make):
-        """A pipeline that other datasets use as well is not changed."""
+    def test_shared_pipeline_is_not_modified(self, make):
+        """A pipeline that is shared with other datasets is not modified."""
         shared = transforms.Compose([transforms.ToTensor()])
 
         fit_start(images(shared), make())
 
         assert [type(step).__name__ for step in shared.transforms] == ["ToTensor"]
 
-    def test_other_parts_of_the_whole_stay_as_they_are(self, make):
-        """Of a dataset that was split, only the part for training is augmented."""
+    def test_other_subsets_are_not_augmented(self, make):
+        """Of a split dataset, only the training subset is augmented."""
         whole = images(transforms.ToTensor())
         training, evaluation = Subset(whole, range(4)), Subset(whole, range(4, 8))
 
@@ -88,15 +88,15 @@ class TestDataset:
         assert any(name.endswith("Transform") for name in names_of(training.dataset))
         assert names_of(evaluation.dataset) == ["ToTensor"]
 
-    def test_evaluation_on_the_same_dataset_is_refused(self, make):
-        """One dataset object for both would have the evaluation augmented, too."""
+    def test_shared_evaluation_dataset_raises(self, make):
+        """One dataset for training and evaluation raises, as the evaluation would be augmented."""
         dataset = images(transforms.ToTensor())
 
         with pytest.raises(ValueError, match="evaluation"):
             fit_start(dataset, make(), evaluators=[Evaluator(label="eval", dataloader=DataLoader(dataset))])
 
-    def test_datasets_without_a_transform_are_refused(self, make):
-        """A dataset that has no place for it is named."""
+    def test_dataset_without_transform_raises(self, make):
+        """A dataset without a transform attribute raises."""
 
         class Own(Dataset):
             def __len__(self):
@@ -108,21 +108,21 @@ class TestDataset:
         with pytest.raises(TypeError, match="Own"):
             fit_start(Own(), make())
 
-    def test_joint_transforms_are_refused(self, make):
-        """A transform of images and targets together would be torn apart."""
+    def test_joint_transform_raises(self, make):
+        """A joint transform of images and targets raises."""
         dataset = images(None)
         dataset.transforms = lambda image, target: (image, target)
 
         with pytest.raises(TypeError, match="targets"):
             fit_start(dataset, make())
 
-    def test_no_dataset_is_an_error(self, make):
-        """Without training data there is nothing to add it to."""
+    def test_missing_dataset_raises(self, make):
+        """Without training data an error is raised."""
         with pytest.raises(ValueError, match="train_dataloader"):
             Engine(State(model=None), algorithms=make()).run_event("fit_start")
 
-    def test_running_workers_are_too_late(self, make):
-        """Persistent workers have their copy of the dataset already."""
+    def test_running_persistent_workers_raise(self, make):
+        """Persistent workers that already run have a copy of the dataset, which raises."""
         dataset = images(transforms.ToTensor())
         loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
         next(iter(loader))
@@ -132,8 +132,8 @@ class TestDataset:
             engine.run_event("fit_start")
 
 
-def test_workers_augment():
-    """What the loader's workers return is augmented, and every sample by itself."""
+def test_workers_augment_each_sample():
+    """Samples from worker processes are augmented, each with its own draws."""
     plain = images(transforms.ToTensor())
     augmented = copy.deepcopy(plain)
     with warnings.catch_warnings():
@@ -147,8 +147,8 @@ def test_workers_augment():
 
 
 @pytest.mark.parametrize("make", [RandAugment, AugMix], ids=["RandAugment", "AugMix"])
-def test_batches(make):
-    """With batch=True the batch is augmented after it was loaded, and drawn by the batch's number."""
+def test_batch_mode(make):
+    """With batch=True the loaded batch is augmented, with draws that depend on its number."""
     results = []
     for _ in range(2):
         state = State(model=None)
@@ -164,7 +164,7 @@ def test_batches(make):
 
 
 def test_colout_shrinks_images_and_masks():
-    """Rows and columns are left out of images and of targets of their size; class ids stay."""
+    """Rows and columns are dropped from images and from targets of their size; class ids do not change."""
     shapes = []
     for target in (torch.arange(4), torch.rand(4, 1, 20, 20)):
         state = State(model=None)
@@ -192,6 +192,6 @@ def test_colout_shrinks_images_and_masks():
     ],
 )
 def test_bad_settings(make, settings):
-    """Settings out of range are refused by name when the algorithm is made."""
+    """Settings out of range raise at construction, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         make(**settings)

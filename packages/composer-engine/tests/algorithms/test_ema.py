@@ -54,7 +54,7 @@ def close():
 
 
 @pytest.fixture
-def begun(norm_net, engine_of, step, batch):
+def started_engine(norm_net, engine_of, step, batch):
     """An engine with an EMA after three steps; its average is not its weights."""
     engine = engine_of(norm_net(), EMA(half_life="2ba"))
     for _ in range(3):
@@ -79,10 +79,10 @@ class TestAverage:
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
-    def test_of_batches(
+    def test_per_batch(
         self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close, settings, options, smoothing
     ):
-        """Begun with the weights of the first step, it moves by the same part at each of the following."""
+        """The average starts as the first step's weights and is updated with the same smoothing at each later step."""
         engine = engine_of(norm_net(), EMA(**settings), **options)
         weights = [weights_of(step(engine, batch).model) for _ in range(4)]
 
@@ -100,7 +100,7 @@ class TestAverage:
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
-    def test_of_epochs(
+    def test_per_epoch(
         self,
         norm_net,
         engine_of,
@@ -115,7 +115,7 @@ class TestAverage:
         options,
         smoothing,
     ):
-        """Taken at the ends of epochs, only the weights there count."""
+        """With an interval in epochs, only weights at the ends of epochs are averaged."""
         engine = engine_of(norm_net(), EMA(**settings), **options)
         weights = []
         for _ in range(3):
@@ -129,10 +129,10 @@ class TestAverage:
 
         assert close(averaged, average(weights, [smoothing] * 2))
 
-    def test_across_the_end_of_an_epoch(
+    def test_interval_across_epochs(
         self, norm_net, engine_of, step, end_epoch, batch, weights_of, ema_of, average, close
     ):
-        """Durations that are counted in epochs pass evenly within and between epochs."""
+        """Intervals in epochs are counted evenly within and between epochs."""
         engine = engine_of(norm_net(), EMA(half_life="0.25dur"), max_duration="4ep", dataloader_len=2)
         weights = []
         for _ in range(3):
@@ -146,7 +146,7 @@ class TestAverage:
     def test_epochs_of_unknown_length(
         self, norm_net, engine_of, step, end_epoch, batch, weights_of, ema_of, average, close
     ):
-        """Without a length, an epoch counts when it is over."""
+        """An epoch of unknown length is counted at its end."""
         engine = engine_of(norm_net(), EMA(half_life="1ep", update_interval="1ba"))
         weights = []
         for _ in range(2):
@@ -157,8 +157,10 @@ class TestAverage:
 
         assert close(averaged, average(weights, [1, 0.5, 1]))
 
-    def test_a_training_made_longer(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
-        """When a training is continued for longer, the half-life is a fraction of the new length."""
+    def test_longer_training_rescales_half_life(
+        self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close
+    ):
+        """After a training is extended, the half-life is a fraction of the new length."""
         engine = engine_of(norm_net(), EMA(half_life="0.5dur"), max_duration="2ba")
         weights = [weights_of(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "8ba"
@@ -168,8 +170,8 @@ class TestAverage:
 
         assert close(averaged, average(weights, [0.5, 0.5**0.25]))
 
-    def test_every_few_batches(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
-        """With an interval of two batches every second one counts, and two pass between them."""
+    def test_update_interval(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
+        """With an interval of two batches, every second one is averaged."""
         engine = engine_of(norm_net(), EMA(half_life="4ba", update_interval="2ba"))
         weights = [weights_of(step(engine, batch).model) for _ in range(7)]
 
@@ -177,15 +179,15 @@ class TestAverage:
 
         assert close(averaged, average(weights[1::2], [0.5**0.5] * 2))
 
-    def test_buffers(self, begun, ema_of):
-        """A norm's mean is averaged, its count of batches is the last one."""
-        weights, averaged = begun.state.model.state_dict(), ema_of(begun)
+    def test_buffers(self, started_engine, ema_of):
+        """A norm's running mean is averaged; its batch counter is copied."""
+        weights, averaged = started_engine.state.model.state_dict(), ema_of(started_engine)
 
         assert not torch.allclose(averaged["layers.1.running_mean"], weights["layers.1.running_mean"])
         assert averaged["layers.1.num_batches_tracked"] == 3
 
-    def test_buffers_that_are_replaced(self, watch, engine_of, step, batch, weights_of, ema_of, average, close):
-        """A module may put a new tensor in a buffer's place: what is in the model counts."""
+    def test_replaced_buffers(self, watch, engine_of, step, batch, weights_of, ema_of, average, close):
+        """A buffer whose tensor a module replaces is read from the model."""
         model = watch(nn.Sequential(nn.Linear(8, 3), RunningMean()))
         engine = engine_of(model, EMA(half_life="1ba"))
         weights = [weights_of(step(engine, batch).model) for _ in range(3)]
@@ -197,7 +199,7 @@ class TestAverage:
         assert close(weights_of(model), averaged)
 
     def test_shared_weights(self, watch, engine_of, step, batch, weights_of, ema_of, average, close):
-        """Weights in two places of a model are averaged once."""
+        """Tied weights are averaged once."""
         first, second = nn.Linear(8, 8), nn.Linear(8, 8)
         second.weight = first.weight
         model = watch(nn.Sequential(first, nn.Tanh(), second, nn.Linear(8, 3)))
@@ -211,8 +213,8 @@ class TestAverage:
 
 class TestStart:
     @pytest.mark.parametrize("start", ["3ba", 3, "0.5dur", "24sp"])
-    def test_begins_late(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close, start):
-        """Weights before the start do not count."""
+    def test_starts_at_ema_start(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close, start):
+        """Weights before ema_start are not averaged."""
         engine = engine_of(norm_net(), EMA(half_life="1ba", ema_start=start), max_duration="6ba")
         weights = [weights_of(step(engine, batch).model) for _ in range(4)]
 
@@ -220,8 +222,8 @@ class TestStart:
 
         assert close(averaged, average(weights[2:], [0.5]))
 
-    def test_goes_on_in_a_longer_training(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
-        """Once begun it goes on, also where the training is made so long that the start lies ahead again."""
+    def test_continues_in_a_longer_training(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
+        """Averaging continues after the training is extended, even if ema_start is then later than the current time."""
         engine = engine_of(norm_net(), EMA(half_life="1ba", ema_start="0.5dur"), max_duration="2ba")
         weights = [weights_of(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "100ba"
@@ -231,7 +233,7 @@ class TestStart:
 
         assert close(averaged, average(weights, [0.5] * 2))
 
-    def test_nothing_before(self, norm_net, engine_of, step, batch, weights_of, same_bits):
+    def test_no_average_before_start(self, norm_net, engine_of, step, batch, weights_of, same_bits):
         """Before the start there is no averaged model, and evaluation uses the training weights."""
         engine = engine_of(norm_net(), EMA(ema_start="3ba"))
         step(engine, batch)
@@ -244,8 +246,8 @@ class TestStart:
         with pytest.raises(RuntimeError, match="EMA has not averaged anything yet: it begins at 3ba"):
             engine.state.algorithms[0].get_ema_model(engine.state.model)
 
-    def test_length_of_the_training_need_not_be_known(self, norm_net, engine_of, step, batch, ema_of):
-        """With the default settings a loop without a maximum duration is averaged from its first batch on."""
+    def test_unknown_training_length(self, norm_net, engine_of, step, batch, ema_of):
+        """With the default settings, averaging works without a max_duration."""
         engine = engine_of(norm_net(), EMA())
 
         step(engine, batch)
@@ -255,8 +257,8 @@ class TestStart:
     @pytest.mark.parametrize(
         ("name", "settings"), [("half_life", {"half_life": "0.1dur"}), ("", {"ema_start": "0.1dur"})]
     )
-    def test_fractions_need_a_length(self, norm_net, engine_of, step, batch, name, settings):
-        """A fraction of a training without a length is an error that names what is missing."""
+    def test_fraction_without_max_duration_raises(self, norm_net, engine_of, step, batch, name, settings):
+        """A fraction without a max_duration raises an error that names the setting."""
         engine = engine_of(norm_net(), EMA(**settings))
 
         with pytest.raises(ValueError, match=f"{name}.*0.1dur.* is a fraction of State.max_duration, which is not set"):
@@ -265,13 +267,13 @@ class TestStart:
 
 class TestEvaluation:
     @pytest.mark.parametrize("kind", ["eval", "predict"])
-    def test_averages_stand_in(self, begun, weights_of, same_bits, ema_of, kind):
-        """Between start and end the model has the averaged weights."""
-        averaged = ema_of(begun)
+    def test_evaluation_uses_averages(self, started_engine, weights_of, same_bits, ema_of, kind):
+        """During an evaluation the model has the averaged weights."""
+        averaged = ema_of(started_engine)
 
-        begun.run_event(f"{kind}_start")
+        started_engine.run_event(f"{kind}_start")
 
-        assert same_bits(weights_of(begun.state.model), averaged)
+        assert same_bits(weights_of(started_engine.state.model), averaged)
 
     @pytest.mark.parametrize(
         "events",
@@ -286,65 +288,65 @@ class TestEvaluation:
         ],
         ids=" ".join,
     )
-    def test_training_weights_come_back(self, begun, weights_of, same_bits, ema_of, events):
-        """After the end the model has its own weights bit for bit, and the average is what it was."""
-        before, averaged = weights_of(begun.state.model), ema_of(begun)
+    def test_training_weights_are_restored(self, started_engine, weights_of, same_bits, ema_of, events):
+        """After an evaluation the training weights are restored bit for bit, and the average has not changed."""
+        before, averaged = weights_of(started_engine.state.model), ema_of(started_engine)
 
         for event in events:
-            begun.run_event(event)
+            started_engine.run_event(event)
 
-        assert same_bits(weights_of(begun.state.model), before)
-        assert same_bits(ema_of(begun), averaged)
+        assert same_bits(weights_of(started_engine.state.model), before)
+        assert same_bits(ema_of(started_engine), averaged)
 
-    def test_prediction_within_an_evaluation(self, begun, weights_of, same_bits, ema_of):
-        """The evaluation goes on with the averaged weights after the prediction."""
-        averaged = ema_of(begun)
+    def test_prediction_within_an_evaluation(self, started_engine, weights_of, same_bits, ema_of):
+        """After a nested prediction, the evaluation continues with the averaged weights."""
+        averaged = ema_of(started_engine)
 
         for event in ("eval_start", "predict_start", "predict_end"):
-            begun.run_event(event)
+            started_engine.run_event(event)
 
-        assert same_bits(weights_of(begun.state.model), averaged)
+        assert same_bits(weights_of(started_engine.state.model), averaged)
 
-    def test_parameters_stay_the_objects(self, begun):
+    def test_parameter_objects_are_preserved(self, started_engine):
         """The optimizer's parameters are the model's during and after an evaluation."""
-        before = list(begun.state.model.parameters())
+        before = list(started_engine.state.model.parameters())
 
-        begun.run_event("eval_start")
+        started_engine.run_event("eval_start")
 
-        assert all(one is other for one, other in zip(before, begun.state.model.parameters(), strict=True))
+        assert all(one is other for one, other in zip(before, started_engine.state.model.parameters(), strict=True))
 
-    def test_restored_after_an_error(self, begun, weights_of, same_bits):
-        """When an evaluation was broken off, the engine gives the training weights back, also when asked twice."""
-        before = weights_of(begun.state.model)
-        begun.run_event("eval_start")
+    def test_restored_after_an_error(self, started_engine, weights_of, same_bits):
+        """After an evaluation fails, engine.restore() restores the training weights, also if called twice."""
+        before = weights_of(started_engine.state.model)
+        started_engine.run_event("eval_start")
 
-        begun.restore()
-        begun.restore()
+        started_engine.restore()
+        started_engine.restore()
 
-        assert same_bits(weights_of(begun.state.model), before)
+        assert same_bits(weights_of(started_engine.state.model), before)
 
-    def test_next_evaluation_after_an_error(self, begun, weights_of, same_bits, ema_of):
-        """After an evaluation that was broken off and restored, the next one is like any other."""
-        before, averaged = weights_of(begun.state.model), ema_of(begun)
-        begun.run_event("eval_start")
-        begun.restore()
+    def test_next_evaluation_after_an_error(self, started_engine, weights_of, same_bits, ema_of):
+        """An evaluation after a failed and restored one works as usual."""
+        before, averaged = weights_of(started_engine.state.model), ema_of(started_engine)
+        started_engine.run_event("eval_start")
+        started_engine.restore()
 
-        begun.run_event("predict_start")
-        within = weights_of(begun.state.model)
-        begun.run_event("predict_end")
+        started_engine.run_event("predict_start")
+        within = weights_of(started_engine.state.model)
+        started_engine.run_event("predict_end")
 
         assert same_bits(within, averaged)
-        assert same_bits(weights_of(begun.state.model), before)
+        assert same_bits(weights_of(started_engine.state.model), before)
 
-    def test_training_on_averages_is_an_error(self, begun, step, batch):
-        """A loop that does not restore the weights gets an error instead of training the averages."""
-        begun.run_event("eval_start")
+    def test_training_on_averages_raises(self, started_engine, step, batch):
+        """A loop that does not restore the weights before training raises."""
+        started_engine.run_event("eval_start")
 
         with pytest.raises(RuntimeError, match=r"averages are still in the model.*engine.restore\(\)"):
-            step(begun, batch)
+            step(started_engine, batch)
 
-    def test_training_goes_on_as_without(self, norm_net, engine_of, step, batch, weights_of, same_bits):
-        """Evaluations between the steps change no bit of training, nor of the average."""
+    def test_evaluation_does_not_change_training(self, norm_net, engine_of, step, batch, weights_of, same_bits):
+        """Evaluations between steps change neither the training nor the average."""
         model, first, results = norm_net(), None, []
         first = weights_of(model)
         for evaluates in (False, True):
@@ -363,14 +365,14 @@ class TestEvaluation:
 
 class TestCopies:
     @pytest.mark.parametrize("evaluating", [False, True])
-    def test_both_models(self, begun, weights_of, same_bits, evaluating):
-        """Copies with the averaged and with the training weights can be had in and out of an evaluation."""
-        (algorithm,), model = begun.state.algorithms, begun.state.model
+    def test_copies_of_both_models(self, started_engine, weights_of, same_bits, evaluating):
+        """Copies with averaged and with training weights are available inside and outside an evaluation."""
+        (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
         before = weights_of(model)
-        begun.run_event("eval_start")
+        started_engine.run_event("eval_start")
         averaged = weights_of(model)
         if not evaluating:
-            begun.run_event("eval_end")
+            started_engine.run_event("eval_end")
         held = weights_of(model)
 
         copies = algorithm.get_ema_model(model), algorithm.get_training_model(model)
@@ -379,9 +381,9 @@ class TestCopies:
         assert same_bits(copies[1].state_dict(), before)
         assert same_bits(weights_of(model), held)
 
-    def test_are_copies(self, begun, weights_of, same_bits):
-        """What is done to a copy does not reach the model or the average."""
-        (algorithm,), model = begun.state.algorithms, begun.state.model
+    def test_copies_are_independent(self, started_engine, weights_of, same_bits):
+        """Modifying a copy does not modify the model or the average."""
+        (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
         before, averaged = weights_of(model), algorithm.get_ema_model(model).state_dict()
 
         for copy in (algorithm.get_ema_model(model), algorithm.get_training_model(model)):
@@ -399,8 +401,8 @@ class TestSharded:
         yield init_device_mesh("cpu", (1,))
         distributed.destroy_process_group()
 
-    def test_weights_that_an_evaluation_left_whole(self, mesh, watch, engine_of, step, batch):
-        """After an evaluation's forward pass fully_shard leaves weights whole; training goes on with the right ones."""
+    def test_weights_left_unsharded_by_an_evaluation(self, mesh, watch, engine_of, step, batch):
+        """Training uses the training weights if fully_shard left weights unsharded after an evaluation."""
 
         def trained(shard):
             torch.manual_seed(17)
@@ -433,21 +435,21 @@ class TestPlan:
             ({"update_interval": "2ep"}, "epoch_end"),
         ],
     )
-    def test_updates(self, settings, event):
-        """The average is taken at the end of what the interval is counted in."""
+    def test_runs_in_the_unit_of_the_interval(self, settings, event):
+        """The average is updated at the end of the interval's unit."""
         entries = explain(EMA(**settings)).entries
 
         assert set(entries) == {"fit_start", "fit_end", event, "eval_start", "eval_end", "predict_start", "predict_end"}
         assert {one.stage for listed in entries.values() for one in listed} == {Stage.WEIGHTS}
 
-    def test_names_events_of_the_loop(self):
-        """The events are members, so that they print as such."""
+    def test_events_are_enum_members(self):
+        """The declared events are members of Event."""
         assert all(isinstance(event, Event) for event in EMA().runs_at_events())
 
 
-def test_one_for_two_models_is_an_error(begun, norm_net, engine_of, step, batch):
-    """An EMA that has averaged a model does not pass its weights off as those of another."""
-    used = begun.state.algorithms[-1]
+def test_second_model_raises(started_engine, norm_net, engine_of, step, batch):
+    """An EMA that has averaged one model raises when it is used with another."""
+    used = started_engine.state.algorithms[-1]
 
     with pytest.raises(RuntimeError, match="EMA of its own"):
         step(engine_of(norm_net(), used), batch)

@@ -13,7 +13,7 @@ def gradients(model):
 
 
 def test_norm(watch, engine_of, step, batch):
-    """The norm of all gradients together is the threshold, and their direction stays."""
+    """The norm of all gradients equals the threshold, and their direction does not change."""
     free, clipped = watch(), watch()
     clipped.load_state_dict(free.state_dict())
 
@@ -25,7 +25,7 @@ def test_norm(watch, engine_of, step, batch):
 
 
 def test_value(watch, engine_of, step, batch):
-    """No gradient is larger than the threshold; smaller ones stay."""
+    """Gradients above the threshold are clamped; smaller ones do not change."""
     free, clipped = watch(), watch()
     clipped.load_state_dict(free.state_dict())
 
@@ -45,8 +45,8 @@ def test_adaptive(watch, engine_of, step, batch):
     assert (model.layers.weight.grad.norm(dim=1) <= 0.05 * weight.norm(dim=1) * 1.001).all()
 
 
-def test_two_kinds_together(watch, engine_of, step, batch):
-    """By value and then by norm is what both do one after the other."""
+def test_two_clipping_types(watch, engine_of, step, batch):
+    """Clipping by value and by norm are applied one after the other."""
     model = watch()
 
     step(engine_of(model, GradientClipping("value", 0.02), GradientClipping("norm", 0.01)), batch)
@@ -59,6 +59,6 @@ def test_two_kinds_together(watch, engine_of, step, batch):
     "arguments", [("size", 1.0), ("norm", 0), ("norm", -1.0), ("norm", float("nan")), ("value", "1")]
 )
 def test_bad_settings(arguments):
-    """Kinds that do not exist and limits that are none are refused."""
+    """Unknown clipping types and invalid thresholds raise."""
     with pytest.raises((TypeError, ValueError), match="clipping_"):
         GradientClipping(*arguments)

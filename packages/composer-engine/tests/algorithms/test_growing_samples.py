@@ -22,7 +22,7 @@ def sizes_over_a_training(algorithm, batch, size_of, epochs=10):
 
 class TestProgressiveResizing:
     def test_images_grow_between_delay_and_finetuning(self):
-        """Half the size for half the training, the full size for its last fifth, multiples of four in between."""
+        """Size is half for the first half, full for the last fifth, and grows in multiples of four in between."""
         sizes = sizes_over_a_training(
             ProgressiveResizing(), lambda: (torch.rand(2, 3, 32, 32), torch.arange(2)), lambda batch: batch[0].shape[-1]
         )
@@ -30,8 +30,8 @@ class TestProgressiveResizing:
         # At 50, 60 and 70 per cent a third more each of 16 to 32: 16, 21.3, 26.7, to the nearest multiple of four.
         assert sizes == [16, 16, 16, 16, 16, 16, 20, 28, 32, 32]
 
-    def test_all_sizes_are_announced(self):
-        """The sizes that occur are those that `sizes` names."""
+    def test_sizes_lists_all_sizes(self):
+        """`sizes` lists exactly the sizes that occur."""
         algorithm = ProgressiveResizing(initial_scale=0.3, delay_fraction=0.1, size_increment=8)
         batch = lambda: (torch.rand(2, 3, 64, 64), torch.arange(2))  # noqa: E731
 
@@ -41,8 +41,8 @@ class TestProgressiveResizing:
         assert all(size % 8 == 0 for size in sizes)
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
-    def test_masks_go_along(self, mode):
-        """With resize_targets, targets of the images' size have the same size after it."""
+    def test_masks_are_resized(self, mode):
+        """With resize_targets, targets of the images' size are resized."""
         algorithm = ProgressiveResizing(mode=mode, resize_targets=True)
         batch = lambda: (torch.rand(2, 3, 32, 32), torch.rand(2, 1, 32, 32))  # noqa: E731
 
@@ -51,8 +51,8 @@ class TestProgressiveResizing:
         assert all(image == mask for image, mask in sizes)
         assert sizes[0] == [16, 16]
 
-    def test_needs_the_trainings_length(self):
-        """Fractions of a training without end mean nothing."""
+    def test_missing_max_duration_raises(self):
+        """Fractions without a max_duration raise."""
         state = State(model=None)
         engine = Engine(state, algorithms=ProgressiveResizing())
         state.batch = (torch.rand(2, 3, 32, 32), torch.arange(2))
@@ -88,15 +88,15 @@ class TestSeqLengthWarmup:
         }
 
     def test_sequences_grow(self, tokens):
-        """From the first length in steps to the last, all entries alike."""
+        """The sequence length grows in steps from the first to the last length, for all tensors of the batch."""
         algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=8, max_seq_length=64, step_size=8)
         shapes = sizes_over_a_training(algorithm, tokens, lambda batch: {each.shape[1] for each in batch.values()})
 
         # 8 + 56 * (0, 0.2, 0.4, 0.6, 0.8) in whole steps of 8.
         assert shapes == [{8}, {16}, {24}, {40}, {48}, {64}, {64}, {64}, {64}, {64}]
 
-    def test_folded_instead_of_cut(self, tokens):
-        """With truncate=False no token is lost that a whole number of rows can hold."""
+    def test_truncate_false_reshapes(self, tokens):
+        """With truncate=False, only tokens that do not fill a complete row are dropped."""
         algorithm = SeqLengthWarmup(duration=1.0, min_seq_length=16, max_seq_length=64, step_size=16, truncate=False)
         batches = []
 
@@ -105,8 +105,8 @@ class TestSeqLengthWarmup:
         assert batches[0]["input_ids"].shape == (8, 16)
         assert sorted(batches[0]["input_ids"].flatten().tolist()) == list(range(128))
 
-    def test_longer_than_the_batch(self, tokens):
-        """A length that the sequences do not have leaves them as they are."""
+    def test_length_above_the_batch_has_no_effect(self, tokens):
+        """A length above that of the sequences does not change the batch."""
         algorithm = SeqLengthWarmup(duration=0.0, max_seq_length=1024)
         shapes = sizes_over_a_training(algorithm, tokens, lambda batch: batch["input_ids"].shape[1], epochs=1)
 

@@ -12,32 +12,32 @@ Pair = namedtuple("Pair", ["images", "labels"])
 
 
 class TestTargets:
-    def test_class_ids_for_the_loss(self, watch, engine_of, step, batch, one_hot):
-        """The loss sees nine tenths of each label, and the last tenth spread over all three classes."""
+    def test_class_ids(self, watch, engine_of, step, batch, one_hot):
+        """The loss receives 0.9 of each label, with 0.1 spread evenly over three classes."""
         model = watch()
 
         step(engine_of(model, LabelSmoothing(0.1)), batch)
 
         assert torch.allclose(model.seen.targets[0], 0.9 * one_hot(batch[1]) + 0.1 / 3)
 
-    def test_probabilities_for_the_loss(self, watch, engine_of, step, batch):
-        """Labels that are soft already are smoothed, too."""
+    def test_probabilities(self, watch, engine_of, step, batch):
+        """Soft labels are smoothed too."""
         model, soft = watch(), torch.rand(8, 3).softmax(1)
 
         step(engine_of(model, LabelSmoothing(0.3)), (batch[0], soft))
 
         assert torch.allclose(model.seen.targets[0], 0.7 * soft + 0.3 / 3)
 
-    def test_loss(self, watch, engine_of, step, batch, one_hot, soft_loss):
-        """What is trained on is the loss of the smoothed labels."""
+    def test_gradients_use_smoothed_labels(self, watch, engine_of, step, batch, one_hot, soft_loss):
+        """Training uses the loss of the smoothed labels."""
         model = watch()
 
         state = step(engine_of(model, LabelSmoothing(0.2)), batch)
 
         assert torch.allclose(state.loss, soft_loss(model.seen.outputs[0], 0.8 * one_hot(batch[1]) + 0.2 / 3))
 
-    def test_labels_come_back(self, watch, engine_of, step, batch):
-        """After the loss the batch has the very tensor that it had before, unchanged."""
+    def test_labels_are_restored(self, watch, engine_of, step, batch):
+        """After the loss the batch contains the original, unmodified tensor."""
         ids = batch[1].clone()
 
         state = step(engine_of(watch(), LabelSmoothing(0.1)), batch)
@@ -45,16 +45,16 @@ class TestTargets:
         assert state.batch[1] is batch[1]
         assert torch.equal(batch[1], ids)
 
-    def test_labels_are_let_go(self, watch, engine_of, step, batch):
-        """After the loss the algorithm holds no tensor of the batch."""
+    def test_labels_are_released(self, watch, engine_of, step, batch):
+        """After the loss the algorithm references no tensor of the batch."""
         algorithm = LabelSmoothing(0.1)
 
         step(engine_of(watch(), algorithm), batch)
 
         assert algorithm._target is None
 
-    def test_two_of_them(self, watch, engine_of, step, batch, one_hot):
-        """Two smooth one after the other, and each takes back its own."""
+    def test_two_instances(self, watch, engine_of, step, batch, one_hot):
+        """Two instances smooth one after the other, and each restores its own input."""
         model = watch()
 
         state = step(engine_of(model, LabelSmoothing(0.1), LabelSmoothing(0.2)), batch)
@@ -76,8 +76,8 @@ class TestBatchKeys:
         ],
         ids=["tuple", "list", "dict", "namedtuple", "functions"],
     )
-    def test_wherever_they_lie(self, watch, engine_of, step, batch, one_hot, pack, key):
-        """Labels are found and put back by their key, and the batch stays what it is."""
+    def test_keys_and_functions(self, watch, engine_of, step, batch, one_hot, pack, key):
+        """Labels are read and restored by their key, and the batch keeps its type."""
         model = watch(target=key)
 
         state = step(engine_of(model, LabelSmoothing(0.1, key)), pack(*batch))
@@ -86,8 +86,8 @@ class TestBatchKeys:
         assert torch.allclose(model.seen.targets[0], 0.9 * one_hot(batch[1]) + 0.1 / 3)
         assert model._get[1](state.batch) is batch[1]
 
-    def test_keys_that_change_the_batch_in_place(self, watch, engine_of, step, batch):
-        """A set function that writes into the batch gets the labels back, too."""
+    def test_in_place_setter(self, watch, engine_of, step, batch):
+        """A setter that modifies the batch in place also restores the labels."""
 
         def put(batch, value):
             batch["y"] = value

@@ -19,8 +19,8 @@ def frozen_layers(engine):
     return [not layer.weight.requires_grad for layer in engine.state.model.layers]
 
 
-def test_more_and_more_from_the_first_on(deep, engine_of, step, batch, end_epoch):
-    """From half of the training on, layers are frozen in proportion; the last one never is."""
+def test_layers_are_frozen_progressively(deep, engine_of, step, batch, end_epoch):
+    """From half of the training on, layers are frozen in proportion to time; the last one never is."""
     engine, frozen = engine_of(deep(), LayerFreezing(), max_duration="10ep"), []
 
     for _ in range(10):
@@ -34,8 +34,8 @@ def test_more_and_more_from_the_first_on(deep, engine_of, step, batch, end_epoch
 
 
 @pytest.mark.parametrize(("layers", "epochs"), [(5, 1), (1, 10), (2, 10)])
-def test_a_training_in_which_nothing_is_frozen(watch, engine_of, step, batch, end_epoch, layers, epochs):
-    """Too few epochs or layers are reported at the end: layers are frozen for epochs that follow."""
+def test_warns_if_nothing_was_frozen(watch, engine_of, step, batch, end_epoch, layers, epochs):
+    """Too few epochs or layers give a warning at the end of the training."""
     model = watch(nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers - 1)), nn.Linear(8, 3)))
     engine = engine_of(model, LayerFreezing(), max_duration=f"{epochs}ep")
     for _ in range(epochs):
@@ -48,8 +48,8 @@ def test_a_training_in_which_nothing_is_frozen(watch, engine_of, step, batch, en
         engine.run_event("fit_end")
 
 
-def test_a_training_in_which_layers_are_frozen(deep, engine_of, step, batch, end_epoch):
-    """Nothing is reported where layers were frozen for one epoch."""
+def test_does_not_warn_if_layers_were_frozen(deep, engine_of, step, batch, end_epoch):
+    """There is no warning if layers were frozen for one epoch."""
     engine = engine_of(deep(), LayerFreezing(), max_duration="4ep")
     for _ in range(4):
         step(engine, batch)
@@ -60,8 +60,8 @@ def test_a_training_in_which_layers_are_frozen(deep, engine_of, step, batch, end
     assert sum(frozen_layers(engine)) == 4
 
 
-def test_frozen_layers_stand_still_and_keep_their_state(deep, engine_of, step, batch, end_epoch):
-    """Neither momentum nor weight decay moves a frozen layer; its momentum is kept."""
+def test_frozen_layers_do_not_change(deep, engine_of, step, batch, end_epoch):
+    """Neither momentum nor weight decay changes a frozen layer; its momentum is preserved."""
     engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
     optimizer = engine.state.optimizers[0]
     optimizer.param_groups[0]["weight_decay"] = 0.1
@@ -78,8 +78,8 @@ def test_frozen_layers_stand_still_and_keep_their_state(deep, engine_of, step, b
     assert len(optimizer.param_groups[0]["params"]) == 10
 
 
-def test_resumed_in_the_middle_of_an_epoch(deep, engine_of, step, batch, end_epoch):
-    """What is frozen after a resume is what the last EPOCH_END froze, and the weights end the same, bit for bit."""
+def test_resume_within_an_epoch(deep, engine_of, step, batch, end_epoch):
+    """After a resume the layers frozen at the last EPOCH_END are frozen, and the final weights are bit-identical."""
     torch.manual_seed(1)
     model = deep()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -118,8 +118,8 @@ def test_resumed_in_the_middle_of_an_epoch(deep, engine_of, step, batch, end_epo
     assert not torch.equal(start["layers.4.weight"], other.layers[4].weight)
 
 
-def test_an_earlier_state_sets_layers_free_again(deep, engine_of, step, batch, end_epoch):
-    """Loading what was saved before anything was frozen lets all layers be trained again."""
+def test_loading_an_earlier_state_unfreezes(deep, engine_of, step, batch, end_epoch):
+    """Loading a state from before any freezing unfreezes all layers."""
     engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
     before = engine.state.algorithms[0].state_dict()
     for _ in range(3):
@@ -134,13 +134,13 @@ def test_an_earlier_state_sets_layers_free_again(deep, engine_of, step, batch, e
     assert sum(frozen_layers(engine)) == 0
 
 
-def test_says_that_parameters_go_without_gradients():
-    """Distributed training has to expect it."""
+def test_reports_unused_parameters():
+    """find_unused_parameters is set for distributed training."""
     assert LayerFreezing().find_unused_parameters
 
 
-def test_needs_the_trainings_length(deep, engine_of, end_epoch):
-    """Fractions of a training without end mean nothing."""
+def test_missing_max_duration_raises(deep, engine_of, end_epoch):
+    """Fractions without a max_duration raise."""
     engine = engine_of(deep(), LayerFreezing())
 
     with pytest.raises(ValueError, match="max_duration"):

@@ -23,8 +23,8 @@ def mixing_of(mixed):
 
 
 class TestSamples:
-    def test_each_gets_a_partner(self, watch, engine_of, step, batch):
-        """The model sees every sample blended with the one at another's place, all by the same weight."""
+    def test_samples_are_blended_with_partners(self, watch, engine_of, step, batch):
+        """The model receives each sample blended with another one, all with the same weight."""
         model = watch()
 
         step(engine_of(model, MixUp(alpha=5.0)), batch)
@@ -35,8 +35,8 @@ class TestSamples:
         assert sorted(partners.tolist()) == list(range(8))
         assert torch.allclose(model.seen.inputs[0], expected)
 
-    def test_loader_keeps_its_own(self, watch, engine_of, step, batch):
-        """Neither the tensors nor the batch that the loader gave are changed."""
+    def test_loader_batch_is_not_modified(self, watch, engine_of, step, batch):
+        """Neither the loader's tensors nor its batch are modified."""
         inputs, targets = batch[0].clone(), batch[1].clone()
 
         step(engine_of(watch(), MixUp(alpha=5.0)), batch)
@@ -45,8 +45,8 @@ class TestSamples:
         assert torch.equal(batch[1], targets)
 
     @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
-    def test_alpha_zero_mixes_nothing(self, watch, engine_of, step, batch, one_hot):
-        """With alpha 0 samples and labels pass through bit for bit."""
+    def test_alpha_zero_is_the_identity(self, watch, engine_of, step, batch, one_hot):
+        """With alpha 0, samples and labels are bit-identical to the input."""
         model = watch()
 
         step(engine_of(model, MixUp(alpha=0)), batch)
@@ -54,15 +54,15 @@ class TestSamples:
         assert torch.equal(model.seen.inputs[0], batch[0])
         assert torch.equal(model.seen.targets[0], one_hot(batch[1]))
 
-    def test_whole_numbers_are_refused(self, watch, engine_of, step, batch):
-        """Images that are still bytes cannot be blended, and the error says so."""
+    def test_integer_images_raise(self, watch, engine_of, step, batch):
+        """Integer images raise an error that states the reason."""
         with pytest.raises(TypeError, match="floating point"):
             step(engine_of(watch(), MixUp()), (batch[0].byte(), batch[1]))
 
 
 class TestTargets:
     def test_class_ids(self, watch, engine_of, step, batch, one_hot):
-        """The loss sees class ids blended as the samples are, as probabilities."""
+        """The loss receives class ids blended like the samples, as probabilities."""
         model = watch()
 
         step(engine_of(model, MixUp(alpha=5.0)), batch)
@@ -70,15 +70,15 @@ class TestTargets:
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ one_hot(batch[1]))
 
     def test_probabilities(self, watch, engine_of, step, batch):
-        """Soft targets are blended as the samples are."""
+        """Soft targets are blended like the samples."""
         model, soft = watch(), torch.rand(8, 3).softmax(1)
 
         step(engine_of(model, MixUp(alpha=5.0)), (batch[0], soft))
 
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ soft)
 
-    def test_targets_as_others_left_them(self, watch, engine_of, step, batch, one_hot):
-        """What another algorithm does to the targets before the loss is in the partners' share, too."""
+    def test_targets_changed_by_other_algorithms(self, watch, engine_of, step, batch, one_hot):
+        """Changes of other algorithms to the targets before the loss also apply to the partners' targets."""
 
         class NextClass(Algorithm):
             runs_at = {Event.BEFORE_LOSS: Stage.RESHAPE}
@@ -95,7 +95,7 @@ class TestTargets:
 
 class TestInterpolateLoss:
     def test_blends_the_losses(self, watch, engine_of, step, batch):
-        """The loss is that of the labels and that of the partners' labels, weighed as the samples are."""
+        """The loss blends that of the labels and that of the partners' labels."""
         model = watch()
 
         state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
@@ -106,7 +106,7 @@ class TestInterpolateLoss:
         assert torch.allclose(state.loss, expected)
 
     def test_class_ids_stay_class_ids(self, watch, engine_of, step, batch):
-        """The loss gets the batch's ids first and the partners' then; afterwards the batch has its own again."""
+        """The loss receives the batch's ids, then the partners'; afterwards the batch contains its own ids."""
         model = watch()
 
         state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
@@ -117,7 +117,7 @@ class TestInterpolateLoss:
         assert torch.equal(state.batch[1], batch[1])
 
     def test_gradients_are_blended(self, watch, engine_of, step, batch):
-        """What is trained on is the blend: gradients are those of the blended loss."""
+        """Gradients are those of the blended loss."""
         model = watch()
         engine = engine_of(model, MixUp(alpha=5.0, interpolate_loss=True))
         before = {name: weight.detach().clone().requires_grad_() for name, weight in model.layers.named_parameters()}
@@ -136,7 +136,7 @@ class TestInterpolateLoss:
         ids=["dict", "list", "tuple", "namedtuple"],
     )
     def test_several_losses(self, watch, engine_of, step, batch, pack):
-        """Of a model with several losses, each is blended by itself, and they stay what they are packed in."""
+        """Each of several losses is blended, and the container type is preserved."""
 
         def losses(outputs, targets):
             loss = cross_entropy(outputs, targets)
@@ -153,8 +153,8 @@ class TestInterpolateLoss:
         for name in names:
             assert torch.allclose(state.loss[name], (1 - mixing) * own[name] + mixing * theirs[name])
 
-    def test_in_the_runs_precision(self, watch, engine_of, step, batch):
-        """The partner's loss is computed in the precision of the run."""
+    def test_uses_the_runs_precision(self, watch, engine_of, step, batch):
+        """The partner's loss is computed in the run's precision."""
         formats = []
 
         def loss(outputs, targets):
@@ -165,8 +165,8 @@ class TestInterpolateLoss:
 
         assert formats == [torch.float32, torch.bfloat16]  # the loop above calls its own loss without autocast
 
-    def test_keys_that_change_the_batch_in_place(self, watch, engine_of, step, batch):
-        """A set function that writes into the batch gets the labels back, too."""
+    def test_in_place_setter(self, watch, engine_of, step, batch):
+        """A setter that modifies the batch in place also restores the labels."""
 
         def put(batch, value):
             batch["labels"] = value
@@ -203,8 +203,8 @@ class TestBatchKeys:
         ],
         ids=["tuple", "list", "swapped", "dict", "namedtuple", "namedtuple by index", "functions"],
     )
-    def test_wherever_they_lie(self, watch, engine_of, step, batch, one_hot, soft_loss, pack, keys, interpolate):
-        """Samples and labels are found and put back by their keys, and the batch stays what it is."""
+    def test_keys_and_functions(self, watch, engine_of, step, batch, one_hot, soft_loss, pack, keys, interpolate):
+        """Samples and labels are read and written by their keys, and the batch keeps its type."""
         model = watch(input=keys[0], target=keys[1])
         algorithm = MixUp(alpha=5.0, interpolate_loss=interpolate, input_key=keys[0], target_key=keys[1])
 
@@ -215,8 +215,8 @@ class TestBatchKeys:
         assert mixing_of(mixed)[0] > 0
         assert torch.allclose(state.loss, soft_loss(model.seen.outputs[0], mixed @ one_hot(batch[1])))
 
-    def test_missing_items_are_named(self, watch, engine_of, step, batch):
-        """A key that the batch does not have is an error that says what it has."""
+    def test_missing_key_raises(self, watch, engine_of, step, batch):
+        """A missing key raises an error that lists the available ones."""
         with pytest.raises(KeyError, match=r"no item 'y'.*keys \['x'\]"):
             step(engine_of(watch(), MixUp(input_key="x", target_key="y")), {"x": batch[0]})
 
@@ -232,21 +232,21 @@ class TestPlan:
         }
 
     def test_blended_losses(self):
-        """Losses are blended after the loss, before others take back what they did to the labels."""
+        """Losses are blended after the loss, before other algorithms restore the labels."""
         entries = explain([LabelSmoothing(), MixUp(interpolate_loss=True)]).entries
 
         assert [one.key for one in entries[Event.AFTER_LOSS]] == ["MixUp", "LabelSmoothing"]
         assert [one.key for one in entries[Event.BEFORE_LOSS]] == ["LabelSmoothing"]
 
-    def test_two_that_blend_losses_are_warned_about(self):
-        """Each would blend a loss that the other has blended."""
+    def test_two_instances_warn(self):
+        """Two algorithms that interpolate the loss give a warning."""
         with pytest.warns(UserWarning, match="MixUp and MixUp all interpolate the loss"):
             Engine(State(model=None), algorithms=[MixUp(interpolate_loss=True), MixUp(interpolate_loss=True)])
 
 
 class TestDraws:
     @pytest.fixture
-    def seen_with(self, watch, engine_of, step, batch):
+    def inputs_with(self, watch, engine_of, step, batch):
         """Return the samples that the model sees with some algorithms, over three steps."""
 
         def run(*algorithms, **options):
@@ -258,24 +258,24 @@ class TestDraws:
 
         return run
 
-    def test_every_batch_anew(self, seen_with):
-        """No two batches are mixed alike."""
-        first, second, third = seen_with(MixUp(alpha=5.0))
+    def test_draws_depend_on_the_batch(self, inputs_with):
+        """Different batches are mixed with different draws."""
+        first, second, third = inputs_with(MixUp(alpha=5.0))
 
         assert not torch.equal(first, second)
         assert not torch.equal(second, third)
 
-    def test_by_seed(self, seen_with):
-        """One seed gives one run, another seed another one."""
-        first, again = seen_with(MixUp(alpha=5.0), rank_zero_seed=3), seen_with(MixUp(alpha=5.0), rank_zero_seed=3)
-        other = seen_with(MixUp(alpha=5.0), rank_zero_seed=4)
+    def test_draws_depend_on_the_seed(self, inputs_with):
+        """Equal seeds give equal runs; different seeds do not."""
+        first, again = inputs_with(MixUp(alpha=5.0), rank_zero_seed=3), inputs_with(MixUp(alpha=5.0), rank_zero_seed=3)
+        other = inputs_with(MixUp(alpha=5.0), rank_zero_seed=4)
 
         assert all(map(torch.equal, first, again))
         assert not any(map(torch.equal, first, other))
 
     @pytest.mark.parametrize("place", [0, 1])
-    def test_others_change_nothing(self, seen_with, place):
-        """Another algorithm that draws, before or after it in the list, leaves its draws alone."""
+    def test_other_algorithms_do_not_change_draws(self, inputs_with, place):
+        """Another algorithm that draws, before or after it in the list, does not change its draws."""
 
         class Drawer(Algorithm):
             runs_at = {Event.BEFORE_FORWARD: Stage.SELECT, Event.AFTER_DATALOADER: Stage.MIX}
@@ -286,24 +286,24 @@ class TestDraws:
         algorithms = [MixUp(alpha=5.0)]
         algorithms.insert(place, Drawer())
 
-        assert all(map(torch.equal, seen_with(MixUp(alpha=5.0)), seen_with(*algorithms)))
+        assert all(map(torch.equal, inputs_with(MixUp(alpha=5.0)), inputs_with(*algorithms)))
 
-    def test_two_draw_differently(self, seen_with):
-        """A second MixUp draws its own: the two together are not one of them applied twice."""
-        one, both = seen_with(MixUp(alpha=5.0)), seen_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
+    def test_two_instances_draw_independently(self, inputs_with):
+        """A second MixUp has its own draws."""
+        one, both = inputs_with(MixUp(alpha=5.0)), inputs_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
 
         assert not any(torch.allclose(mixed @ mixed, twice) for mixed, twice in zip(one, both, strict=True))
 
     @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
-    def test_second_does_not_depend_on_the_first(self, seen_with):
-        """What the first of two draws, much or little, changes no draw of the second."""
-        first, second = seen_with(MixUp(alpha=5.0)), seen_with(MixUp(alpha=0), MixUp(alpha=5.0))
-        both = seen_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
+    def test_second_instance_does_not_depend_on_the_first(self, inputs_with):
+        """The number of draws of the first instance does not change those of the second."""
+        first, second = inputs_with(MixUp(alpha=5.0)), inputs_with(MixUp(alpha=0), MixUp(alpha=5.0))
+        both = inputs_with(MixUp(alpha=5.0), MixUp(alpha=5.0))
 
         assert all(torch.allclose(b @ a, ab) for a, b, ab in zip(first, second, both, strict=True))
 
-    def test_global_numbers_stay(self, watch, engine_of, step, batch):
-        """Torch's own random numbers are neither used nor moved."""
+    def test_global_generator_is_not_used(self, watch, engine_of, step, batch):
+        """Torch's global generator is neither used nor advanced."""
         engine = engine_of(watch(), MixUp(alpha=5.0))
         before = torch.get_rng_state()
 
@@ -311,8 +311,8 @@ class TestDraws:
 
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_same_batch_in_another_process(self, watch, engine_of, step, batch):
-        """A new process that stands at the same batch draws the same, with nothing saved but the clock and the seed."""
+    def test_draws_are_reproducible_across_processes(self, watch, engine_of, step, batch):
+        """A new process at the same batch draws the same from the saved clock and seed alone."""
         program = """
 import torch
 from composer.algorithms import MixUp

@@ -73,7 +73,7 @@ def transformer(kind):
     return Wrapped(transformers.BertForMaskedLM(config))
 
 
-class ByHand(nn.Module):
+class WrittenOutNorm(nn.Module):
     """A norm that is written out, operation by operation."""
 
     def __init__(self, features):
@@ -99,7 +99,7 @@ CASES = {
     "LowPrecisionGroupNorm": (LowPrecisionGroupNorm, convolutions, cf.LowPrecisionGroupNorm),
     "FusedLayerNorm": (
         FusedLayerNorm,
-        lambda: Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), ByHand(8), nn.Linear(8, 3))),
+        lambda: Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), WrittenOutNorm(8), nn.Linear(8, 3))),
         nn.RMSNorm,
     ),
     "GyroDropout": (lambda: GyroDropout(sigma=4, tau=2), convolutions, cf.GyroDropout),
@@ -128,7 +128,7 @@ def start(model, *algorithms, batch=IMAGES, **options):
 @pytest.mark.parametrize("name", CASES)
 class TestEach:
     def test_layers_are_replaced_and_trained(self, name):
-        """The layers are there, and one step of the optimizer that was made before moves every parameter."""
+        """Layers are replaced, and one step of an optimizer created before updates every parameter."""
         make, make_model, inserted = CASES[name]
         batch = TOKENS if name in {"Alibi", "GatedLinearUnits"} else IMAGES
         engine = start(make_model(), make(), batch=batch, precision="amp_bf16")
@@ -145,15 +145,15 @@ class TestEach:
         assert cf.count_module_instances(state.model, inserted) > 0
         assert all(not torch.equal(one, two) for one, two in zip(state.model.parameters(), before, strict=True))
 
-    def test_twice_is_refused(self, name):
-        """The second would find nothing, or change what the first made."""
+    def test_two_instances_raise(self, name):
+        """Two instances raise, as the second would find nothing or change the first one's layers."""
         make, _, _ = CASES[name]
 
         with pytest.raises(AlgorithmConflictError, match=name):
             explain([make(), make()])
 
-    def test_nothing_found_is_said(self, name):
-        """On a model without such layers it warns with the reason, or refuses an architecture that it does not know."""
+    def test_no_match_warns_or_raises(self, name):
+        """A model without matching layers gives a warning with the reason; an unsupported architecture raises."""
         make, _, _ = CASES[name]
 
         with (
@@ -172,19 +172,19 @@ class TestEach:
     "name", sorted(set(CASES) - {"LowPrecisionLayerNorm", "LowPrecisionGroupNorm", "FusedLayerNorm"})
 )
 def test_required_on_load(name):
-    """What changes the names or the meaning of weights says that loading needs it."""
+    """Algorithms that change names or meaning of weights are required on load."""
     assert CASES[name][0]().required_on_load()
 
 
 class TestTogether:
-    def test_norms_have_one_owner(self):
-        """FusedLayerNorm and LowPrecisionLayerNorm both replace layer norms."""
+    def test_norm_replacements_conflict(self):
+        """FusedLayerNorm and LowPrecisionLayerNorm conflict, as both replace layer norms."""
         with pytest.raises(AlgorithmConflictError, match="LowPrecisionLayerNorm"):
             explain([FusedLayerNorm(), LowPrecisionLayerNorm()])
 
     @pytest.mark.parametrize("first_blur", [True, False])
-    def test_many_on_one_model(self, first_blur):
-        """Blur, squeeze-and-excite, factors, ghost norms and standardized weights in one model, which trains."""
+    def test_five_surgeries_together(self, first_blur):
+        """Blur, squeeze-and-excite, factorization, ghost norms and standardized weights train together in one model."""
         blur = [BlurPool(min_channels=1)]
         rest = [
             SqueezeExcite(latent_channels=4, min_channels=16),
@@ -204,14 +204,14 @@ class TestTogether:
 
 class TestLowPrecision:
     @pytest.mark.parametrize("kind", [LowPrecisionLayerNorm, LowPrecisionGroupNorm])
-    def test_where(self, kind):
-        """It runs at the configured event, and other events are refused."""
+    def test_event_is_configurable(self, kind):
+        """It runs at the configured event; unsupported events raise."""
         assert set(kind(apply_at="init").runs_at_events()) == {Event.INIT}
         with pytest.raises(ValueError, match="apply_at"):
             kind(apply_at="fit_start")
 
     def test_norms_compute_in_the_runs_precision(self):
-        """Under amp_bf16 the norm's output is bfloat16, on the CPU as well, where autocast would give float32."""
+        """Under amp_bf16 the norm's output is bfloat16, also on the CPU, where autocast would use float32."""
         engine = start(convolutions(), LowPrecisionLayerNorm(), precision="amp_bf16")
         norm = next(each for each in engine.state.model.modules() if isinstance(each, cf.LowPrecisionLayerNorm))
 
@@ -233,8 +233,8 @@ class TestStochasticDepth:
 
         assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
 
-    def test_rates_follow_the_clock_after_loading_and_starting_again(self):
-        """After loading, an evaluation sees the rates of the saved moment; a training from the start warms up again."""
+    def test_rates_follow_the_clock_after_loading_and_restarting(self):
+        """After loading, an evaluation uses the saved moment's rates; a restarted training warms up again."""
         engine = start(bottlenecks(), StochasticDepth("ResNetBottleneck", drop_rate=0.4, drop_warmup=0.5))
         blocks = [each for each in engine.state.model.modules() if isinstance(each, cf.StochasticDepthBlock)]
         engine.state.max_duration = "8ba"
@@ -246,8 +246,8 @@ class TestStochasticDepth:
 
         assert rates == pytest.approx([0.2, 0.4, 0.0])
 
-    def test_no_block_is_said_and_nothing_else(self):
-        """Where there is no such block it warns, and the training goes on."""
+    def test_no_block_warns(self):
+        """A model without matching blocks gives a warning and trains."""
         with pytest.warns(NoEffectWarning):
             engine = start(convolutions(), StochasticDepth("ResNetBottleneck", drop_warmup=0.5))
 
@@ -255,8 +255,8 @@ class TestStochasticDepth:
 
         assert not cf.count_module_instances(engine.state.model, cf.StochasticDepthBlock)
 
-    def test_says_that_parameters_go_without_gradients(self):
-        """Blocks that are skipped as a whole get no gradient; skipped samples leave some."""
+    def test_reports_unused_parameters(self):
+        """find_unused_parameters is set where complete blocks are skipped, not where samples are."""
         assert StochasticDepth("ResNetBottleneck").find_unused_parameters
         assert not StochasticDepth("ResNetBottleneck", "sample").find_unused_parameters
 
@@ -265,21 +265,21 @@ class TestStochasticDepth:
         [{"stochastic_method": "row"}, {"drop_rate": 1.5}, {"drop_distribution": "normal"}, {"drop_warmup": 2}],
     )
     def test_bad_settings(self, settings):
-        """Settings out of range are refused by name."""
+        """Settings out of range raise, with their names."""
         with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
             StochasticDepth("ResNetBottleneck", **settings)
 
 
 class TestGyroDropout:
-    def test_period_follows_from_the_trainings_length(self):
-        """Every mask has its part of two epochs of two batches, each of two microbatches."""
+    def test_period_is_derived_from_max_duration(self):
+        """The masks evenly divide two epochs of two batches of two microbatches."""
         engine = start(convolutions(), GyroDropout(sigma=4, tau=1), device_train_microbatch_size=1)
         layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
 
         assert layer.period == 2 * 2 * 2 * 1 / 4
 
-    def test_a_longer_training_has_longer_periods(self):
-        """When the next fit is longer, or takes part of the loader's batches, the masks divide that."""
+    def test_longer_training_has_longer_periods(self):
+        """A longer fit, or one with a subset of batches, is divided evenly among the masks."""
         engine = start(convolutions(), GyroDropout(sigma=4, tau=1))
         layer = next(each for each in engine.state.model.modules() if isinstance(each, cf.GyroDropout))
         periods = [layer.period]
@@ -292,8 +292,8 @@ class TestGyroDropout:
 
         assert periods == [1, 4, 2]
 
-    def test_replaced_before_loading_where_the_length_is_known(self):
-        """Layers are replaced at INIT, so that saved masks find their place; without a length, at FIT_START."""
+    def test_replaced_at_init_if_the_length_is_known(self):
+        """Layers are replaced at INIT, before masks are loaded; without a known length, at FIT_START."""
         model = convolutions()
         state = State(model=model, train_dataloader=DataLoader([0, 1], batch_size=1))
         engine = Engine(state, algorithms=GyroDropout(sigma=4, tau=2))
@@ -306,8 +306,8 @@ class TestGyroDropout:
         assert early == 0
         assert cf.count_module_instances(model, cf.GyroDropout) == 1
 
-    def test_needs_a_length(self):
-        """A training of unknown length cannot be divided among masks."""
+    def test_missing_max_duration_raises(self):
+        """A training of unknown length raises."""
         engine = Engine(State(model=convolutions()), algorithms=GyroDropout())
 
         with pytest.raises(ValueError, match="max_duration"):
@@ -316,7 +316,7 @@ class TestGyroDropout:
 
 class TestAlibi:
     def test_sequences_are_folded(self):
-        """A batch of (N, L) becomes (4 N, L / 4), token by token."""
+        """A batch of (N, L) becomes (4 N, L / 4), in token order."""
         engine = start(transformer("gpt2"), Alibi(64), batch=TOKENS)
 
         engine.run_event("after_dataloader")
@@ -325,19 +325,19 @@ class TestAlibi:
         assert torch.equal(engine.state.batch["input_ids"].reshape(2, 16), TOKENS["input_ids"])
 
     def test_not_folded_at_full_length(self):
-        """With scaling 1 no batch is touched."""
+        """With scaling 1 the batch does not change."""
         assert set(Alibi(64, train_sequence_length_scaling=1).runs_at_events()) == {Event.INIT}
 
     @pytest.mark.parametrize("arguments", [(0,), (64, 0), (64, 1.5), ("long",)])
     def test_bad_settings(self, arguments):
-        """Lengths that are none are refused."""
+        """Invalid lengths raise."""
         with pytest.raises((TypeError, ValueError), match="sequence_length"):
             Alibi(*arguments)
 
 
 class TestDraws:
     def test_new_weights_do_not_depend_on_other_surgery(self):
-        """What a surgery draws for its layers is the same beside another that draws, and leaves torch's generator."""
+        """A surgery's draws do not depend on other surgery, and do not advance torch's generator."""
         weights = []
         for algorithms in ([], [GyroDropout(sigma=4, tau=2)]):
             torch.manual_seed(3)
@@ -351,8 +351,8 @@ class TestDraws:
 
 
 class TestNoOpModel:
-    def test_trains_nothing(self):
-        """The model costs nothing, takes any batch, and optimizers hold its one weight."""
+    def test_accepts_any_batch_with_one_weight(self):
+        """The model accepts any batch, costs nothing, and has one weight for the optimizer."""
         engine = start(convolutions(), NoOpModel())
         state = engine.state
 

@@ -11,7 +11,7 @@ from composer.algorithms import SAM
 from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State, explain
 
 
-def sam_step_by_hand(model, inputs, targets, rate, rho):
+def reference_sam_step(model, inputs, targets, rate, rho):
     """The paper's formula: the gradient at the weights plus rho times their own gradient, normalised."""
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     gradients = torch.autograd.grad(cross_entropy(model(inputs), targets), list(model.parameters()))
@@ -35,11 +35,11 @@ def closure_of(model, optimizer, batch):
     return compute
 
 
-def test_steps_by_the_papers_formula(batch):
+def test_step_matches_the_formula(batch):
     """One step with the wrapped optimizer equals the worked-out formula."""
     model = torch.nn.Linear(8, 3).double()
     inputs, targets = batch[0].double(), batch[1]
-    expected = sam_step_by_hand(copy.deepcopy(model), inputs, targets, rate=0.1, rho=0.5)
+    expected = reference_sam_step(copy.deepcopy(model), inputs, targets, rate=0.1, rho=0.5)
     state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
 
     Engine(state, algorithms=SAM(rho=0.5)).run_event("after_load")
@@ -49,7 +49,7 @@ def test_steps_by_the_papers_formula(batch):
     assert all(torch.allclose(new, old) for new, old in zip(model.parameters(), expected, strict=True))
 
 
-def test_every_optimizer_once():
+def test_optimizers_are_wrapped_once():
     """All optimizers are wrapped, and not again by a second fit or load."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
@@ -65,8 +65,8 @@ def test_every_optimizer_once():
     assert state.optimizers == wrapped
 
 
-def test_saved_state_does_not_depend_on_the_wrapping(batch):
-    """What the wrapped optimizer saves, the plain one loads, and the other way round."""
+def test_state_is_independent_of_wrapping(batch):
+    """The wrapped and the plain optimizer load each other's state."""
     model = torch.nn.Linear(8, 3)
     plain = torch.optim.Adam(model.parameters())
     state = State(model=model, optimizers=plain)
@@ -82,14 +82,14 @@ def test_saved_state_does_not_depend_on_the_wrapping(batch):
     assert torch.equal(other.state_dict()["state"][0]["exp_avg"], saved["state"][0]["exp_avg"])
 
 
-def test_two_are_refused():
-    """Two would wrap each other."""
+def test_two_instances_raise():
+    """Two instances raise."""
     with pytest.raises(AlgorithmConflictError, match="SAM"):
         explain([SAM(), SAM()])
 
 
-def test_no_optimizer_is_said():
-    """Without optimizers it says that it did nothing."""
+def test_warns_without_optimizers():
+    """Without optimizers a warning is given."""
     with pytest.warns(NoEffectWarning, match="optimizer"):
         Engine(State(model=None), algorithms=SAM()).run_event("after_load")
 

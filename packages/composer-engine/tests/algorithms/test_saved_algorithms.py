@@ -80,8 +80,8 @@ def through_files(state):
 
 
 @each
-def test_types_of_settings_can_be_read(kind):
-    """What annotates a setting is imported at run time, too; only what may be anything is read as anything."""
+def test_setting_annotations_resolve(kind):
+    """Annotations of settings resolve at run time; only ``Any`` is read as anything."""
     kinds = field_types(kind)
 
     unread = [
@@ -96,8 +96,8 @@ def test_types_of_settings_can_be_read(kind):
 @each_of_data
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-def test_is_made_again_from_its_settings(kind, data):
-    """Name and settings are enough, whatever the settings are."""
+def test_reconstructs_from_settings(kind, data):
+    """Name and settings are sufficient to reconstruct each algorithm."""
     algorithm = data.draw(objects_of(kind))
 
     record = through_files({"name": kind.__name__, "settings": settings_to_data(algorithm)})
@@ -112,8 +112,8 @@ def test_is_made_again_from_its_settings(kind, data):
 @each
 @given(data=st.data())
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-def test_a_state_with_it_is_loaded(kind, data):
-    """A fresh run with the same settings takes the saved state, and finds no difference."""
+def test_state_round_trip(kind, data):
+    """A new run with the same settings loads the saved state without differences."""
     algorithm = data.draw(objects_of(kind))
     state = State(model=None, algorithms=algorithm)
     later = State(model=None, algorithms=kind(**algorithm.settings()))

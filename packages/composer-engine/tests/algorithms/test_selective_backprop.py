@@ -55,8 +55,8 @@ def hardest(model, samples, count):
     return losses.topk(count).indices.sort().values
 
 
-def test_keeps_the_highest_losses(samples):
-    """Half of the samples are left, those with the highest losses, in the batch's order."""
+def test_selects_the_highest_losses(samples):
+    """The half of the samples with the highest losses is selected, in the batch's order."""
     model = Model()
     expected = hardest(model, samples, 4)
 
@@ -66,8 +66,8 @@ def test_keeps_the_highest_losses(samples):
     assert torch.equal(targets, samples[1][expected])
 
 
-def test_takes_along_what_belongs_to_the_samples(samples):
-    """Everything with a row for each sample is chosen alike; the rest stays."""
+def test_selects_all_per_sample_tensors(samples):
+    """All tensors with one row per sample are selected from; others do not change."""
     model = Model(keys=("x", "y"))
     batch = {"x": samples[0], "y": samples[1], "mask": torch.arange(8), "step": torch.tensor(3), "name": "batch"}
     batch |= {"names": [f"sample {place}" for place in range(8)], "pair": (tuple(range(8)), list("abcdefgh"))}
@@ -83,8 +83,8 @@ def test_takes_along_what_belongs_to_the_samples(samples):
     assert chosen["name"] == "batch"
 
 
-def test_targets_that_are_lists(samples):
-    """Targets that only the model's loss understands are chosen with the samples."""
+def test_list_targets(samples):
+    """Targets in lists are selected with the samples."""
 
     class OfNames(Model):
         def loss(self, outputs, batch, reduction="mean"):
@@ -100,8 +100,8 @@ def test_targets_that_are_lists(samples):
     assert targets == [names[place] for place in expected]
 
 
-def test_leaves_no_trace_in_the_model(samples):
-    """The extra forward pass moves no running statistics, draws nothing and leaves no gradient."""
+def test_extra_pass_has_no_side_effects(samples):
+    """The extra forward pass changes no running statistics, draws nothing and leaves no gradient."""
     model = Model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     generator = torch.get_rng_state()
@@ -115,16 +115,16 @@ def test_leaves_no_trace_in_the_model(samples):
 
 
 @pytest.mark.parametrize(("epochs", "batch_in_epoch", "count"), [(4, 0, 8), (5, 0, 4), (5, 1, 8), (8, 2, 4), (9, 0, 8)])
-def test_when(samples, epochs, batch_in_epoch, count):
-    """Between start and end, but for every second batch."""
+def test_runs_between_start_and_end(samples, epochs, batch_in_epoch, count):
+    """Samples are selected between start and end, except in every second batch."""
     inputs, _ = select(Model(), samples, epochs=epochs, batch_in_epoch=batch_in_epoch)
 
     assert len(inputs) == count
 
 
 @pytest.mark.parametrize(("start", "end", "batches"), [(0.5, 0.9, 1), (0.35, 0.45, 4), (0.95, 1.0, 4)])
-def test_a_training_in_which_none_are_chosen(samples, start, end, batches):
-    """If no batch comes between start and end, this is reported when the training ends."""
+def test_warns_if_nothing_was_selected(samples, start, end, batches):
+    """If no batch lies between start and end, a warning is given at the end of the training."""
     state = State(model=Model(), max_duration=f"{batches}ba")
     engine = Engine(state, algorithms=SelectiveBackprop(start, end))
     for _ in range(batches):
@@ -137,8 +137,8 @@ def test_a_training_in_which_none_are_chosen(samples, start, end, batches):
 
 
 @pytest.mark.parametrize("resumed_at", [0, 3, 4])
-def test_a_training_in_which_some_are_chosen(samples, resumed_at):
-    """Nothing is reported where samples were chosen, or the time to choose was over when the run was resumed."""
+def test_does_not_warn_if_samples_were_selected(samples, resumed_at):
+    """There is no warning if samples were selected, or if a resumed run starts after `end`."""
     state = State(model=Model(), max_duration="4ba")
     engine = Engine(state, algorithms=SelectiveBackprop(0.5, 0.7))
     for number in range(4):
@@ -154,8 +154,8 @@ def test_a_training_in_which_some_are_chosen(samples, resumed_at):
     assert caught == []
 
 
-def test_loader_keeps_its_own(samples):
-    """The batch that the loader gave stays as it is."""
+def test_loader_batch_is_not_modified(samples):
+    """The loader's batch is not modified."""
     batch, inputs = list(samples), samples[0].clone()
 
     select(Model(), batch)
@@ -164,8 +164,8 @@ def test_loader_keeps_its_own(samples):
     assert len(batch[1]) == 8
 
 
-def test_a_loss_without_reduction_is_refused(samples):
-    """A model whose loss cannot be asked for each sample is named, with the way out."""
+def test_loss_without_reduction_argument_raises(samples):
+    """A model whose loss has no per-sample form raises an error with the remedy."""
 
     class Mean(Model):
         def loss(self, outputs, batch):
@@ -175,15 +175,15 @@ def test_a_loss_without_reduction_is_refused(samples):
         select(Mean(), samples)
 
 
-def test_comes_before_augmentation():
-    """Samples are chosen by the losses of clean data, whatever the order of the list."""
+def test_precedes_augmentation():
+    """Samples are selected by the loss of unaugmented data, independent of list order."""
     plan = explain([MixUp(), SelectiveBackprop()])
 
     assert [entry.key for entry in plan.entries[Event.AFTER_DATALOADER]] == ["SelectiveBackprop"]
 
 
-def test_two_are_refused():
-    """Two would choose from what is chosen."""
+def test_two_instances_raise():
+    """Two instances raise."""
     with pytest.raises(AlgorithmConflictError, match="SelectiveBackprop"):
         explain([SelectiveBackprop(), SelectiveBackprop()])
 
@@ -199,8 +199,8 @@ def test_bad_settings(settings):
 
 
 @pytest.mark.parametrize("kind", ["BatchEncoding", "dataclass"])
-def test_batches_of_other_kinds(samples, kind):
-    """What a tokenizer gives and objects with attributes are chosen from alike, and stay what they are."""
+def test_batch_types(samples, kind):
+    """Tokenizer batches and objects with attributes are selected from and keep their types."""
 
     @dataclasses.dataclass
     class Batch:

@@ -46,8 +46,8 @@ def mean_of(weights):
 
 
 class TestAverage:
-    def test_is_the_mean_of_the_epochs_ends(self, run, weights_of, evaluate):
-        """From swa_start on, every epoch's weights count alike."""
+    def test_averages_epoch_ends(self, run, weights_of, evaluate):
+        """From swa_start on, the weights at each epoch's end are averaged with equal weight."""
         at_ends = []
 
         def note(engine, moment):
@@ -60,8 +60,8 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_every_few_batches(self, run, weights_of, evaluate):
-        """An interval in batches counts batches, across epochs."""
+    def test_interval_in_batches(self, run, weights_of, evaluate):
+        """An interval in batches counts batches across epochs."""
         after = []
 
         def note(engine, moment):
@@ -74,8 +74,8 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_stands_in_and_gives_back(self, run, weights_of, same_bits, evaluate):
-        """After an evaluation the weights that are trained are there again, bit for bit, and as the same objects."""
+    def test_training_weights_are_restored(self, run, weights_of, same_bits, evaluate):
+        """After an evaluation the training weights are restored bit for bit, as the same objects."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
         before, objects = weights_of(engine.state.model), list(engine.state.model.parameters())
 
@@ -85,8 +85,8 @@ class TestAverage:
         assert same_bits(weights_of(engine.state.model), before)
         assert all(one is other for one, other in zip(engine.state.model.parameters(), objects, strict=True))
 
-    def test_given_back_when_an_evaluation_raises(self, run, weights_of, same_bits):
-        """engine.restore brings the training weights back after an evaluation was broken off."""
+    def test_restored_after_an_error(self, run, weights_of, same_bits):
+        """engine.restore() restores the training weights after a failed evaluation."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
         before = weights_of(engine.state.model)
         engine.run_event("eval_start")
@@ -95,8 +95,8 @@ class TestAverage:
 
         assert same_bits(weights_of(engine.state.model), before)
 
-    def test_nothing_before_its_start(self, run, weights_of, same_bits, evaluate):
-        """Evaluations before swa_start see the training weights, and there is no averaged model yet."""
+    def test_no_average_before_start(self, run, weights_of, same_bits, evaluate):
+        """Evaluations before swa_start use the training weights, and there is no averaged model."""
         engine = run(SWA(swa_start="8ep", swa_end="9ep"), epochs=3)
 
         assert same_bits(evaluate(engine), weights_of(engine.state.model))
@@ -105,8 +105,8 @@ class TestAverage:
 
 
 class TestEnd:
-    def test_model_goes_on_from_the_averages(self, run, weights_of, evaluate):
-        """At swa_end the model has the averages, and evaluations see the model as it is."""
+    def test_model_has_the_averages_at_the_end(self, run, weights_of, evaluate):
+        """At swa_end the model receives the averages, and evaluations use the model directly."""
         at_ends = []
 
         def note(engine, moment):
@@ -122,8 +122,8 @@ class TestEnd:
         plain = mean_of(at_ends[3:])
         assert not torch.equal(averaged["layers.0.weight"], plain["layers.0.weight"])
 
-    def test_training_goes_on(self, run, weights_of, same_bits):
-        """After swa_end steps change the weights again and nothing is averaged any more."""
+    def test_training_continues_after_the_end(self, run, weights_of, same_bits):
+        """After swa_end steps change the weights, and nothing is averaged."""
         engine = run(SWA(swa_start="2ep", swa_end="4ep"), epochs=4)
         at_end = weights_of(engine.state.model)
 
@@ -135,8 +135,8 @@ class TestEnd:
 
 class TestLearningRate:
     @pytest.mark.parametrize(("strategy", "expected"), [("linear", [0.075, 0.05]), ("cos", [0.075, 0.05])])
-    def test_goes_to_its_goal(self, strategy, expected, run):
-        """In two updates the rate goes from what it was to swa_lr; half-way both strategies are in the middle."""
+    def test_anneals_to_swa_lr(self, strategy, expected, run):
+        """In two updates the rate changes from its value to swa_lr; both strategies meet halfway."""
         rates = []
         algorithm = SWA(
             swa_start="4ep",
@@ -157,14 +157,14 @@ class TestLearningRate:
         assert rates[11] == pytest.approx(expected[0])
         assert rates[-1] == pytest.approx(expected[1])
 
-    def test_stays_without_a_goal(self, run):
-        """Without swa_lr the rates are left alone."""
+    def test_is_unchanged_without_swa_lr(self, run):
+        """Without swa_lr the rates do not change."""
         engine = run(SWA(swa_start="4ep", swa_end="9ep", schedule_swa_lr=True), epochs=6)
 
         assert engine.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
-    def test_stays_what_it_was_at_the_start(self, run):
-        """With schedule_swa_lr and no goal the rate at swa_start is kept, whatever a scheduler does."""
+    def test_is_constant_with_schedule_swa_lr(self, run):
+        """With schedule_swa_lr and no swa_lr, the rate at swa_start is used, independent of schedulers."""
 
         def decay(engine, moment):
             engine.state.optimizers[0].param_groups[0]["lr"] *= 0.9
@@ -177,7 +177,7 @@ class TestLearningRate:
         assert rates == pytest.approx([0.1 * 0.9**5])
 
     def test_without_optimizers(self, norm_net):
-        """A state without optimizers has no rates, and the average is taken all the same."""
+        """A state without optimizers is averaged too."""
         state = State(model=norm_net(), max_duration="10ep")
         engine = Engine(state, algorithms=SWA(swa_start="1ep", swa_end="9ep", schedule_swa_lr=True, swa_lr=0.1))
         engine.run_event("fit_start")
@@ -189,8 +189,8 @@ class TestLearningRate:
 
 
 class TestState:
-    def test_resumes_to_the_same_bits(self, norm_net, engine_of, run, weights_of, same_bits):
-        """A training that goes on from what was saved ends with the weights and averages of one without a break."""
+    def test_resumes_exactly(self, norm_net, engine_of, run, weights_of, same_bits):
+        """A resumed training ends with bit-identical weights and averages."""
         settings = {"swa_start": "3ep", "swa_end": "8ep"}
         torch.manual_seed(3)
         whole = run(SWA(**settings), epochs=9)
@@ -210,8 +210,8 @@ class TestState:
         assert same_bits(weights_of(second.state.model), weights_of(whole.state.model))
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
-    def test_says_which_weights_it_saves(self, kind, run):
-        """Outside of evaluations the averaged weights are saved; during one, the training's own."""
+    def test_weights_to_save(self, kind, run):
+        """Outside evaluations the averaged weights are saved; during one, the training weights."""
         engine = run(kind(**({"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {})), epochs=4)
         algorithm = engine.state.algorithms[0]
 
@@ -225,7 +225,7 @@ class TestState:
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
     def test_saved_during_an_evaluation(self, kind, run, norm_net, engine_of, weights_of, same_bits):
-        """Saved while the averages were in the model, both sets are where they belong after loading."""
+        """A state saved during an evaluation restores both sets of weights."""
         settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
         engine = run(kind(**settings), epochs=4)
         training = weights_of(engine.state.model)
@@ -243,8 +243,8 @@ class TestState:
         assert same_bits(weights_of(model), in_model)
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
-    def test_weights_of_another_model_are_refused(self, kind, run, watch, engine_of):
-        """What was saved of a model with other layers is refused with their names."""
+    def test_weights_of_another_model_raise(self, kind, run, watch, engine_of):
+        """A state of a model with other layers raises, with their names."""
         engine = run(kind(**({"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {})), epochs=4)
         other = engine_of(watch(), kind(), max_duration="10ep", start=False)
         other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
@@ -254,8 +254,8 @@ class TestState:
 
 
 @pytest.mark.parametrize("kind", [SWA, EMA, LayerFreezing])
-def test_what_others_save_is_refused(kind):
-    """A state with a key too many or too few is refused before anything is taken over."""
+def test_wrong_keys_raise(kind):
+    """A missing or unexpected key raises before anything is loaded."""
     algorithm = kind()
     saved = algorithm.state_dict()
 
@@ -278,8 +278,8 @@ def test_what_others_save_is_refused(kind):
         (LayerFreezing, {"frozen_at": "half"}),
     ],
 )
-def test_a_value_of_another_type_is_refused(kind, changes):
-    """It is named when the state is checked, so before anything of a run has been loaded."""
+def test_value_of_wrong_type_raises(kind, changes):
+    """A value of the wrong type raises when the state is checked, before anything is loaded."""
     algorithm = kind()
 
     with pytest.raises(ValueError, match=rf"{kind.__name__}\.{next(iter(changes))}"):
@@ -287,8 +287,8 @@ def test_a_value_of_another_type_is_refused(kind, changes):
 
 
 @pytest.mark.parametrize("kind", [SWA, EMA])
-def test_copies_what_it_loads(kind, run, norm_net, engine_of, step, batch):
-    """What was loaded can be loaded again: training does not write into it."""
+def test_loaded_state_is_copied(kind, run, norm_net, engine_of, step, batch):
+    """Training does not modify a loaded state."""
     settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
     saved = run(kind(**settings), epochs=4).state.algorithms[0].state_dict()
     before = {name: tensor.clone() for name, tensor in saved["averaged_weights"].items()}
@@ -305,15 +305,15 @@ def test_copies_what_it_loads(kind, run, norm_net, engine_of, step, batch):
 
 
 @pytest.mark.parametrize("algorithm", [SWA(swa_start="5ep", swa_end="6ep"), EMA(ema_start="5ep")], ids=["SWA", "EMA"])
-def test_never_begun_is_said(algorithm, run):
-    """Where a fit ends before averaging began, it says so, and when it would have."""
+def test_warns_if_it_never_started(algorithm, run):
+    """A fit that ends before averaging starts gives a warning with the start time."""
     engine = run(algorithm, epochs=2)
 
     with pytest.warns(NoEffectWarning, match="5ep"):
         engine.run_event("fit_end")
 
 
-def test_a_training_from_the_start_again_averages_again(run, same_bits, weights_of, evaluate):
+def test_restarts_after_time_reset(run, same_bits, weights_of, evaluate):
     """After its end, SWA restarts when the clock is reset."""
     engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
     engine.state.timestamp = Timestamp()
@@ -324,14 +324,14 @@ def test_a_training_from_the_start_again_averages_again(run, same_bits, weights_
     assert not same_bits(evaluate(engine), weights_of(engine.state.model))
 
 
-def test_not_together_with_ema():
-    """Only one algorithm may have the weights used for evaluation."""
+def test_conflicts_with_ema():
+    """Only one algorithm may own the evaluation weights."""
     with pytest.raises(AlgorithmConflictError, match="EMA"):
         explain([EMA(), SWA()])
 
 
-def test_fractions_need_a_length(norm_net, batch, step):
-    """'0.7dur' of a training without end is an error that says what to set."""
+def test_fraction_without_max_duration_raises(norm_net, batch, step):
+    """'0.7dur' without a max_duration raises an error with the remedy."""
     model = norm_net()
     state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
     engine = Engine(state, algorithms=SWA(update_interval="1ba"))
@@ -356,6 +356,6 @@ def test_fractions_need_a_length(norm_net, batch, step):
     ],
 )
 def test_bad_settings(settings):
-    """Settings that mean nothing are refused by name."""
+    """Invalid settings raise, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         SWA(**settings)

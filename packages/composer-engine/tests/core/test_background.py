@@ -64,15 +64,15 @@ def dead_threads(monkeypatch):
 
 class TestTask:
     def test_result(self):
-        """What the function returns in its thread is returned to who waits."""
+        """The function's return value is returned to the waiting caller."""
         assert Task(threading.get_ident).result() != threading.get_ident()
 
     def test_no_thread(self, no_threads):
-        """Where no thread can be started, a sentence says so at once."""
+        """A thread that cannot be started raises an error at once."""
         with pytest.raises(ThreadError, match=r"no thread can be started.*ulimit -u"):
             Task(fail)
 
-    def test_thread_that_dies(self, dead_threads):
+    def test_dead_thread(self, dead_threads):
         """A thread that ends without a result is no longer waited for."""
         task = Task(fail)
 
@@ -81,8 +81,8 @@ class TestTask:
 
         assert task.is_over
 
-    def test_waits_no_longer_than_asked(self):
-        """A wait with a limit ends when that is over."""
+    def test_wait_times_out(self):
+        """A wait with a timeout ends when it is over."""
         go = threading.Event()
         task = Task(lambda: go.wait(10))
 
@@ -96,7 +96,7 @@ class TestTask:
 class TestBackground:
     @pytest.mark.parametrize("threads", ["no_threads", "dead_threads"])
     def test_no_thread(self, threads, request, monkeypatch):
-        """A job without a thread is a failure, after which nothing is waited for and the next job is run."""
+        """A job without a thread fails: nothing is waited for, and the next job runs."""
         request.getfixturevalue(threads)
         background, done = Background(), []
 
@@ -114,20 +114,20 @@ class TestBackground:
 
         assert done == [2]
 
-    def test_end_of_the_program(self):
-        """A program that ends waits for the job."""
+    def test_program_exit_waits(self):
+        """A program waits for the job when it exits."""
         done = run(AT_THE_END)
 
         assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-    def test_end_of_a_forked_process(self):
-        """A process that was forked during a job has not its thread, and does not wait for it when it ends."""
+    def test_forked_process_does_not_wait(self):
+        """A process forked during a job does not have its thread and does not wait for it."""
         done = run(FORK, timeout=20)
 
         assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
-    def test_goes_on_meanwhile(self):
+    def test_start_does_not_block(self):
         """Starting a job does not wait for it; waiting does."""
         background, go, done = Background(), threading.Event(), []
 
@@ -138,8 +138,8 @@ class TestBackground:
 
         assert (was_busy, before, done, background.is_busy) == (True, [], [1], False)
 
-    def test_second_waits_for_the_first(self):
-        """Two jobs never run at once."""
+    def test_jobs_run_one_at_a_time(self):
+        """Two jobs never run at the same time."""
         background, order = Background(), []
 
         for number in range(3):
@@ -150,7 +150,7 @@ class TestBackground:
 
     @pytest.mark.parametrize("method", ["wait", "check", "start"])
     def test_failure_is_raised_once(self, method):
-        """Whichever is called next raises the failure, and the one after that does not."""
+        """The next call raises the failure, later ones do not."""
         background = Background()
         background.start(fail)
         while background.is_busy:
@@ -162,8 +162,8 @@ class TestBackground:
         background.check()
         background.wait()
 
-    def test_check_does_not_wait(self):
-        """Looking for a failure does not wait for what is under way."""
+    def test_check_does_not_block(self):
+        """Checking for a failure does not wait for the running job."""
         background, go = Background(), threading.Event()
         background.start(lambda: go.wait(10))
 
@@ -173,8 +173,8 @@ class TestBackground:
         go.set()
         background.wait()
 
-    def test_ctrl_c_while_waiting(self):
-        """Who stops waiting has not ended the job: it is waited for the next time, and its failure is not lost."""
+    def test_interrupt_while_waiting(self):
+        """An interrupted wait does not end the job: the next wait waits for it and raises its failure."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         background, go = Background(), threading.Event()
         background.start(lambda: (go.wait(10), fail()))

@@ -32,14 +32,14 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("batch", "key"), BATCHES)
-def test_get(batch, key):
-    """An index, a key or an attribute's name finds the item."""
+def test_get_item(batch, key):
+    """An index, a key or an attribute name selects the item."""
     assert batch_get(batch, key) == "l"
 
 
 @pytest.mark.parametrize(("batch", "key"), BATCHES)
-def test_set_replaces_in_a_copy(batch, key):
-    """The new batch has the new item, the type and all other items; the old batch keeps its own."""
+def test_set_item_returns_a_copy(batch, key):
+    """The copy has the new item and the same type; the original batch does not change."""
     changed = batch_set(batch, key, "new")
 
     assert type(changed) is type(batch)
@@ -47,8 +47,8 @@ def test_set_replaces_in_a_copy(batch, key):
     assert batch_get(changed, "image" if isinstance(key, str) else 0) == "i"
 
 
-def test_pair_of_functions():
-    """Any batch can be read and changed by functions of one's own."""
+def test_getter_and_setter():
+    """A pair of functions reads and writes any batch."""
     key = (lambda batch: batch[1]["label"], lambda batch, value: [batch[0], {"label": value}])
 
     assert batch_get(["i", {"label": "l"}], key) == "l"
@@ -66,8 +66,8 @@ def test_pair_of_functions():
     ],
 )
 @pytest.mark.parametrize("access", [batch_get, lambda batch, key: batch_set(batch, key, 0)])
-def test_missing_items_are_refused(batch, key, content, access):
-    """The sentence says what the batch is, and by which settings the item is found."""
+def test_missing_item_raises(batch, key, content, access):
+    """The error describes the batch and names the settings that select the item."""
     with pytest.raises(KeyError, match=rf"it is {content}.*input_key= and target_key="):
         access(batch, key)
 
@@ -83,12 +83,12 @@ def test_missing_items_are_refused(batch, key, content, access):
         ((), "()"),
     ],
 )
-def test_description(batch, text):
-    """A batch is described by number formats, shapes and types, and a long one is cut off."""
+def test_describe_batch(batch, text):
+    """Batches are described by dtypes, shapes and types; long descriptions are truncated."""
     assert describe_batch(batch) == text
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_description_of_nested_tensors():
-    """A nested tensor, which has no shape, does not hide the error that its batch is described for."""
+def test_describe_nested_tensor():
+    """A nested tensor, which has no shape, can be described."""
     assert describe_batch([torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])]) == "[nested float32]"

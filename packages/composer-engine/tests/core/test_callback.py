@@ -4,8 +4,8 @@ from composer.core import Callback, Event, LoggerDestination, Time
 from composer.core.callback import hook_of, intervals_of, overrides
 
 
-def test_only_what_is_overridden_is_a_hook(make):
-    """A class's own method and one that was put on the object are hooks; what Callback has is none."""
+def test_overridden_hooks(make):
+    """Methods overridden by the class or set on the object are hooks; those of Callback are not."""
     watch = make.callback("Watch", "fit_end")
     watch.epoch_end = print
 
@@ -14,16 +14,16 @@ def test_only_what_is_overridden_is_a_hook(make):
     assert [event for event, hook in hooks.items() if hook is not None] == [Event.EPOCH_END, Event.FIT_END]
 
 
-def test_what_is_inherited_counts(make):
-    """A method of a base class in between is a method of one's own; also of loggers."""
+def test_inherited_hooks(make):
+    """Methods of an intermediate base class are hooks, also for loggers."""
     base = type(make.callback("Base", "fit_end", base=LoggerDestination))
 
     assert overrides(type("Derived", (base,), {})(), Callback, "fit_end")
     assert not overrides(LoggerDestination(), Callback, "wrap_call")
 
 
-def test_intervals_are_times_by_member():
-    """Events by value and intervals as text or number become members and times."""
+def test_intervals_are_converted():
+    """Events by value and intervals as strings or numbers are converted to members and times."""
 
     class Watch(Callback):
         def intervals(self):

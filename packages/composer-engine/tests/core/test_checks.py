@@ -39,8 +39,8 @@ class TestValidators:
         [{"share": 0}, {"share": np.float32(0.5)}, {"factor": Fraction(1, 2)}, {"count": np.int64(3)}, {"mode": "max"}],
         ids=str,
     )
-    def test_values_in_range_are_kept(self, settings):
-        """Each kind of number is accepted, as it is."""
+    def test_valid_values(self, settings):
+        """Each accepted number is returned unchanged."""
         ((name, value),) = settings.items()
 
         assert getattr(Settings(**settings), name) is value
@@ -62,8 +62,8 @@ class TestValidators:
         ],
         ids=str,
     )
-    def test_other_values_are_refused(self, settings, error, message):
-        """The error names the field, what it must be and what came."""
+    def test_invalid_values_raise(self, settings, error, message):
+        """The error states the field, what was expected and the value."""
         with pytest.raises(error) as caught:
             Settings(**settings)
 
@@ -71,8 +71,8 @@ class TestValidators:
 
 
 class TestConversions:
-    def test_given_values_are_returned(self):
-        """Nothing, one and several become a list or a dictionary; a path becomes a text."""
+    def test_valid_conversions(self):
+        """None, one and several become a list or a dictionary; a path becomes a string."""
         texts = [to_texts("tags", given) for given in (None, "a", ("a", "b"))]
 
         assert texts == [[], ["a"], ["a", "b"]]
@@ -92,8 +92,8 @@ class TestConversions:
         ],
         ids=lambda one: getattr(one, "__name__", None) or str(one),
     )
-    def test_other_kinds_are_refused(self, convert, given, message):
-        """The error names the parameter, what it must be and what came."""
+    def test_wrong_types_raise(self, convert, given, message):
+        """The error states the parameter, what was expected and the value."""
         with pytest.raises(TypeError) as caught:
             convert("it", given)
 
@@ -106,8 +106,8 @@ def _flags():
 
 
 @pytest.mark.parametrize(("algorithm", "field"), _flags(), ids=lambda one: getattr(one, "name", None) or one.__name__)
-def test_flags_of_algorithms_accept_no_text(algorithm, field):
-    """A text for a flag is an error, as every text counts as true."""
+def test_flags_reject_strings(algorithm, field):
+    """A string for a flag raises, as every non-empty string is truthy."""
     with pytest.raises(TypeError, match=f"{field.name} must be True or False, got 'no'"):
         algorithm(**{field.name: "no"})
 
@@ -127,17 +127,17 @@ class TestErrorText:
         ],
     )
     def test_describe(self, value, text):
-        """The same in every run: without addresses, and short."""
+        """The description is short and deterministic, without addresses."""
         assert re.fullmatch(text, describe(value))
 
     def test_nearest(self):
-        """A question where something is near, else the end of the sentence."""
+        """A suggestion is appended if a similar name exists."""
         assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
         assert nearest("x", ["alpha"]) == "."
         assert nearest(3, []) == "."
 
-    def test_nearest_of_endless_names(self):
-        """Texts that are no names, each as long as a file, are not compared: that would take hours."""
+    def test_nearest_ignores_very_long_names(self):
+        """Very long strings are not compared, which would take hours."""
         name = "".join(chr(97 + place * place % 251) for place in range(300_000))
 
         assert nearest(name, [name[1:]]) == "."
@@ -156,35 +156,35 @@ class TestFillIn:
             ("{{batch}}", "{batch}"),
         ],
     )
-    def test_filled_in(self, template, expected):
-        """It is what str.format makes of names, formats and conversions."""
+    def test_fills_in_placeholders(self, template, expected):
+        """Names, formats and conversions are filled in as by str.format."""
         assert fill_in(template, VALUES, "filename") == template.format(**VALUES) == expected
 
     @pytest.mark.parametrize(
         "template",
         ["{batch.__class__}", "{run_name[0]}", "{epoch}", "{0}", "{}", "{batch:{batch.real}}", "{batch", "{batch:q}"],
     )
-    def test_nothing_but_names(self, template):
-        """Attributes, indices, positions and other names are refused, and what can be there is named."""
+    def test_other_placeholders_raise(self, template):
+        """Attributes, indices, positions and unknown names raise, and the available names are listed."""
         with pytest.raises(ValueError, match=r"filename may have \{run_name\} and \{batch\} in it, nothing else"):
             fill_in(template, VALUES, "filename")
 
     @pytest.mark.parametrize("template", ["", "first\0"])
-    def test_no_name(self, template):
-        """What no file can be called is refused."""
+    def test_invalid_file_name_raises(self, template):
+        """A string that cannot be a file name raises."""
         with pytest.raises(ValueError, match=r"filename must be the name of a file or folder .'\.' is the current one"):
             fill_in(template, VALUES, "filename")
 
-    def test_no_text(self):
-        """What is neither a text nor a path is refused by the parameter's name."""
+    def test_non_string_raises(self):
+        """A value that is neither a string nor a path raises, with the parameter's name."""
         with pytest.raises(TypeError, match=r"^filename must be a text or a path, got 5"):
             fill_in(5, {"run_name": "run"}, "filename")
 
 
 class TestRunName:
     @pytest.mark.parametrize("name", ["first", "team/first", "lr=0.1, seed:2", "a..b", "läuft ✓", "c:d"])
-    def test_names(self, name):
-        """What stays in the folder that it is filled into is taken."""
+    def test_valid_names(self, name):
+        """Names that stay within their folder are accepted."""
         assert State(model=None, run_name=name).run_name == name
 
     @pytest.mark.parametrize(
@@ -203,12 +203,12 @@ class TestRunName:
             "simplecache::s3://bucket/x",
         ],
     )
-    def test_no_names(self, name):
-        """What leads elsewhere, or cannot be a folder, is refused."""
+    def test_invalid_names_raise(self, name):
+        """Names that lead outside the folder or cannot be a folder raise."""
         with pytest.raises(ValueError, match="run_name must be a name that folders can have"):
             State(model=None, run_name=name)
 
-    def test_no_text(self):
-        """A number is no name."""
+    def test_non_string_raises(self):
+        """A number is not a name."""
         with pytest.raises(TypeError, match="run_name must be a text, got 5"):
             State(model=None, run_name=5)

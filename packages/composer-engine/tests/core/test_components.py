@@ -43,8 +43,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_as_a_list_does_and_tells(name, names, changes):
-    """Every way to change a list works, and the last notification has its contents."""
+def test_mutations_match_list_and_notify(name, names, changes):
+    """Every mutation matches that of a list, and the last notification has the final contents."""
     plain = ["a", "b", "c"]
 
     CHANGES[name](plain)
@@ -54,8 +54,8 @@ def test_changes_as_a_list_does_and_tells(name, names, changes):
     assert changes[-1] == plain
 
 
-def test_reads_as_a_list_does(names, changes):
-    """Iteration, membership, slices and sums are those of a list, and tell nobody."""
+def test_reads_match_list(names, changes):
+    """Iteration, membership, slices and sums match those of a list and send no notification."""
     assert [*names] == ["a", "b", "c"]
     assert ("b" in names, "x" in names, len(names), names.index("c")) == (True, False, 3, 2)
     assert (names[0], names[-1], names[1:]) == ("a", "c", ["b", "c"])
@@ -65,8 +65,8 @@ def test_reads_as_a_list_does(names, changes):
     assert changes == []
 
 
-def test_loop_over_a_changing_list_is_that_of_a_list(names):
-    """Items may be added while someone iterates."""
+def test_iteration_during_mutation_matches_list(names):
+    """Items may be added during iteration."""
     for name in names:
         if len(names) < 5:
             names.append(name)
@@ -84,8 +84,8 @@ def test_loop_over_a_changing_list_is_that_of_a_list(names):
         lambda names: names.__setitem__(slice(None), ["d", 1]),
     ],
 )
-def test_refused_items_change_nothing(change, names, changes):
-    """If one item is invalid, none is added and there is no notification."""
+def test_invalid_items_change_nothing(change, names, changes):
+    """If one item is invalid, none is added and no notification is sent."""
     with pytest.raises(TypeError, match="not a text: 1"):
         change(names)
 
@@ -93,14 +93,14 @@ def test_refused_items_change_nothing(change, names, changes):
     assert changes == []
 
 
-def test_first_items_are_checked():
-    """Also what a list begins with must belong into it."""
+def test_initial_items_are_checked():
+    """Initial items are validated too."""
     with pytest.raises(TypeError, match="not a text"):
         ObservableList([1], check)
 
 
 def test_equality():
-    """A list of components equals a list of the same items, and is no key."""
+    """It equals a list of the same items, and is not hashable."""
     assert ObservableList(["a"], check) == ObservableList(["a"], check) == ["a"]
     assert ObservableList(["a"], check) != ["b"]
     with pytest.raises(TypeError, match="unhashable"):
@@ -116,7 +116,7 @@ def replace_layer(state):
     state.model[0] = nn.Linear(4, 3)
 
 
-def move_over(state):
+def update_optimizer(state):
     replace_layer(state)
     state.optimizers[0].param_groups[0]["params"] = list(state.model.parameters())
 
@@ -127,22 +127,22 @@ def run(state, make, *acts, event=Event.INIT):
 
 
 @pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
-def test_stale_parameters_are_an_error(state, make, event):
-    """The optimizer still has the old layer: the error has the names, the cause and the fix."""
+def test_stale_parameters_raise(state, make, event):
+    """The error states the parameter names, the cause and the remedy."""
     with pytest.raises(
         RuntimeError, match=r"^Surgery replaced .* the former '0\.weight', '0\.bias', .*optimizers=state\.optimizers"
     ):
         run(state, make, replace_layer, event=event)
 
 
-def test_culprit_is_the_one_that_did_it(state, make):
-    """Of several algorithms the one that replaced the parameters is named."""
+def test_error_names_the_replacing_algorithm(state, make):
+    """Of several algorithms, the error names the one that replaced the parameters."""
     with pytest.raises(RuntimeError, match=r"^Surgery\.1 replaced"):
-        run(state, make, move_over, replace_layer, move_over)
+        run(state, make, update_optimizer, replace_layer, update_optimizer)
 
 
-def test_stale_in_any_optimizer(state, make, model):
-    """All optimizers and all their groups are looked at."""
+def test_all_optimizers_and_groups_are_checked(state, make, model):
+    """All optimizers and all their groups are checked."""
     one, two = model.parameters().__next__(), list(model.parameters())[1:]
     state.optimizers = [torch.optim.SGD([one], 0.1), torch.optim.SGD([{"params": two[:1]}, {"params": two[1:]}], 0.1)]
 
@@ -153,16 +153,16 @@ def test_stale_in_any_optimizer(state, make, model):
         run(state, make, replace_last)
 
 
-def test_parameters_moved_over_are_fine(state, make):
-    """Surgery that takes the optimizer along passes."""
-    run(state, make, move_over)
+def test_updated_optimizer_passes(state, make):
+    """Surgery that updates the optimizer passes."""
+    run(state, make, update_optimizer)
 
     held = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
     assert held == {id(one) for one in state.model.parameters()}
 
 
-def test_missing_parameters_are_an_error(state, make):
-    """The optimizer held everything, and a layer was added without it."""
+def test_missing_parameters_raise(state, make):
+    """A layer that is added without updating a complete optimizer raises."""
 
     def add(state):
         state.model.append(nn.Linear(2, 1))
@@ -173,21 +173,21 @@ def test_missing_parameters_are_an_error(state, make):
         run(state, make, add)
 
 
-def test_replaced_parameter_that_was_only_taken_out_is_missing(state, make, model):
-    """Also where the optimizer holds a part: what it held by that name, it has to hold again."""
+def test_removed_but_not_replaced_parameter_raises(state, make, model):
+    """A parameter name the optimizer had must remain in it, also if it has only part of the model."""
     state.optimizers = torch.optim.SGD(model[0].parameters(), lr=0.1)
 
-    def forget(state):
+    def drop_from_optimizer(state):
         replace_layer(state)
         state.optimizers[0].param_groups[0]["params"] = []
         state.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
     with pytest.raises(RuntimeError, match=r"no optimizer holds, '0\.weight', '0\.bias'"):
-        run(state, make, forget)
+        run(state, make, drop_from_optimizer)
 
 
-def test_what_no_optimizer_held_is_the_user_s_choice(state, make, model):
-    """With an optimizer for the last layer alone, the first may be replaced as one likes."""
+def test_parameters_outside_the_optimizer_may_be_replaced(state, make, model):
+    """With an optimizer of the last layer only, the first may be replaced."""
     state.optimizers = torch.optim.SGD(model[1].parameters(), lr=0.1)
 
     former = model[0]
@@ -198,7 +198,7 @@ def test_what_no_optimizer_held_is_the_user_s_choice(state, make, model):
 
 
 def test_new_parameters_may_be_frozen(state, make):
-    """What does not learn need not be in an optimizer."""
+    """Frozen parameters need not be in an optimizer."""
 
     def add_frozen(state):
         state.model.append(nn.Linear(2, 1).requires_grad_(False))
@@ -208,18 +208,18 @@ def test_new_parameters_may_be_frozen(state, make):
     assert not state.model[-1].weight.requires_grad
 
 
-def test_strangers_in_the_optimizer_are_the_user_s_choice(state, make, model):
-    """An optimizer may hold what has never been in the model, as a loss's own parameters."""
+def test_parameters_of_other_modules_are_allowed(state, make, model):
+    """An optimizer may contain parameters that were never in the model, such as a loss's."""
     stranger = nn.Parameter(torch.zeros(1))
     state.optimizers[0].add_param_group({"params": [stranger]})
 
-    run(state, make, move_over)
+    run(state, make, update_optimizer)
 
     assert state.optimizers[0].param_groups[1]["params"] == [stranger]
 
 
-def test_without_optimizers_there_is_nothing_to_check(make, model):
-    """The optimizer may be made later."""
+def test_nothing_is_checked_without_optimizers(make, model):
+    """The optimizer may be created later."""
     former = model[0]
 
     run(State(model=model), make, replace_layer)
@@ -228,8 +228,8 @@ def test_without_optimizers_there_is_nothing_to_check(make, model):
 
 
 @pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
-def test_models_may_be_anything(make, thing):
-    """What is no module has no parameters."""
+def test_model_may_be_any_object(make, thing):
+    """A model that is not a module has no parameters."""
     seen = []
 
     run(State(model=thing), make, lambda state: seen.append(state.model))
@@ -237,8 +237,8 @@ def test_models_may_be_anything(make, thing):
     assert seen == [thing]
 
 
-def test_many_names_are_cut_short(make):
-    """Three names are enough to find the place."""
+def test_long_lists_of_names_are_truncated(make):
+    """Three names are shown."""
     model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
     state = State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -250,7 +250,7 @@ def test_many_names_are_cut_short(make):
 
 
 def test_callbacks_are_checked_too(state, make):
-    """A callback that replaces layers is named as well."""
+    """A callback that replaces layers is named too."""
     callback = make.callback("Watch", "init")
     type(callback).init = lambda self, state, logger: replace_layer(state)
     state.callbacks.append(callback)
@@ -263,7 +263,7 @@ def test_callbacks_are_checked_too(state, make):
     "event", [event for event in Event if event not in {"init", "before_load", "after_load", "fit_start"}]
 )
 def test_other_events_are_not_checked(state, make, event, monkeypatch):
-    """During training nobody walks over the parameters."""
+    """During training the parameters are not traversed."""
     monkeypatch.setattr(nn.Module, "named_parameters", None)
 
     seen = []

@@ -17,9 +17,9 @@ def owner(make):
     return lambda name, *owns: make.algorithm(name, {Event.BATCH_END: Stage.WEIGHTS}, owns={*owns})
 
 
-class TestRefusal:
-    def test_two_owners_are_refused(self, owner):
-        """The sentence has both names, what both want, and what to do."""
+class TestConflictError:
+    def test_two_owners_raise(self, owner):
+        """The error states both names, the resource and the remedy."""
         ema, swa = owner("EMA", WEIGHTS), owner("SWA", WEIGHTS, "the learning rate")
 
         with pytest.raises(AlgorithmConflictError) as caught:
@@ -30,21 +30,21 @@ class TestRefusal:
             f"Remove one: {ema!r} or {swa!r}. Both average: keep the one whose span you want."
         )
 
-    def test_twice_the_same_class(self, owner):
-        """The second of two owners of one class would find nothing to do."""
+    def test_two_instances_of_one_class_raise(self, owner):
+        """Two owners of one class conflict."""
         blurpool = owner("BlurPool", "strided layers")
 
         with pytest.raises(AlgorithmConflictError, match=r"^Two BlurPool cannot run together"):
             explain([blurpool, copy.copy(blurpool)])
 
-    def test_owners_of_different_things(self, owner):
-        """Algorithms that share nothing have no conflict."""
+    def test_owners_of_different_resources(self, owner):
+        """Algorithms that share no resource do not conflict."""
         check_conflicts([owner("A", "a"), owner("B", "b"), owner("C")])
 
         assert find_conflicts([owner("A", "a"), owner("B", "b"), owner("C")]) == ()
 
-    def test_all_pairs_are_told_at_once(self, owner):
-        """All conflicts are reported at once: one line for each pair, and the same as data."""
+    def test_all_pairs_are_reported_together(self, owner):
+        """All conflicts are reported together, one line per pair, and as data."""
         a, b, c = owner("A", "x"), owner("B", "x", "y"), owner("C", "y")
 
         with pytest.raises(AlgorithmConflictError) as caught:
@@ -57,7 +57,7 @@ class TestRefusal:
         assert [line.split(" cannot")[0] for line in str(caught.value).splitlines()] == ["A and B", "B and C"]
 
     def test_error_can_be_pickled(self, owner):
-        """It comes through between processes, with its data."""
+        """The error is pickled with its data."""
         error = AlgorithmConflictError(())
 
         assert pickle.loads(pickle.dumps(error)).conflicts == ()
@@ -65,8 +65,8 @@ class TestRefusal:
 
 class TestOwned:
     @pytest.mark.parametrize("place", [0, 1])
-    def test_one_that_knows_the_remedy_is_enough(self, owner, place):
-        """A plain string and an ExclusiveResource of the same name are equal; the remedy comes from either."""
+    def test_remedy_of_either_side_is_used(self, owner, place):
+        """A string and an ExclusiveResource of the same name are equal; the remedy of either is used."""
         words = [str(WEIGHTS), str(WEIGHTS)]
         words[place] = WEIGHTS
 
@@ -75,28 +75,28 @@ class TestOwned:
         assert conflict.owned == ("the weights used for evaluation",)
         assert conflict.remedies == (WEIGHTS.remedy,)
 
-    def test_remedies_of_what_is_not_shared(self, owner):
+    def test_unshared_resources_are_not_mentioned(self, owner):
         """A resource of only one algorithm is not mentioned."""
         (conflict,) = find_conflicts([owner("A", WEIGHTS, "x"), owner("B", "x")])
 
         assert conflict.remedies == ()
 
-    def test_same_remedy_is_said_once(self, owner):
-        """Also where both have it."""
+    def test_equal_remedies_are_shown_once(self, owner):
+        """A remedy that both have is shown once."""
         (conflict,) = find_conflicts([owner("EMA", WEIGHTS), owner("SWA", WEIGHTS)])
 
         assert str(conflict).count(WEIGHTS.remedy) == 1
 
-    def test_several_shared_things(self, owner):
-        """All are named, in an order that does not depend on the sets."""
+    def test_several_shared_resources(self, owner):
+        """All shared resources are listed, in an order independent of set order."""
         (conflict,) = find_conflicts([owner("A", "y", WEIGHTS, "x"), owner("B", "x", "y")])
 
         assert conflict.owned == ("x", "y")
         assert "each must have x and y to itself" in str(conflict)
 
     @pytest.mark.parametrize("through", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-    def test_copies_keep_the_remedy(self, through):
-        """It is a text with an attribute, and stays one."""
+    def test_copies_preserve_the_remedy(self, through):
+        """Copies are strings with the remedy."""
         again = through(WEIGHTS)
 
         assert (again, again.remedy, hash(again)) == (WEIGHTS, WEIGHTS.remedy, hash(str(WEIGHTS)))

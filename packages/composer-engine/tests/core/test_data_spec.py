@@ -44,17 +44,17 @@ def batches(size):
     return st.tuples(tensors, nested).flatmap(lambda pair: st.sampled_from([pair, [*pair], Pair(*pair), pair[0]]))
 
 
-def joined(parts):
+def concatenate(parts):
     """Put the parts of a batch together again."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if first.ndim else first
     if isinstance(first, (dict, UserDict)):
-        return {key: joined([part[key] for part in parts]) for key in first}
+        return {key: concatenate([part[key] for part in parts]) for key in first}
     if isinstance(first, list) and isinstance(first[0], str):
         return [item for part in parts for item in part]
     if isinstance(first, (list, tuple)):
-        return [joined([*items]) for items in zip(*parts, strict=True)]
+        return [concatenate([*items]) for items in zip(*parts, strict=True)]
     return first
 
 
@@ -79,44 +79,44 @@ def types(batch):
 
 
 class TestSplitBatch:
-    def test_arrays_are_split_as_tensors_are(self):
-        """A NumPy array with a row for each sample stays matched to the samples."""
+    def test_arrays_are_split(self):
+        """A NumPy array with one row per sample is split with the samples."""
         parts = split_batch({"x": torch.arange(5), "name": np.array(list("abcde"))}, 2)
 
         assert [part["name"].tolist() for part in parts] == [["a", "b"], ["c", "d"], ["e"]]
 
     @given(st.data(), st.integers(1, 9), st.integers(1, 10))
-    def test_parts_together_are_the_batch(self, data, size, microbatch_size):
-        """Nothing is lost, doubled or put in another order, in any nesting."""
+    def test_parts_concatenate_to_the_batch(self, data, size, microbatch_size):
+        """The concatenated parts equal the batch, in any nesting."""
         batch = data.draw(batches(size))
 
         parts = split_batch(batch, microbatch_size)
 
-        assert same(batch, joined(parts))
+        assert same(batch, concatenate(parts))
 
     @given(st.data(), st.integers(1, 9), st.integers(1, 10))
-    def test_parts_have_the_size_that_was_asked_for(self, data, size, microbatch_size):
-        """All parts are full but the last."""
+    def test_parts_have_the_requested_size(self, data, size, microbatch_size):
+        """All parts but the last have the requested size."""
         parts = split_batch(data.draw(batches(size)), microbatch_size)
 
         full, rest = divmod(size, microbatch_size)
         assert [count_samples(part) for part in parts] == [microbatch_size] * full + ([rest] if rest else [])
 
     @given(st.data(), st.integers(1, 9), st.integers(1, 10))
-    def test_parts_are_of_the_batch_s_types(self, data, size, microbatch_size):
-        """A namedtuple stays one, a tokenizer's batch stays one."""
+    def test_part_types_match(self, data, size, microbatch_size):
+        """Parts have the batch's types, such as a namedtuple or a tokenizer's batch."""
         batch = data.draw(batches(size))
 
         assert all(types(part) == types(batch) for part in split_batch(batch, microbatch_size))
 
-    def test_subclass_keeps_what_it_knows(self):
-        """What a tokenizer's batch holds besides its items is in every part."""
+    def test_attributes_of_subclasses_are_preserved(self):
+        """Attributes of a tokenizer's batch are in every part."""
         batch = TokenizerBatch({"input_ids": torch.zeros(4, 2)}, encodings="kept")
 
         assert [part.encodings for part in split_batch(batch, 3)] == ["kept", "kept"]
 
-    def test_batch_is_left_alone(self):
-        """Splitting a dictionary does not change it."""
+    def test_batch_is_not_modified(self):
+        """Splitting a dictionary does not modify it."""
         batch = OrderedDict(x=torch.arange(4))
 
         split_batch(batch, 2)
@@ -124,19 +124,19 @@ class TestSplitBatch:
         assert torch.equal(batch["x"], torch.arange(4))
 
     @pytest.mark.parametrize("size", [0, -1])
-    def test_size_must_be_positive(self, size):
-        """Parts of no samples would never end."""
+    def test_nonpositive_size_raises(self, size):
+        """A size below 1 raises."""
         with pytest.raises(ValueError, match=f"microbatch_size must be at least 1, got {size}"):
             split_batch(torch.zeros(3), size)
 
 
 class TestCountSamples:
     @given(st.data(), st.integers(1, 9))
-    def test_is_the_first_dimension(self, data, size):
+    def test_uses_the_first_dimension(self, data, size):
         """In any nesting the samples are counted along the first dimension."""
         assert count_samples(data.draw(batches(size))) == size
 
-    def test_lists_of_texts(self):
+    def test_lists_of_strings(self):
         """A batch without tensors has as many samples as items."""
         assert count_samples(["one", "two", "three"]) == 3
 
@@ -150,15 +150,15 @@ class TestCountSamples:
             (Pair(1, 2), "no tensor and no list"),
         ],
     )
-    def test_unclear_batches_are_refused(self, batch, found):
-        """The sentence says what was found and how to count by oneself."""
+    def test_ambiguous_batches_raise(self, batch, found):
+        """The error describes the batch and the remedy."""
         with pytest.raises(ValueError, match=rf"has {found}.*get_num_samples_in_batch="):
             count_samples(batch)
 
 
 class TestCountTokens:
     def test_counts_ids_with_padding(self):
-        """Every id is a token."""
+        """Every id is counted, including padding."""
         assert count_tokens(TokenizerBatch({"input_ids": torch.zeros(4, 16, dtype=torch.long)})) == 64
 
     @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ class TestMoveBatch:
         assert types(moved) == types(batch)
         assert batch[0].device.type == "cpu"
 
-    def test_moves_by_to_what_has_it(self):
-        """A PackedSequence is a tuple, but moves itself: its lengths must stay on the CPU."""
+    def test_objects_with_to_are_moved_by_it(self):
+        """A PackedSequence is moved by its own ``to``: its lengths stay on the CPU."""
         packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
 
         moved = move_batch((packed,), torch.device("meta"))[0]
@@ -195,16 +195,16 @@ class Endless(IterableDataset):
 
 
 class TestDataSpec:
-    def test_counts_and_splits_by_default(self):
-        """Without functions of one's own those of this module are used."""
+    def test_default_functions(self):
+        """Without custom functions the defaults are used."""
         spec = DataSpec([])
 
         assert spec.get_num_samples_in_batch(torch.zeros(3, 1)) == 3
         assert spec.get_num_tokens_in_batch({"input_ids": torch.zeros(3, 5)}) == 15
         assert [len(part) for part in spec.split_batch(torch.zeros(3), 2)] == [2, 1]
 
-    def test_functions_of_ones_own(self):
-        """What is given is used."""
+    def test_custom_functions(self):
+        """Custom functions are used."""
         spec = DataSpec(
             [],
             split_batch=lambda batch, size: [batch[size:], batch[:size]],
@@ -218,29 +218,29 @@ class TestDataSpec:
         assert spec.get_num_tokens_in_batch("b", token_type="loss") == 13
 
     def test_length_and_samples_of_a_loader(self):
-        """Batches and samples in an epoch are asked of the loader and its dataset."""
+        """Batches and samples per epoch are read from the loader and its dataset."""
         spec = DataSpec(DataLoader(TensorDataset(torch.zeros(10, 2)), batch_size=4))
 
         assert (spec.length, spec.num_samples) == (3, 10)
 
     @pytest.mark.parametrize("loader", [DataLoader(Endless()), iter([1])])
     def test_length_may_be_unknown(self, loader):
-        """A stream has no length, and that is no error."""
+        """A stream has no length, which is allowed."""
         spec = DataSpec(loader)
 
         assert (spec.length, spec.num_samples) == (None, None)
 
-    def test_given_number_of_samples_is_kept(self):
-        """What the user says counts."""
+    def test_explicit_number_of_samples_is_used(self):
+        """The user's value takes precedence."""
         assert DataSpec(DataLoader(TensorDataset(torch.zeros(10, 2))), num_samples=7).num_samples == 7
 
-    def test_loader_must_be_iterable(self):
-        """A dataset's class or a number is no loader."""
+    def test_non_iterable_loader_raises(self):
+        """A dataset's class or a number raises."""
         with pytest.raises(TypeError, match="dataloader must be an iterable of batches, got int"):
             DataSpec(3)
 
     def test_ensure_data_spec(self):
-        """A spec passes through; a loader or a dictionary of arguments becomes one."""
+        """A spec is returned unchanged; a loader or a dictionary of arguments is converted."""
         spec = DataSpec([1])
 
         assert ensure_data_spec(spec) is spec
@@ -248,8 +248,8 @@ class TestDataSpec:
         assert ensure_data_spec({"dataloader": [1], "num_samples": 5}).num_samples == 5
 
     @pytest.mark.parametrize("loader", ["ab", b"ab", DataLoader])
-    def test_texts_and_classes_are_no_loaders(self, loader):
-        """A text, whose letters would be batches, and a class instead of an object are refused."""
+    def test_strings_and_classes_raise(self, loader):
+        """A string, and a class instead of an instance, raise."""
         with pytest.raises(TypeError, match="dataloader must be an iterable of batches, got"):
             DataSpec(loader)
 
@@ -269,23 +269,23 @@ class TestDataSpec:
         ],
     )
     def test_bad_arguments(self, options, kind, message):
-        """What cannot be a number or a function is refused by its name."""
+        """Values that are not a number or a function raise, with the parameter's name."""
         with pytest.raises(kind, match=message):
             DataSpec([], **options)
 
 
-class TestOwnFunctions:
+class TestCustomFunctions:
     @pytest.mark.parametrize("name", ["get_num_samples_in_batch", "get_num_tokens_in_batch"])
     @pytest.mark.parametrize("count", ["4", None, 2.5, float("nan"), -1, torch.zeros(2)])
-    def test_a_count_must_be_a_whole_number(self, name, count):
-        """What is no count is named where it is returned, not when the clock is moved on."""
+    def test_invalid_count_raises(self, name, count):
+        """An invalid count raises where it is returned, before the clock advances."""
         spec = DataSpec([], **{name: lambda batch: count})
 
         with pytest.raises((TypeError, ValueError), match=f"DataSpec's {name} must return a whole number"):
             getattr(spec, name)(torch.zeros(4))
 
-    def test_a_batch_without_samples(self):
-        """A count of no samples is refused, one of no tokens is not."""
+    def test_zero_samples_raise(self):
+        """A count of zero samples raises; one of zero tokens does not."""
         spec = DataSpec([], get_num_samples_in_batch=lambda batch: 0, get_num_tokens_in_batch=lambda batch: 0)
 
         assert spec.get_num_tokens_in_batch(torch.zeros(4)) == 0
@@ -293,8 +293,8 @@ class TestOwnFunctions:
             spec.get_num_samples_in_batch(torch.zeros(4))
 
     @pytest.mark.parametrize("count", [4, 4.0, torch.tensor(4), torch.tensor(4.0)])
-    def test_counts_become_plain_numbers(self, count):
-        """The sum of a mask, a tensor, is a count."""
+    def test_tensor_counts_are_converted(self, count):
+        """A tensor, such as the sum of a mask, is a valid count."""
         assert type(DataSpec([], get_num_tokens_in_batch=lambda batch: count).get_num_tokens_in_batch(None)) is int
 
     @pytest.mark.parametrize(
@@ -307,12 +307,12 @@ class TestOwnFunctions:
             (lambda batch, size: [batch, batch], ValueError, r"of 4 samples .* 2 microbatches with \[4, 4\] samples"),
         ],
     )
-    def test_a_split_must_hold_each_sample_once(self, split, kind, message):
-        """Samples that a split loses or repeats are counted in the error."""
+    def test_lost_or_repeated_samples_raise(self, split, kind, message):
+        """The error states how many samples a split lost or repeated."""
         with pytest.raises(kind, match=f"DataSpec's split_batch .*{message}"):
             DataSpec([], split_batch=split).split_batch(torch.zeros(4), 2)
 
-    def test_a_split_may_be_a_generator(self):
+    def test_split_may_be_a_generator(self):
         """Parts that are generated are collected."""
         spec = DataSpec([], split_batch=lambda batch, size: (part for part in batch.split(size)))
 

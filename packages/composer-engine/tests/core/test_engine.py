@@ -22,7 +22,7 @@ def plans(monkeypatch):
 
 class TestRunEvent:
     def test_calls_in_the_order_of_the_plan(self, state, make, calls):
-        """Algorithms by stage, then callbacks, then loggers."""
+        """Algorithms run by stage, then callbacks, then loggers."""
         label, mix = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.LABEL, Stage.MIX))
         state.callbacks = [make.callback("C", "before_loss")]
         logger = Logger(state, make.destination("L", "before_loss"))
@@ -33,13 +33,13 @@ class TestRunEvent:
 
     @pytest.mark.parametrize("event", [Event.BATCH_END, "batch_end"])
     def test_events_by_name(self, state, make, calls, event):
-        """A member and its value are the same event."""
+        """An event's member and its value are equivalent."""
         Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})).run_event(event)
 
         assert calls == [("A", "batch_end")]
 
     def test_passes_event_state_and_logger(self, state):
-        """An algorithm and a callback get what they are promised."""
+        """Algorithms and callbacks receive the documented arguments."""
         got = []
 
         class Getter(Algorithm):
@@ -65,13 +65,13 @@ class TestRunEvent:
         ("event", "guess"),
         [("batch_ends", "did you mean 'batch_end'"), ("BATCH_END", "did you mean 'batch_end'"), (7, "The events are")],
     )
-    def test_unknown_events_are_refused(self, state, event, guess):
-        """A misspelt event is an error, not an event without listeners."""
+    def test_unknown_event_raises(self, state, event, guess):
+        """A misspelled event raises."""
         with pytest.raises(ValueError, match=f"There is no event {event!r}; {guess}"):
             Engine(state).run_event(event)
 
     def test_only_overridden_hooks_are_called(self, state, make, calls):
-        """A callback is not touched at events that it does not override."""
+        """A callback is not called at events that it does not override."""
         callback = make.callback("C", "epoch_end")
         state.callbacks = [callback]
         engine = Engine(state)
@@ -81,7 +81,7 @@ class TestRunEvent:
 
         assert calls == [("C", "epoch_end")]
 
-    def test_match_decides_each_time(self, state, make, calls):
+    def test_match_is_called_each_time(self, state, make, calls):
         """An overridden match is called each time."""
 
         def match(self, event, state):
@@ -94,8 +94,8 @@ class TestRunEvent:
 
         assert calls == [("A", "batch_end")]
 
-    def test_errors_end_the_run(self, state, make, calls):
-        """What an algorithm raises comes through, and those after it are not called."""
+    def test_errors_propagate(self, state, make, calls):
+        """An algorithm's error propagates, and later algorithms are not called."""
 
         def fail(*_):
             raise ZeroDivisionError
@@ -108,8 +108,8 @@ class TestRunEvent:
 
         assert calls == []
 
-    def test_key_error_of_an_algorithm_is_its_own(self, state, make):
-        """A KeyError inside an algorithm is not taken for an unknown event."""
+    def test_key_error_of_an_algorithm_propagates(self, state, make):
+        """A KeyError in an algorithm is not reported as an unknown event."""
 
         def fail(*_):
             raise KeyError("mine")
@@ -120,8 +120,8 @@ class TestRunEvent:
             engine.run_event("batch_end")
 
 
-class TestMarker:
-    def test_mark_in_the_profiler_s_trace(self, state, make, calls):
+class TestProfilerMarker:
+    def test_event_is_recorded_by_torch_profiler(self, state, make, calls):
         """A running torch profiler records the event's name, and nothing is called."""
         engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
 
@@ -131,14 +131,14 @@ class TestMarker:
         assert [one.name for one in profiler.events() if one.name.startswith("event/")] == ["event/batch_end"]
         assert calls == []
 
-    def test_unknown_events_are_refused(self, state):
-        """Also where nothing would be called."""
+    def test_unknown_event_raises(self, state):
+        """Unknown events also raise where nothing would be called."""
         with pytest.raises(ValueError, match="There is no event 'batch_ends'; did you mean 'batch_end'"):
             Engine(state).run_marker_only_event("batch_ends")
 
 
-class TestPlanIsMadeOnce:
-    def test_not_again_while_nothing_changes(self, state, make, plans):
+class TestPlanCache:
+    def test_plan_is_reused(self, state, make, plans):
         """Any number of events, explanations and state changes need one plan."""
         engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
 
@@ -166,8 +166,8 @@ class TestPlanIsMadeOnce:
 
     @pytest.mark.filterwarnings("ignore:B runs at no event")
     @pytest.mark.parametrize("change", CHANGES)
-    def test_once_more_after_a_change(self, state, make, plans, change):
-        """The next event after a change makes a new plan, and only the next."""
+    def test_plan_is_rebuilt_after_a_change(self, state, make, plans, change):
+        """The next event after a change builds a new plan, later ones reuse it."""
         state.callbacks = [make.callback("C", "batch_end")]
         engine = Engine(state, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
         engine.run_event("batch_end")
@@ -178,8 +178,8 @@ class TestPlanIsMadeOnce:
 
         assert len(plans) == 2
 
-    def test_change_is_effective_at_the_next_event(self, state, make, calls):
-        """A callback that was added is called, one that was removed is not."""
+    def test_changes_take_effect_at_the_next_event(self, state, make, calls):
+        """An added callback is called at the next event, a removed one is not."""
         engine = Engine(state)
         engine.run_event("batch_end")
         state.callbacks.append(make.callback("C", "batch_end"))
@@ -190,7 +190,7 @@ class TestPlanIsMadeOnce:
         assert calls == [("C", "batch_end")]
 
     def test_callback_may_add_a_callback(self, state, make, calls):
-        """Changing the list during an event counts from the next event on."""
+        """Changes of the list during an event take effect at the next event."""
         adding, added = make.callback("Adding", "fit_start"), make.callback("Added", "fit_start", "fit_end")
         type(adding).fit_start = lambda self, state, logger: state.callbacks.append(added)
         state.callbacks = [adding]
@@ -201,8 +201,8 @@ class TestPlanIsMadeOnce:
 
         assert calls == [("Added", "fit_end")]
 
-    def test_warning_is_not_repeated_with_each_plan(self, state, make):
-        """A new plan warns only about what is new."""
+    def test_warnings_are_not_repeated(self, state, make):
+        """A new plan only gives new warnings."""
         with pytest.warns(UserWarning, match="A runs at no event") as caught:
             engine = Engine(state, algorithms=make.algorithm("A"))
         with warnings.catch_warnings():
@@ -214,8 +214,8 @@ class TestPlanIsMadeOnce:
 
 
 class TestPasses:
-    def test_user_s_pass_comes_after_the_default_ones(self, state, make, calls):
-        """The specification's run_last, corrected: the algorithm runs last, independent of its stage."""
+    def test_user_pass_runs_after_default_passes(self, state, make, calls):
+        """The corrected example of the specification: the algorithm runs last, independent of its stage."""
         first, second = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
 
         def run_last(algorithms, event):
@@ -225,8 +225,8 @@ class TestPasses:
 
         assert [name for name, _ in calls] == ["LABEL", "MIX"]
 
-    def test_run_last_without_return_is_refused(self, state, make):
-        """The specification's example returns nothing, which is an error at construction."""
+    def test_pass_without_return_raises(self, state, make):
+        """The example of the specification returns nothing, which raises at construction."""
 
         def run_last(algorithms, event):
             algorithms = sorted(algorithms, key=lambda x: isinstance(x, Algorithm))
@@ -235,8 +235,8 @@ class TestPasses:
             Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}), algorithm_passes=[run_last])
 
     @pytest.mark.parametrize("given", [lambda p: (p, 0), lambda p: [(p, 0)]])
-    def test_place_among_the_passes(self, state, given):
-        """With an index the pass goes there: one that is early can be overruled by the stages."""
+    def test_pass_index(self, state, given):
+        """A pass registered at an early index can be overruled by the stages."""
 
         def early(algorithms, event):
             return algorithms
@@ -247,8 +247,8 @@ class TestPasses:
         assert engine.algorithm_passes[0] is early
         assert engine.algorithm_passes[-1] is sort_to_back
 
-    def test_pass_must_be_a_function(self, state):
-        """A name is no pass."""
+    def test_non_callable_pass_raises(self, state):
+        """A string is not a pass."""
         with pytest.raises(TypeError, match="algorithm_pass must be a function"):
             Engine(state).register_pass("run_last")
 
@@ -272,8 +272,8 @@ class Wrapping(Callback):
 
 
 class TestWrapping:
-    def test_every_call_but_its_own(self, state, make):
-        """Algorithms, other callbacks, functions and loggers are wrapped; a wrapper does not wrap itself."""
+    def test_wraps_all_calls_except_its_own(self, state, make):
+        """Calls of algorithms, other callbacks, functions and loggers are wrapped; a wrapper's own are not."""
         written = []
         state.callbacks = Wrapping("W", written), make.callback("C", "batch_end")
         logger = Logger(state, make.destination("L", "batch_end"))
@@ -286,7 +286,7 @@ class TestWrapping:
         assert written[:5] == ["W<A@batch_end", ">W", "W", "W<C@batch_end", ">W"]
         assert written[6:] == ["f", ">W", "W<L@batch_end", ">W"]
 
-    def test_first_of_the_list_is_innermost(self, state, make):
+    def test_first_wrapper_is_innermost(self, state, make):
         """Later wrappers wrap the calls of earlier ones, and each wraps the other's hook."""
         written = []
         state.callbacks = Wrapping("A", written), Wrapping("B", written), make.callback("C", "batch_end")
@@ -299,8 +299,8 @@ class TestWrapping:
             *("B<C@batch_end", "A<C@batch_end", ">A", ">B"),
         ]
 
-    def test_what_is_not_due_is_not_wrapped_either(self, state, make):
-        """A call that is left out passes no wrapper, and an algorithm before training is wrapped with its draws."""
+    def test_skipped_calls_are_not_wrapped(self, state, make):
+        """Skipped calls are not wrapped; an algorithm before training is wrapped with its draws."""
         written = []
         state.callbacks = Wrapping("W", written)
         engine = Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}))
@@ -314,8 +314,8 @@ class TestWrapping:
         assert written[:2] == ["W<A@init", ">W"]
         assert [word[:2] for word in written[2:]] == ["W<", "f", ">W"]
 
-    def test_whole_events(self, state, make, calls):
-        """An event is wrapped as a whole, also without listeners, and its errors are raised."""
+    def test_wraps_events(self, state, make, calls):
+        """Events are wrapped, also those without listeners, and errors propagate."""
 
         class Spans(Callback):
             def wrap_event(self, event, call):
@@ -333,8 +333,8 @@ class TestWrapping:
 
         assert calls == ["<batch_end", ("C", "batch_end"), ">", "<batch_start", ">"]
 
-    def test_unchanged_costs_nothing(self, state, make):
-        """Where what wraps an event returns it as it is, the event's calls stay what they were."""
+    def test_identity_wrapper_has_no_cost(self, state, make):
+        """If a wrapper returns the event's call unchanged, the event's calls do not change."""
 
         class Nothing(Callback):
             def wrap_event(self, event, call):
@@ -347,8 +347,8 @@ class TestWrapping:
         assert engine._table["batch_end"] == ()
 
     @pytest.mark.parametrize("method", ["wrap_call", "wrap_event"])
-    def test_something_to_call_must_come_back(self, state, make, method):
-        """A wrapper that forgets to return is named."""
+    def test_wrapper_without_return_raises(self, state, make, method):
+        """A wrapper that returns nothing raises, with its name."""
         forgetful = type("Forgetful", (Callback,), {method: lambda self, *given: None})()
         state.callbacks = forgetful, make.callback("C", "batch_end")
 
@@ -357,8 +357,8 @@ class TestWrapping:
 
 
 class TestTraces:
-    def test_traces_say_who_ran(self, state, make):
-        """Each trace has the position of the algorithm, whether it ran and what it returned."""
+    def test_traces_of_algorithms(self, state, make):
+        """Each trace has the algorithm's position, whether it ran and its return value."""
         traces = {}
 
         class Keeper(LoggerDestination):
@@ -378,7 +378,7 @@ class TestTraces:
 
 
 class TestRestoreAndClose:
-    def test_restore_reaches_all_algorithms(self, state, make):
+    def test_restore_calls_all_algorithms(self, state, make):
         """After a failed evaluation each algorithm restores what it replaced."""
         restored = []
         algorithms = [
@@ -390,8 +390,8 @@ class TestRestoreAndClose:
 
         assert restored == algorithms
 
-    def test_close_closes_everyone_once(self, state, make, calls):
-        """All are closed, then all are post-closed, and a second close does nothing."""
+    def test_close_is_idempotent(self, state, make, calls):
+        """All components are closed, then post-closed; a second close does nothing."""
         state.callbacks, destination = make.callback("C", "close"), make.destination("L", "close")
         type(state.callbacks[0]).post_close = lambda self: calls.append(("C", "post_close"))
         engine = Engine(state, Logger(state, destination))
@@ -401,8 +401,8 @@ class TestRestoreAndClose:
 
         assert calls == [("C", "close"), ("L", "close"), ("C", "post_close")]
 
-    def test_all_are_closed_even_if_one_fails(self, state, make, calls):
-        """The first error is raised after the others were closed, with a note on the second."""
+    def test_close_continues_after_an_error(self, state, make, calls):
+        """The first error is raised after all components were closed, with a note on the second."""
 
         def fail(self, state, logger):
             raise OSError(type(self).__name__)
@@ -418,8 +418,8 @@ class TestRestoreAndClose:
         assert calls == [("C", "close")]
         assert "OSError: Second" in caught.value.__notes__[0]
 
-    def test_closed_engine_runs_nothing(self, state, make):
-        """An event after the end is an error with the remedy, also after a change."""
+    def test_closed_engine_raises(self, state, make):
+        """An event after close raises an error with the remedy, also after a change."""
         engine = Engine(state)
         engine.close()
         state.callbacks.append(make.callback("C", "batch_end"))
@@ -430,7 +430,7 @@ class TestRestoreAndClose:
 
 class TestSpecification:
     def test_user_algorithm_with_match_and_apply(self, state):
-        """An algorithm of a plain class with __init__, match and apply works without declaring anything."""
+        """A plain class with __init__, match and apply works without declarations."""
 
         class Doubling(Algorithm):
             def __init__(self, factor):
@@ -450,14 +450,14 @@ class TestSpecification:
 
         assert state.loss == 6
 
-    def test_conflicts_are_refused_at_once(self, state, make):
-        """Not at the first event: when the engine is built."""
+    def test_conflicts_raise_at_construction(self, state, make):
+        """Conflicts raise when the engine is built."""
         with pytest.raises(ValueError, match="A and B cannot run together"):
             Engine(state, algorithms=[make.algorithm(n, owns={"it"}) for n in "AB"])
 
 
 @pytest.mark.parametrize("state", [None, torch.nn.Linear(2, 2), "state"])
-def test_an_engine_needs_a_state(state):
-    """What is no state is refused by the parameter's name, not by an attribute that it lacks."""
+def test_missing_state_raises(state):
+    """A value that is not a State raises, with the parameter's name."""
     with pytest.raises(TypeError, match=r"state must be a State, .* got"):
         Engine(state)

@@ -54,7 +54,7 @@ def averages():
 
 @pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, SAMOptimizer])
 def test_optimizer_with_averages(model, wrap):
-    """Such an optimizer evaluates with its averages, also inside another one; the run goes on bit for bit."""
+    """Such an optimizer evaluates with its averages, also if wrapped; training continues with bit-identical results."""
     optimizer = Switching(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
 
@@ -67,8 +67,8 @@ def test_optimizer_with_averages(model, wrap):
     assert optimizer.param_groups[0]["train_mode"]
 
 
-def test_optimizer_that_is_in_evaluation_mode(model):
-    """One that its program has put into evaluation mode stays in it."""
+def test_optimizer_already_in_evaluation_mode(model):
+    """An optimizer in evaluation mode stays in it."""
     optimizer = Switching(model.parameters(), lr=0.1)
     optimizer.eval()
     before = model.weight.detach().clone()
@@ -83,7 +83,7 @@ def test_optimizer_that_is_in_evaluation_mode(model):
 
 @pytest.mark.parametrize("algorithm", averages(), ids=repr)
 def test_algorithm_with_averages(model, algorithm):
-    """The averages of EMA and SWA are in the model within the block, and its own weights afterwards."""
+    """Within the block the model has the averages of EMA or SWA, and afterwards its training weights."""
     state, before = averaging(algorithm, model).state, model.weight.detach().clone()
 
     with evaluation_weights(state) as may_differ:
@@ -96,7 +96,7 @@ def test_algorithm_with_averages(model, algorithm):
 
 @pytest.mark.parametrize("algorithm", [*averages(), None], ids=repr)
 def test_without_averages(model, algorithm):
-    """Where nothing has been averaged yet, the training weights are evaluated, and it is known that they are those."""
+    """Before averaging starts the training weights are evaluated, and reported as such."""
     before = model.weight.detach().clone()
 
     with evaluation_weights(State(model, algorithms=algorithm)) as may_differ:
@@ -107,7 +107,7 @@ def test_without_averages(model, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", averages(), ids=repr)
-def test_blocks_within_evaluations(model, algorithm):
+def test_nested_blocks(model, algorithm):
     """Blocks may be nested, around and within an evaluation by events: the outermost one decides."""
     engine, before = averaging(algorithm, model), model.weight.detach().clone()
     seen = []
@@ -130,8 +130,8 @@ def test_blocks_within_evaluations(model, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", averages(), ids=repr)
-def test_evaluation_that_fails(model, algorithm):
-    """After an error within an evaluation the model has its training weights, those of a schedule-free optimizer."""
+def test_failed_evaluation(model, algorithm):
+    """After a failed evaluation the model has the training weights of a schedule-free optimizer."""
     engine = averaging(algorithm, model, Switching(model.parameters(), lr=0.1))
     before = model.weight.detach().clone()
 
@@ -146,8 +146,8 @@ def test_evaluation_that_fails(model, algorithm):
     assert torch.equal(model.weight, before)
 
 
-def test_optimizer_that_fails(model):
-    """If an optimizer fails while it changes over, what it has changed by then is put back."""
+def test_failing_optimizer(model):
+    """If an optimizer fails to switch, those that have switched are restored."""
 
     class Failing(Switching):
         def eval(self):
@@ -173,7 +173,7 @@ def mesh():
 
 
 def test_optimizer_of_a_sharded_model(mesh):
-    """After an evaluation that left weights unsharded, a sharded model computes with its training weights again."""
+    """After an evaluation that leaves weights unsharded, a sharded model uses its training weights."""
     model = nn.Linear(3, 2)
     batch = torch.rand(4, 3)
     before = model(batch).detach()
@@ -193,7 +193,7 @@ def test_optimizer_of_a_sharded_model(mesh):
 
 
 def test_optimizer_in_nested_blocks(model):
-    """Also the inner one of two blocks reports that the weights are not those of the training."""
+    """The inner of two blocks also reports that the weights are not the training weights."""
     state = State(model, optimizers=Switching(model.parameters(), lr=0.1))
 
     with evaluation_weights(state), evaluation_weights(state) as may_differ:
@@ -202,8 +202,8 @@ def test_optimizer_in_nested_blocks(model):
     assert may_differ
 
 
-def test_algorithm_over_an_optimizer(model):
-    """Where both have averages, those of the algorithm are evaluated, as it averages what the optimizer trains."""
+def test_algorithm_precedes_optimizer(model):
+    """If both have averages, those of the algorithm are evaluated."""
     optimizer = Switching(model.parameters(), lr=0.1)
     engine = averaging(EMA(half_life=None, smoothing=0.5), model, SAMOptimizer(optimizer))
     before = model.weight.detach().clone()

@@ -19,42 +19,42 @@ def due_events(evaluate, batches, batches_per_epoch=4):
     state = State(model=None, max_duration=f"{batches}ba")
     due = []
 
-    def ask(event, later):
+    def is_due(event, later):
         state.previous_timestamp, state.timestamp = state.timestamp, later
         if evaluate(state, event):
             due.append((event.value, int(state.timestamp.batch)))
 
     for batch in range(1, batches + 1):
-        ask(Event.BATCH_END, state.timestamp.to_next_batch())
+        is_due(Event.BATCH_END, state.timestamp.to_next_batch())
         if batch % batches_per_epoch == 0:
-            ask(Event.EPOCH_END, state.timestamp.to_next_epoch())
-    ask(Event.FIT_END, state.timestamp)
+            is_due(Event.EPOCH_END, state.timestamp.to_next_epoch())
+    is_due(Event.FIT_END, state.timestamp)
     return due
 
 
 class TestEvaluatePeriodically:
     def test_batches(self):
-        """Every third batch, and at the end."""
+        """The evaluator runs every third batch, and at the end."""
         assert due_events(evaluate_periodically("3ba"), 8) == [("batch_end", 3), ("batch_end", 6), ("fit_end", 8)]
 
     def test_epochs(self):
-        """Every epoch; the end of training adds none where an epoch has just ended."""
+        """It runs every epoch, and not again at the end of training directly after an epoch."""
         assert due_events(evaluate_periodically(1), 8) == [("epoch_end", 4), ("epoch_end", 8)]
 
     def test_fraction_of_the_training(self):
-        """Twice in the training."""
+        """It runs twice in the training."""
         assert due_events(evaluate_periodically("0.5dur"), 8) == [("batch_end", 4), ("batch_end", 8)]
 
-    def test_end_can_be_left_out(self):
-        """Without ``eval_at_fit_end`` only the interval counts."""
+    def test_no_evaluation_at_fit_end(self):
+        """Without ``eval_at_fit_end`` only the interval is used."""
         assert due_events(evaluate_periodically("3ba", eval_at_fit_end=False), 4) == [("batch_end", 3)]
 
-    def test_zero_is_never(self):
-        """No evaluation, not even at the end."""
+    def test_zero_disables(self):
+        """It never runs, also not at the end."""
         assert due_events(evaluate_periodically(0), 8) == []
 
-    def test_can_be_shared(self):
-        """Two evaluators with one function get the same answers, at the end, too."""
+    def test_function_can_be_shared(self):
+        """Two evaluators with one function get the same results, also at the end."""
         shared = evaluate_periodically("3ba")
         state = State(model=None, max_duration="4ba")
         state.timestamp = Timestamp(batch=4)
@@ -64,16 +64,16 @@ class TestEvaluatePeriodically:
 
 class TestEvaluator:
     def test_wraps_the_loader(self):
-        """The loader becomes a DataSpec."""
+        """The loader is converted to a DataSpec."""
         assert isinstance(Evaluator(label="a", dataloader=[1]).dataloader, DataSpec)
 
     @pytest.mark.parametrize(("given", "names"), [(None, None), ("acc", ["acc"]), (("a", "b"), ["a", "b"])])
     def test_metric_names(self, given, names):
-        """One name or several, kept as a list."""
+        """One name or several are stored as a list."""
         assert Evaluator(label="a", dataloader=[], metric_names=given).metric_names == names
 
     def test_interval_may_be_a_function(self):
-        """A function of one's own is kept."""
+        """A custom function is accepted."""
 
         def always(state, event):
             return True
@@ -90,13 +90,13 @@ class TestEvaluator:
             {"eval_interval": "-1ep"},
         ],
     )
-    def test_refuses_what_is_out_of_range(self, settings):
-        """Empty labels and impossible numbers are errors at once."""
+    def test_invalid_settings_raise(self, settings):
+        """Empty labels and numbers out of range raise at construction."""
         with pytest.raises(ValueError, match=r"label|subset_num_batches|device_eval_microbatch_size|interval"):
             Evaluator(**{"label": "a", "dataloader": [], **settings})
 
     def test_ensure_evaluator(self):
-        """An evaluator passes through; a loader is labelled "eval" and gets the default metrics."""
+        """An evaluator is returned unchanged; a loader gets the label "eval" and the default metrics."""
         evaluator = Evaluator(label="a", dataloader=[])
 
         made = ensure_evaluator([1], ["acc"])
@@ -106,8 +106,8 @@ class TestEvaluator:
 
 
 class TestMetricValues:
-    def test_one_evaluator_needs_no_label(self):
-        """The metric's name alone finds the value, as in MosaicML Composer."""
+    def test_metric_name_of_a_single_evaluator(self):
+        """The metric's name alone selects the value, as in MosaicML Composer."""
         values = MetricValues(eval={"Accuracy": 0.5})
 
         assert values["Accuracy"] == values["eval"]["Accuracy"] == values.get("Accuracy") == 0.5
@@ -115,20 +115,20 @@ class TestMetricValues:
         assert "Loss" not in values
         assert values.get("Loss", 7) == 7
 
-    def test_a_metric_of_two_evaluators_needs_a_label(self):
-        """Which of the two is meant is not guessed."""
+    def test_ambiguous_metric_name_raises(self):
+        """A metric of two evaluators requires a label."""
         values = MetricValues(easy={"Accuracy": 0.9}, hard={"Accuracy": 0.5})
 
         with pytest.raises(KeyError, match=r"'Accuracy' is a metric of easy, hard: read \['easy'\]\['Accuracy'\]"):
             values["Accuracy"]
 
-    def test_unknown_name_gets_the_nearest(self):
-        """The error names what may have been meant, a label or a metric."""
+    def test_unknown_name_suggests_a_similar_one(self):
+        """The error suggests a label or a metric."""
         with pytest.raises(KeyError, match=r"no evaluator or metric 'Acuracy'.*'Accuracy'"):
             MetricValues(eval={"Accuracy": 0.5})["Acuracy"]
 
     def test_values_without_a_label_are_replaced_by_an_evaluation(self):
-        """Those of an earlier release's checkpoint do not hide the new ones."""
+        """Values of an earlier release's checkpoint do not hide new ones."""
         values = MetricValues(Accuracy=0.1, Loss=2.0)
 
         values.record("eval", {"Accuracy": 0.5})
@@ -137,7 +137,7 @@ class TestMetricValues:
         assert values["Accuracy"] == 0.5
 
     def test_assigned_values_can_be_looked_up(self):
-        """A loop of one's own may assign any dictionary to the state."""
+        """A custom loop may assign any dictionary to the state."""
         state = State(model=None)
 
         state.eval_metric_values = {"eval": {"Accuracy": 0.5}}
@@ -159,6 +159,6 @@ class TestMetricValues:
     ],
 )
 def test_bad_arguments(options, kind, message):
-    """What is of the wrong kind or out of range is refused by its name."""
+    """A value of the wrong type or out of range raises, with the parameter's name."""
     with pytest.raises(kind, match=message):
         Evaluator(**{"label": "eval", "dataloader": [], **options})

@@ -7,15 +7,15 @@ import pytest
 from composer.core import Event
 
 
-def test_drawing_shows_every_event_exactly_once():
-    """The drawn loop is complete, and no event is in two places."""
+def test_diagram_contains_every_event_once():
+    """The diagram contains every event exactly once."""
     drawn = re.findall(r"<([A-Z_]+)>", Event.__doc__)
 
     assert sorted(drawn) == sorted(event.name for event in Event)
 
 
-def test_drawing_has_the_order_of_the_members():
-    """Reading the drawing from top to bottom gives the events of training and prediction in the order of the enum."""
+def test_diagram_order_matches_the_enum():
+    """From top to bottom, the diagram lists the events of training and prediction in enum order."""
     drawn = [Event[name] for name in re.findall(r"<([A-Z_]+)>", Event.__doc__)]
     members = [event for event in Event if not event.startswith("eval")]
 
@@ -24,7 +24,7 @@ def test_drawing_has_the_order_of_the_members():
 
 @pytest.mark.parametrize("event", Event)
 def test_value_is_the_lower_case_name(event):
-    """``run_event("batch_end")`` and ``Event.BATCH_END`` are the same."""
+    """``run_event("batch_end")`` and ``Event.BATCH_END`` are equivalent."""
     assert event == event.value == event.name.lower()
     assert hash(event) == hash(event.value)
 

@@ -45,16 +45,16 @@ def train(*algorithms):
 
 
 class TestServedFields:
-    def test_algorithm_within_what_the_host_serves_runs(self, make, calls):
-        """A loop with two events is enough for an algorithm that needs the loss."""
+    def test_algorithm_with_served_fields_runs(self, make, calls):
+        """Two events suffice for an algorithm that needs the loss."""
         halve = make.algorithm("Halve", {Event.AFTER_LOSS: Stage.LOSS}, reads={"loss"}, writes={"loss"})
 
         train(halve)
 
         assert calls == [("Halve", "after_loss")] * 2
 
-    def test_mixup_is_refused_in_one_sentence(self):
-        """The error names the algorithm, the host, the events and the fields, before anything runs."""
+    def test_mixup_raises_in_one_sentence(self):
+        """The error states the algorithm, the host, the events and the fields, before anything runs."""
         with pytest.raises(ValueError, match=r"^MixUp cannot run in PlainLoop") as caught:
             train(MixUp())
 
@@ -63,7 +63,7 @@ class TestServedFields:
             "which PlainLoop does not serve. Remove MixUp, or serve this in PlainLoop."
         )
 
-    def test_reading_what_is_only_written_is_refused(self, make):
+    def test_reading_a_write_only_field_raises(self, make):
         """A field must be served for reading to be read."""
         loop = ServedFields("Loop", readable={}, writable={Event.AFTER_LOSS: {"loss"}})
 
@@ -74,7 +74,7 @@ class TestServedFields:
                 serves=loop,
             )
 
-    def test_all_refused_algorithms_are_named(self):
+    def test_all_unsupported_algorithms_are_listed(self):
         """One error has a line for each algorithm."""
         with pytest.raises(ValueError, match="cannot run in PlainLoop") as caught:
             train(BlurPool(), MixUp(), GradientClipping("norm", 1.0))
@@ -85,8 +85,8 @@ class TestServedFields:
             "GradientClipping",
         ]
 
-    def test_algorithm_that_is_added_later_is_refused_with_the_next_event(self, make):
-        """The check belongs to the plan."""
+    def test_algorithm_added_later_raises_at_the_next_event(self, make):
+        """The check is part of building the plan."""
         state = State(None)
         engine = Engine(state, serves=PLAIN_LOOP)
         engine.run_event("after_loss")
@@ -96,7 +96,7 @@ class TestServedFields:
             engine.run_event("after_loss")
 
     def test_batch_includes_its_items(self, make):
-        """LabelSmoothing needs the targets: a host that serves the whole batch serves them."""
+        """A host that serves the complete batch serves the targets that LabelSmoothing needs."""
         loop = ServedFields(
             "Loop",
             readable=dict.fromkeys(LOSS_EVENTS, frozenset({"batch", "outputs"})),
@@ -108,7 +108,7 @@ class TestServedFields:
         assert [*entries] == [*LOSS_EVENTS]
 
     def test_events_of_an_evaluation_may_be_missing(self):
-        """EMA runs around evaluations and predictions, which a training need not have."""
+        """EMA runs around evaluations and predictions, which are optional."""
         fields = {"model", "timestamp", "max_duration", "dataloader_len"}
         events = dict.fromkeys((Event.FIT_START, Event.BATCH_END, Event.FIT_END), fields)
 
@@ -118,7 +118,7 @@ class TestServedFields:
         assert entries.keys() > events.keys()
 
     def test_constants_of_a_run_are_always_served(self, make):
-        """The seed and the like need not be listed."""
+        """The seed and similar fields need not be listed."""
         algorithm = make.algorithm("A", {Event.AFTER_LOSS: Stage.LOSS}, reads={"seed", "precision"})
 
         entries = Engine(State(None), algorithms=algorithm, serves=PLAIN_LOOP).explain().entries
@@ -140,15 +140,15 @@ class TestServedFields:
 
         assert {entry.key for called in entries.values() for entry in called} == {"MixUp", "BlurPool"}
 
-    def test_unknown_fields_and_events_are_refused(self):
-        """A misspelt field would refuse every algorithm."""
+    def test_unknown_fields_and_events_raise(self):
+        """A misspelled field raises."""
         with pytest.raises(ValueError, match=r"readable has the unknown field 'los'; use 'batch.<key>' or one of"):
             ServedFields("Loop", readable={Event.AFTER_LOSS: {"los"}}, writable={})
         with pytest.raises(ValueError, match="'after_los' is not a valid Event"):
             ServedFields("Loop", readable={}, writable={"after_los": {"loss"}})
 
-    def test_string_instead_of_a_set_is_refused(self):
-        """A string is a set of its letters."""
+    def test_string_instead_of_a_set_raises(self):
+        """A string would be read as a set of letters."""
         with pytest.raises(TypeError, match="fields must map events to sets of fields, got the string 'loss'"):
             ServedFields("Loop", readable={Event.AFTER_LOSS: "loss"}, writable={})
 
@@ -157,7 +157,7 @@ class TestFieldsByEvent:
     FIELDS = FieldsByEvent({Event.BEFORE_FORWARD: {"batch.input"}, "after_loss": {"loss", "model"}})
 
     def test_is_the_set_of_all_fields(self):
-        """Code that asks whether an algorithm reads a field does not need the events."""
+        """Membership of a field does not require the events."""
         assert {"batch.input", "loss", "model"} == self.FIELDS
 
     @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ class TestFieldsByEvent:
         ],
     )
     def test_fields_at_an_event(self, event, fields):
-        """Events without fields have none."""
+        """Events without fields have an empty set."""
         assert fields_at(self.FIELDS, event) == fields
 
     def test_plain_set_applies_to_every_event(self):
-        """One declaration for all events is the short form."""
+        """A plain set declares the same fields for all events."""
         assert fields_at({"loss"}, Event.BATCH_END) == {"loss"}
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda fields: pickle.loads(pickle.dumps(fields))])
@@ -182,7 +182,7 @@ class TestFieldsByEvent:
         assert copied(self.FIELDS).by_event == self.FIELDS.by_event
 
     def test_plan_has_the_fields_of_each_event(self, make):
-        """What an entry reads is what the algorithm needs at that event."""
+        """An entry reads the fields that the algorithm declares for that event."""
         places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
 
         plan = Engine(State(None), algorithms=make.algorithm("A", places, reads=self.FIELDS)).explain()

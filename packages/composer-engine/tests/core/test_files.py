@@ -8,7 +8,7 @@ from composer.core.files import check_template, fill_in_run, write_atomically
 
 class TestFillInRun:
     def test_fields_of_the_run(self):
-        """Name, rank and clock of the run are filled in."""
+        """The run's name, rank and clock are filled in."""
         state = State(model=None, run_name="mine", rank=3)
         state.timestamp = Timestamp(epoch=2, batch=7)
 
@@ -16,34 +16,34 @@ class TestFillInRun:
 
         assert name == "mine-ep2-ba007-3-0.0"
 
-    def test_other_fields_are_refused(self):
-        """Only the listed fields may be in braces, and the error lists them."""
+    def test_other_fields_raise(self):
+        """Only the listed fields may be used, and the error lists them."""
         with pytest.raises(ValueError, match=r"^folder may have \{run_name\} and \{rank\} in it, nothing else"):
             fill_in_run("{run_name}/{batch}", State(model=None), "folder", ["run_name", "rank"])
 
 
 class TestCheckTemplate:
-    def test_paths_become_texts(self, tmp_path):
-        """A path is returned as a text."""
+    def test_paths_become_strings(self, tmp_path):
+        """A path is returned as a string."""
         assert check_template(tmp_path / "{batch}", "filename") == f"{tmp_path}/{{batch}}"
 
-    def test_other_fields_are_refused(self):
-        """A template that cannot be filled in is refused before there is a run."""
+    def test_other_fields_raise(self):
+        """An invalid template raises before there is a run."""
         with pytest.raises(ValueError, match=r"filename may have .*nothing else in braces"):
             check_template("{place}", "filename")
 
 
 class TestWriteAtomically:
     def test_writes(self, tmp_path):
-        """Missing folders are created, and nothing but the file is left."""
+        """Missing folders are created, and only the file is left."""
         path = tmp_path / "new" / "file.json"
 
         write_atomically(lambda unfinished: unfinished.write_text("x"), path)
 
         assert [(each.name, each.read_text()) for each in path.parent.iterdir()] == [("file.json", "x")]
 
-    def test_an_error_leaves_the_former_file(self, tmp_path):
-        """A write that fails changes nothing."""
+    def test_error_preserves_the_previous_file(self, tmp_path):
+        """A failed write changes nothing."""
         path = tmp_path / "file.json"
         path.write_text("former")
 

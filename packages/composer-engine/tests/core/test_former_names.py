@@ -19,7 +19,7 @@ class Former(Algorithm):
 
 
 def test_methods_warn_and_return_the_same():
-    """A caller of a former name gets the same value, and a warning with the present name."""
+    """A former name returns the same value, with a warning that states the present name."""
     state = State(model=None)
     state.timestamp = Timestamp(batch=3)
 

@@ -47,23 +47,23 @@ def imports(*, hints):
     return graph
 
 
-def test_no_circle_at_run_time():
+def test_no_circular_imports_at_run_time():
     """Each module of composer.core can be imported first."""
     order = tuple(graphlib.TopologicalSorter(imports(hints=False)).static_order())
 
     assert "state" in order
 
 
-def test_circle_of_type_hints():
-    """Apart from the named modules, type hints introduce no further circle."""
+def test_circular_type_hints():
+    """Apart from the listed modules, type hints introduce no circular imports."""
     graph = {name: modules - CIRCLE for name, modules in imports(hints=True).items() if name not in CIRCLE}
 
     assert tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
 @pytest.mark.parametrize("name", sorted(CIRCLE))
-def test_named_modules_are_in_the_circle(name):
-    """A module that has left the circle is removed from the list."""
+def test_listed_modules_are_circular(name):
+    """A module that is no longer circular has to be removed from the list."""
     graph, reached, pending = imports(hints=True), set(), [name]
     while pending:
         new = graph[pending.pop()] - reached

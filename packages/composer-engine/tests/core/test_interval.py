@@ -20,13 +20,13 @@ def due_at(every, unit, steps, max_duration=None):
 
 @given(st.integers(1, 20), st.integers(0, 100))
 def test_is_due_at_each_multiple(every, steps):
-    """Every third batch is the third, the sixth and so on."""
+    """An interval of three batches is due at the third, the sixth and so on."""
     assert due_at(f"{every}ba", "batch", steps) == [step for step in range(1, steps + 1) if step % every == 0]
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 100), max_size=30))
-def test_is_due_once_for_each_multiple_that_is_stepped_over(every, sizes):
-    """Batches of any size: due whenever the count of samples has passed a multiple."""
+def test_is_due_when_a_multiple_is_passed(every, sizes):
+    """With any batch size it is due when the number of samples passes a multiple."""
     clock, due = Timestamp(), 0
     for size in sizes:
         later = clock.to_next_batch(samples=size)
@@ -42,7 +42,7 @@ def test_numbers_count_epochs():
     assert due_at(2, "epoch", 5) == [2, 4]
 
 
-def test_zero_is_never():
+def test_zero_is_never_due():
     """Nothing is due every 0 batches."""
     assert due_at("0ba", "batch", 5) == []
     assert due_at("0.0dur", "batch", 5) == []
@@ -51,36 +51,36 @@ def test_zero_is_never():
 @pytest.mark.parametrize("epochs", [7, 10, 30, 100])
 @pytest.mark.parametrize("parts", [1, 2, 5, 10])
 def test_fractions_of_the_training(epochs, parts):
-    """A tenth of thirty epochs comes ten times, the last time at the end, whatever floats make of 0.1 * 30."""
+    """A tenth of thirty epochs is due ten times, the last time at the end, despite rounding of 0.1 * 30."""
     due = due_at(Time(1 / parts, "dur"), "epoch", epochs, Time(epochs, "ep"))
 
     assert due == sorted({-(-epochs * part // parts) for part in range(1, parts + 1)})
 
 
-def test_fraction_needs_a_length():
-    """A tenth of a training without end is nothing."""
+def test_fraction_without_max_duration_raises():
+    """A fraction of a training without a length raises."""
     with pytest.raises(ValueError, match=r"An interval of 0\.1dur needs a training with a max_duration"):
         Interval("0.1dur").passed(Timestamp(), Timestamp())
 
 
-def test_fraction_of_nothing_is_never():
-    """A training that was stopped before its first batch has no tenth."""
+def test_fraction_of_zero_length_is_never_due():
+    """A training that stopped before its first batch has no tenth."""
     assert not Interval("0.1dur").passed(Timestamp(), Timestamp(), Time(0, "ba"))
 
 
 def test_large_counts_are_exact():
-    """One sample less than the interval is not enough, also beyond what a float's margin would forgive."""
+    """One sample less than the interval is not due, also beyond the precision of a float."""
     assert not Interval(Time(10**10 + 1, "sp")).passed(Timestamp(), Timestamp(sample=10**10))
 
 
-def test_negative_intervals_are_refused():
+def test_negative_intervals_raise():
     """Every minus one epochs is a mistake."""
     with pytest.raises(ValueError, match=r"An interval must be 0 \(never\) or more, got -1ep"):
         Interval(-1)
 
 
 @pytest.mark.parametrize("every", ["often", "1.5ep", "-1ba", None, 1.5, True])
-def test_an_error_begins_with_the_parameters_name(every):
+def test_errors_begin_with_the_parameter_name(every):
     """Every error of an interval begins with the parameter's name."""
     with pytest.raises((TypeError, ValueError), match=r"^save_interval"):
         Interval.named("save_interval", every)
@@ -150,8 +150,8 @@ def due_in(every, event, batches, **options):
         ("2iter", Event.ITERATION_END, [10]),
     ],
 )
-def test_when_it_is_due(every, event, due):
-    """Twelve batches of 4 samples, 40 tokens and half a second, five to an epoch and an iteration."""
+def test_due_batches(every, event, due):
+    """Twelve batches of 4 samples, 40 tokens and half a second, with five batches per epoch and iteration."""
     assert due_in(every, event, 12) == due
 
 
@@ -168,13 +168,13 @@ def test_when_it_is_due(every, event, due):
         ("8sec", Event.BATCH_END, [4, 8, 12, 16]),
     ],
 )
-def test_a_fraction_of_the_training(max_duration, event, due):
-    """A quarter of the training, in whatever it is counted."""
+def test_fraction_in_any_unit(max_duration, event, due):
+    """A quarter of the training, in any unit."""
     assert due_in("0.25dur", event, 18, max_duration=max_duration) == due
 
 
-def test_epochs_of_unknown_length_count_as_whole_ones():
-    """Within a batch a fraction of a training in epochs is due in an epoch's first batch; at its end it cannot be."""
+def test_epochs_of_unknown_length():
+    """With epochs of unknown length, a fraction is due in an epoch's first batch, never at its end."""
     assert due_in("0.5dur", Event.BEFORE_FORWARD, 12, max_duration="4ep", known_length=False) == [10]
     with pytest.raises(ValueError, match=r"every='0.5dur' of a training of 4ep would never be due at 'batch_end'"):
         due_in("0.5dur", Event.BATCH_END, 1, max_duration="4ep", known_length=False)
@@ -182,15 +182,15 @@ def test_epochs_of_unknown_length_count_as_whole_ones():
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
 def test_batches_do_not_depend_on_epochs(every, epoch, batches):
-    """Wherever epochs end, the batches that are due at their end are the multiples of the interval."""
+    """Multiples of batches are due independent of where epochs end."""
     due = due_in(f"{every}ba", Event.BATCH_END, batches, epoch=epoch)
 
     assert due == [*range(every, batches + 1, every)]
 
 
 @given(st.integers(1, 50), st.lists(st.integers(0, 20), max_size=20))
-def test_samples_of_any_batches(every, sizes):
-    """As often as a multiple lies within a batch, it is due at the batch's end; by the sums alone."""
+def test_samples_with_any_batch_size(every, sizes):
+    """It is due at a batch's end if the batch passes a multiple; only totals are used."""
     run = Run(f"{every}sp", Event.BATCH_END)
     for size in sizes:
         run.batch(size)
@@ -201,8 +201,8 @@ def test_samples_of_any_batches(every, sizes):
 
 
 @given(st.sampled_from(["3ba", "10sp", "2sec", "0.3dur"]), st.integers(1, 14))
-def test_the_same_after_a_resume(every, stop):
-    """A run that begins at another's clock is due where the other would have been."""
+def test_is_resumable(every, stop):
+    """A resumed run is due at the same batches."""
     whole, first, second = (Run(every, Event.BATCH_END, max_duration="15ba") for _ in range(3))
     for number in range(15):
         whole.batch()
@@ -216,8 +216,8 @@ def test_the_same_after_a_resume(every, stop):
 
 
 @pytest.mark.parametrize("phase", ["eval", "predict"])
-def test_an_evaluation_counts_its_own_batches(phase):
-    """The training's clock stands still in it."""
+def test_evaluation_batches(phase):
+    """During an evaluation the training clock stands still and the evaluation's batches are counted."""
     state, due = State(model=None), []
     call = only_when_due(lambda: due.append(count), Time(2, "ba"), Event(f"{phase}_batch_end"), state)
     for count in range(1, 6):  # noqa: B007  (the call looks at it)
@@ -228,18 +228,18 @@ def test_an_evaluation_counts_its_own_batches(phase):
     assert due == [2, 4]
 
 
-def test_each_time_costs_nothing():
-    """What is due each time is the very call."""
+def test_every_event_is_not_wrapped():
+    """A call that is always due is not wrapped."""
     state, call = State(model=None), lambda: None
 
     for every, event in [(None, Event.FIT_END), (Time(1, "ba"), Event.BATCH_END), (Time(1, "ep"), Event.EPOCH_END)]:
         assert only_when_due(call, every, event, state) is call
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("event", [Event.FIT_START, Event.FIT_END, Event.INIT, Event.EVAL_START, Event.PREDICT_END])
-    def test_events_that_do_not_come_again(self, event):
-        """Where nothing is repeated, there is nothing to leave out."""
+    def test_events_that_run_once_raise(self, event):
+        """Intervals at events that run once raise."""
         with pytest.raises(ValueError, match=rf"Mine: every='10ba' cannot be used at '{event.value}'"):
             checked_interval("10ba", event, "Mine")
 
@@ -253,25 +253,25 @@ class TestRefusals:
             ("1ep", Event.EVAL_BATCH_END, "in batches, or"),
         ],
     )
-    def test_what_would_never_be_due(self, every, event, allowed):
-        """An interval that would wait for ever is refused, with those that would not."""
+    def test_never_due_raises(self, every, event, allowed):
+        """An interval that would never be due raises; others do not."""
         with pytest.raises(ValueError, match=rf"every='{every}' would never be due at '{event.value}'.*{allowed}"):
             checked_interval(every, event, "it")
 
     @pytest.mark.parametrize(("every", "error"), [("-1ba", ValueError), ("ten", ValueError), (1.5, TypeError)])
-    def test_what_is_no_interval(self, every, error):
-        """A text without a unit, a negative time or a fraction is no interval."""
+    def test_invalid_interval_raises(self, every, error):
+        """A string without a unit, a negative time or a fraction above 1 raises."""
         with pytest.raises(error):
             checked_interval(every, Event.BATCH_END, "it")
 
-    def test_a_fraction_of_nothing(self):
-        """Without a max_duration there is nothing to be a fraction of."""
+    def test_fraction_without_max_duration_raises(self):
+        """Without a max_duration a fraction raises."""
         with pytest.raises(ValueError, match=r"An interval of 0.1dur needs a training with a max_duration"):
             due_in("0.1dur", Event.BATCH_END, 1)
 
     @pytest.mark.parametrize("event", [Event.BATCH_END, Event.EPOCH_END])
-    def test_a_loop_that_does_not_say_where_the_clock_stood(self, event):
-        """Without the previous clock there is an error with the remedy, not a wrong result."""
+    def test_missing_previous_timestamp_raises(self, event):
+        """Without the previous timestamp an error states the remedy."""
         run = Run("1000sp", event, epoch=2)
         run.moves = lambda later: setattr(run.state, "timestamp", later)
 
@@ -283,7 +283,7 @@ class TestRefusals:
             run.batch()
 
 
-def test_never_is_possible_anywhere():
+def test_zero_is_allowed_at_any_event():
     """0 of any unit calls nothing, at any event."""
     called, state = [], State(model=None)
     for event in Event:
@@ -292,13 +292,13 @@ def test_never_is_possible_anywhere():
     assert called == []
 
 
-def test_every_event_of_a_step_has_intervals():
-    """A step's events can all be had every so many batches."""
+def test_all_step_events_support_intervals():
+    """All events of a step can be subscribed to with an interval in batches."""
     for event in STEP_EVENTS:
         assert checked_interval("2ba", event, "it") == Time(2, "ba")
 
 
-def test_hooks_of_a_callback(make, calls):
+def test_intervals_of_a_callback(make, calls):
     """Hooks with an interval are called when it is due; other hooks are called each time."""
     state = State(model=None)
     watch = make.callback("Watch", "batch_end", "batch_start", "fit_end")
@@ -326,8 +326,8 @@ def test_hooks_of_a_callback(make, calls):
         ({"batch_end": None}, TypeError, "Watch: every must be a Time or a text"),
     ],
 )
-def test_bad_intervals_of_a_callback(intervals, error, message):
-    """Invalid intervals of a callback are refused when the plan is made."""
+def test_invalid_intervals_of_a_callback_raise(intervals, error, message):
+    """Invalid intervals of a callback raise when the plan is built."""
 
     class Watch(Callback):
         def intervals(self):

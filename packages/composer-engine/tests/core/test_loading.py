@@ -101,7 +101,7 @@ def train(state, steps):
     return state
 
 
-def whole(state):
+def state_and_weights(state):
     """Return all of a run, through JSON and tensors."""
     taken = {
         **state.state_dict(),
@@ -117,16 +117,16 @@ def same_bits(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-class TestGoingOn:
-    def test_the_same_bits_as_without_a_stop(self):
-        """Weights, momentum, counts and draws are those of the run that was not stopped."""
+class TestContinueTraining:
+    def test_resume_is_bit_identical(self):
+        """Weights, momentum, counts and draws equal those of the uninterrupted run."""
         straight = train(make(LoadCount(), LoadCount(), rank_zero_seed=3), 5)
 
         stopped = train(make(LoadCount(), LoadCount(), rank_zero_seed=3), 2)
         resumed = train(make(LoadCount(), LoadCount(), rank_zero_seed=8), 1)
         for algorithm in resumed.algorithms:
             algorithm.draws.clear()
-        resumed.load_state_dict(whole(stopped), strict=True)
+        resumed.load_state_dict(state_and_weights(stopped), strict=True)
         train(resumed, 3)
 
         assert same_bits(resumed.model, straight.model)
@@ -136,7 +136,7 @@ class TestGoingOn:
             assert own._count == other._count == 5
 
     def test_components_are_matched_by_key(self):
-        """Two of one class, among others in another order, each get their own."""
+        """Two instances of a class each load their own state, also if others precede them."""
         first = State(model=None, algorithms=[LoadCount(), LoadCount()], callbacks=LoadRefuse())
         first.algorithms[0]._count, first.algorithms[1]._count = 1, 2
         first.callbacks.clear()
@@ -147,8 +147,8 @@ class TestGoingOn:
 
         assert [one._count for one in second.algorithms if isinstance(one, LoadCount)] == [1, 2]
 
-    def test_what_the_program_sets_stays(self):
-        """A training may be made longer and get another name; the seed goes on."""
+    def test_explicit_settings_take_precedence(self):
+        """The duration and run name of the new program are used; the seed is loaded."""
         first = State(model=None, run_name="a", max_duration="2ep", rank_zero_seed=3)
         second = State(model=None, run_name="b", max_duration="4ep", rank_zero_seed=5)
 
@@ -157,16 +157,16 @@ class TestGoingOn:
         assert (second.run_name, second.max_duration, second.rank_zero_seed) == ("b", Time(4, "ep"), 3)
         assert report.overridden == ("run_name: b stays, a was saved.", "max_duration: 4ep stays, 2ep was saved.")
 
-    def test_a_length_that_the_program_leaves_open_is_loaded(self):
-        """Nothing is lost where nothing was said."""
+    def test_unset_max_duration_is_loaded(self):
+        """An unset max_duration is loaded from the checkpoint."""
         second = State(model=None)
 
         second.load_state_dict(State(model=None, max_duration="2ep").state_dict())
 
         assert second.max_duration == Time(2, "ep")
 
-    def test_draws_begin_anew(self):
-        """Also where the same batch had been drawn for before."""
+    def test_generators_are_reset(self):
+        """Generators are reset, also if the same batch has been drawn for before."""
         state = State(model=None, algorithms=LoadCount())
         taken = state.state_dict()
         before = torch.rand(2, generator=state.generator(state.algorithms[0]))
@@ -175,8 +175,8 @@ class TestGoingOn:
 
         assert torch.equal(torch.rand(2, generator=state.generator(state.algorithms[0])), before)
 
-    def test_differences_are_warned_about_once_and_together(self):
-        """One warning with a line for each."""
+    def test_differences_give_one_warning(self):
+        """One warning has a line for each difference."""
         first = State(model=None, algorithms=[LoadCount()], callbacks=[LoadRefuse()])
         second = State(model=None, algorithms=[LoadWiden()])
 
@@ -187,8 +187,8 @@ class TestGoingOn:
         assert caught[0].filename == __file__
         assert len(report.differences) == 3
 
-    def test_a_component_that_refuses_on_second_thought(self):
-        """The error says who it was and what had been loaded by then."""
+    def test_component_that_fails_while_loading(self):
+        """The error names the component and lists what was loaded before it."""
         state = State(model=None, algorithms=LoadCount(), callbacks=LoadRefuse())
 
         with pytest.raises(RuntimeError, match="not today") as caught:
@@ -197,17 +197,17 @@ class TestGoingOn:
         assert "callbacks.LoadRefuse refused" in caught.value.__notes__[0]
         assert "Already loaded: algorithms.LoadCount" in caught.value.__notes__[1]
 
-    def test_weights_that_do_not_fit_change_nothing(self):
-        """Clock, components, weights and momentum stay as they were."""
-        taken = whole(train(make(LoadCount()), 2))
+    def test_mismatched_weights_change_nothing(self):
+        """Clock, components, weights and momentum do not change."""
+        taken = state_and_weights(train(make(LoadCount()), 2))
         taken["model"]["1.bias"] = torch.zeros(9)
         state = make(LoadCount())
-        before = whole(state)
+        before = state_and_weights(state)
 
         with pytest.raises(StateMismatchError, match=r"model\.1\.bias: must be a tensor of shape \(2,\)"):
             state.load_state_dict(taken)
 
-        assert repr(whole(state)) == repr(before)
+        assert repr(state_and_weights(state)) == repr(before)
 
 
 class Store(LoggerDestination):
@@ -225,22 +225,22 @@ class TestMissingAlgorithms:
     @pytest.fixture
     def taken(self):
         """What a run with surgery saved after two steps."""
-        return whole(train(make(LoadWiden(start=2.0), LoadCount()), 2))
+        return state_and_weights(train(make(LoadWiden(start=2.0), LoadCount()), 2))
 
-    def test_what_the_weights_need_is_made_again(self, taken):
-        """From name and settings, at its place in the list, with its weights and their momentum."""
+    def test_required_algorithm_is_reconstructed(self, taken):
+        """It is constructed from name and settings at its position, with its weights and their momentum."""
         state = make(LoadCount())
 
         report = state.load_state_dict(taken, strict=True)
 
         assert repr(state.algorithms[0]) == "LoadWiden(start=2.0)"
         assert isinstance(state.algorithms[1], LoadCount)
-        assert repr(whole(state)) == repr(taken)
+        assert repr(state_and_weights(state)) == repr(taken)
         assert "algorithms.LoadWiden" in report.restored
         assert state.made_on_load == [state.algorithms[0]]
 
-    def test_weights_alone(self, taken):
-        """The same without the rest of the state."""
+    def test_required_algorithm_for_weights_only(self, taken):
+        """The same applies if only the weights are loaded."""
         state = make()
 
         state.load_model_state({"model": taken["model"], "algorithms": taken["algorithms"]})
@@ -250,8 +250,8 @@ class TestMissingAlgorithms:
         assert len(state.optimizers[0].param_groups[0]["params"]) == 6
         assert state.timestamp == Timestamp()
 
-    def test_an_algorithm_that_is_there_is_not_made_again(self, taken):
-        """The run's own object stays."""
+    def test_present_algorithm_is_not_reconstructed(self, taken):
+        """The run's own object is used."""
         widen = LoadWiden(start=2.0)
         state = make(widen, LoadCount())
 
@@ -261,15 +261,15 @@ class TestMissingAlgorithms:
         assert len(state.algorithms) == 2
 
     @pytest.mark.parametrize("excluded", ["LoadWiden", "LoadWiden.1"])
-    def test_excluded_ones_are_not_made(self, taken, excluded):
-        """By class or by key; their weights then do not fit."""
+    def test_excluded_algorithms_are_not_reconstructed(self, taken, excluded):
+        """Exclusion by class or key leads to mismatched weights."""
         state = make(LoadCount())
         taken["algorithms"][0]["key"] = "LoadWiden.1"
 
         with pytest.raises(StateMismatchError, match=r"model\.0\.weight is not saved"):
             state.load_model_state(taken, exclude_algorithms=[excluded])
 
-    def test_what_is_not_needed_is_not_made(self, taken):
+    def test_optional_algorithm_is_not_reconstructed(self, taken):
         """A missing algorithm that does not affect the weights only gives a warning."""
         state = make(LoadWiden(start=2.0))
 
@@ -278,8 +278,8 @@ class TestMissingAlgorithms:
 
         assert [type(one) for one in state.algorithms] == [LoadWiden]
 
-    def test_what_only_the_checkpoint_calls_needed(self, taken):
-        """A checkpoint cannot add an algorithm to a run whose class does not say that weights need it."""
+    def test_checkpoint_cannot_mark_an_algorithm_required(self, taken):
+        """Only an algorithm's class decides whether it is reconstructed."""
         state = make(LoadWiden(start=2.0))
         taken["algorithms"][1]["required_on_load"] = True
 
@@ -297,31 +297,31 @@ class TestMissingAlgorithms:
             ({"settings": 3}, r"algorithms\[0\]\.settings: must be dict\[Any, Any\]: got 3"),
         ],
     )
-    def test_what_cannot_be_made_again(self, taken, record, text):
-        """Name or settings do not fit: a sentence, and the model is as it was."""
+    def test_failed_reconstruction_raises(self, taken, record, text):
+        """An unknown name or invalid settings raise, and the model does not change."""
         state = make(LoadCount())
-        before = whole(state)
+        before = state_and_weights(state)
         taken["algorithms"][0] |= record
 
         with pytest.raises(StateMismatchError, match=text):
             state.load_state_dict(taken)
 
-        assert repr(whole(state)) == repr(before)
+        assert repr(state_and_weights(state)) == repr(before)
 
-    def test_weights_that_do_not_fit_after_surgery(self, taken):
-        """The surgery is tried on a copy first: model, optimizers, list and random numbers are as they were."""
+    def test_mismatched_weights_after_surgery(self, taken):
+        """Surgery is tried on a copy first: model, optimizers, list and random numbers do not change."""
         state = make(LoadCount())
-        before, random = whole(state), torch.get_rng_state()
+        before, random = state_and_weights(state), torch.get_rng_state()
         del taken["model"]["0.1.bias"]
 
         with pytest.raises(StateMismatchError, match=r"model\.0\.1\.bias is not saved"):
             state.load_state_dict(taken, strict=True)
 
-        assert repr(whole(state)) == repr(before)
+        assert repr(state_and_weights(state)) == repr(before)
         assert torch.equal(torch.get_rng_state(), random)
 
-    def test_a_conflict_is_found_before(self, taken, monkeypatch):
-        """Two owners of one thing are refused before the surgery."""
+    def test_conflict_is_detected_before_surgery(self, taken, monkeypatch):
+        """Conflicting owners raise before the surgery."""
         monkeypatch.setattr(LoadWiden, "owns", {"the first layer"})
         monkeypatch.setattr(LoadCount, "owns", {"the first layer"})
         state = make(LoadCount())
@@ -331,8 +331,8 @@ class TestMissingAlgorithms:
 
         assert not isinstance(state.model[0], nn.Sequential)
 
-    def test_its_log_goes_to_the_run_s_logger(self, taken):
-        """Destinations store what is logged, and are not started a second time."""
+    def test_logs_to_the_runs_logger(self, taken):
+        """Destinations store what is logged, and are not initialized again."""
         state, store = make(LoadCount()), Store()
 
         state.load_state_dict(taken, Logger(state, store))
@@ -340,20 +340,20 @@ class TestMissingAlgorithms:
         assert store.stored == {"LoadWiden/start": 2.0}
         assert store.events == []
 
-    def test_passes_order_them(self, taken):
-        """The caller's passes are asked."""
+    def test_passes_are_applied(self, taken):
+        """The caller's passes are applied."""
         seen = []
 
-        def look(algorithms, event):
+        def record_order(algorithms, event):
             seen.append((event, [type(one) for one in algorithms]))
             return algorithms
 
-        make(LoadCount()).load_state_dict(taken, algorithm_passes=look)
+        make(LoadCount()).load_state_dict(taken, algorithm_passes=record_order)
 
         assert (Event.INIT, [LoadWiden]) in seen
 
-    def test_surgery_that_was_done_by_hand(self, taken):
-        """Where the model is as it has to be, the algorithm says that it found nothing."""
+    def test_manually_applied_surgery(self, taken):
+        """If the model has already been changed, the algorithm warns that it has no effect."""
         state = make(LoadWiden(start=2.0), LoadCount())
         del state.algorithms[0]
 

@@ -64,8 +64,8 @@ def logger(memory):
     return Logger(state, memory)
 
 
-def test_everything_reaches_the_destination(logger, memory):
-    """Each kind of record arrives unchanged, with the batch as its step."""
+def test_all_records_are_passed_on(logger, memory):
+    """Each kind of record is passed on unchanged, with the batch as its step."""
     logger.log_metrics({"loss": 1})
     logger.log_metrics({"loss": 2}, step=3)
     logger.log_hyperparameters({"lr": 0.1})
@@ -85,8 +85,8 @@ def test_everything_reaches_the_destination(logger, memory):
     ]
 
 
-def test_destinations_that_store_nothing_take_everything(logger):
-    """A destination overrides the methods that it supports and ignores the rest."""
+def test_base_class_ignores_all_records(logger):
+    """A destination overrides the methods it supports and ignores the rest."""
     logger.destinations = [LoggerDestination()]
 
     logger.log_metrics({"loss": 1})
@@ -97,7 +97,7 @@ def test_destinations_that_store_nothing_take_everything(logger):
     assert not logger.has_file_upload_destination()
 
 
-def test_failure_is_reported_once_and_the_run_goes_on(logger, memory):
+def test_failure_is_reported_once(logger, memory):
     """A failure is reported once per method, and the other destinations receive everything."""
     logger.destinations.insert(0, Broken())
 
@@ -124,8 +124,8 @@ def test_failures_of_two_destinations_are_both_reported(logger):
     assert len(caught) == 2
 
 
-def test_report_points_to_who_logged(logger):
-    """The warning names the line that logged, not one of the logger."""
+def test_warning_points_to_the_caller(logger):
+    """The warning has the line that logged."""
     logger.destinations = [Broken()]
 
     with pytest.warns(RuntimeWarning) as caught:
@@ -134,8 +134,8 @@ def test_report_points_to_who_logged(logger):
     assert caught[0].filename == __file__
 
 
-def test_interrupt_is_not_swallowed(logger):
-    """Ctrl-C ends the run, also while something is stored."""
+def test_keyboard_interrupt_propagates(logger):
+    """Ctrl-C ends the run, also while a record is stored."""
 
     class Interrupted(LoggerDestination):
         def log_metrics(self, metrics, step=None):
@@ -148,26 +148,26 @@ def test_interrupt_is_not_swallowed(logger):
 
 
 @pytest.mark.parametrize("wrong", [print, Memory, "file.txt"])
-def test_only_destinations_are_taken(wrong):
-    """A function or a class is no destination."""
+def test_non_destinations_raise(wrong):
+    """A function or a class is not a destination."""
     with pytest.raises(TypeError, match="loggers must be LoggerDestination objects"):
         Logger(State(model=None), [wrong])
 
 
-def test_state_must_be_a_state():
-    """A state of another type is refused at construction, not at the first metric."""
+def test_non_state_raises():
+    """A state of another type raises at construction."""
     with pytest.raises(TypeError, match=r"^state must be a State, such as State\(model=model\), got int"):
         Logger(5)
 
 
-def test_destinations_must_be_destinations():
-    """A single object that is no destination is refused."""
+def test_single_non_destination_raises():
+    """A single object that is not a destination raises."""
     with pytest.raises(TypeError, match=r"^loggers must be LoggerDestination objects, got 5"):
         Logger(State(model=None), destinations=5)
 
 
-def test_files_are_only_fetched_where_they_are_kept():
-    """A destination without files raises an error."""
+def test_download_without_file_support_raises():
+    """A destination without files raises."""
     with pytest.raises(NotImplementedError, match="LoggerDestination stores no files and cannot fetch 'a'"):
         LoggerDestination().download_file("a", "b")
 
@@ -199,7 +199,7 @@ class TestEvery:
     def state(self):
         return State(model=None, max_duration="4ep")
 
-    def test_newest_values_when_a_multiple_has_passed(self, state):
+    def test_latest_values_at_each_multiple(self, state):
         """The latest value of each name is delivered with its own step, in ascending order of steps."""
         store = Every(Interval("3ba"))
 
@@ -207,8 +207,8 @@ class TestEvery:
 
         assert store.steps == [({"speed": 2, "loss": 2}, 2), ({"speed": 5, "loss": 5}, 5)]
 
-    def test_steps_come_in_ascending_order(self, state):
-        """A name that was logged rarely comes with its own, lower step, and first."""
+    def test_steps_are_ascending(self, state):
+        """A rarely logged name is delivered first, with its own, lower step."""
         store = Every("4ba")
         logger = Logger(state, store)
         logger.log_metrics({"loss": 0.0, "rare": 0.5})
@@ -220,7 +220,7 @@ class TestEvery:
         assert store.steps[0][0] == {"rare": 0.5}
         assert store.steps[1][0] == {"loss": 3, "speed": 3}
 
-    def test_nothing_waits_twice(self, state):
+    def test_metrics_are_delivered_once(self, state):
         """Delivered metrics are not delivered again."""
         store = Every("2ba")
         logger = Logger(state, store)
@@ -232,7 +232,7 @@ class TestEvery:
         assert sum("once" in metrics for metrics, _ in store.steps) == 1
         assert [metrics["loss"] for metrics, _ in store.steps if "loss" in metrics] == [1, 3, 4]
 
-    def test_interval_begins_anew_after_a_delivery(self, state):
+    def test_interval_restarts_after_a_delivery(self, state):
         """A delivery at the end of one training does not cause an early one in the next."""
         store = Every("3ba")
         logger = Logger(state, store)
@@ -245,8 +245,8 @@ class TestEvery:
 
         assert store.logged == []
 
-    def test_the_rest_at_the_end(self, state):
-        """With an interval of 0 everything waits until deliver."""
+    def test_remaining_metrics_at_the_end(self, state):
+        """With an interval of 0, metrics are stored until deliver() is called."""
         store = Every("0ba")
         logger = Logger(state, store)
         run_batches(state, logger, 5)
@@ -261,7 +261,7 @@ class TestEvery:
         ("every", "batches_between"), [("8sp", 2), ("0.25dur", 5), ("0.1dur", 2), (1, 5), ("2ep", 10), ("6sec", 3)]
     )
     def test_units(self, state, every, batches_between):
-        """Samples, fractions of the training, epochs and seconds count; 4 epochs have 20 batches."""
+        """Samples, fractions of the training, epochs and seconds are supported; 4 epochs have 20 batches."""
         store = Every(Interval(every))
         logger = Logger(state, store)
         state.set_dataloader(None, "train", 5)
@@ -275,8 +275,8 @@ class TestEvery:
         assert losses == list(range(batches_between - 1, 20, batches_between))[: len(losses)]
         assert len(losses) == 20 // batches_between
 
-    def test_an_evaluation_does_not_change_the_interval(self, state):
-        """While another loader is in use, a fraction of an epoch is not counted by its length."""
+    def test_evaluation_does_not_change_the_interval(self, state):
+        """While another loader is in use, a fraction of an epoch is not computed from its length."""
         training, evaluation = [1] * 10, [1]
         store = Every("0.125dur")
         logger = Logger(state, store)
@@ -293,8 +293,8 @@ class TestEvery:
 
         assert [metrics.get("loss") for metrics, _ in store.steps if "loss" in metrics] == [4]
 
-    def test_tensors_wait_as_they_were(self, state):
-        """A tensor that is changed in place while it waits is delivered with its logged value."""
+    def test_tensors_are_copied(self, state):
+        """A tensor that is changed in place before delivery is delivered with its logged value."""
         store = Every("0ba")
         logger = Logger(state, store)
         vector, number = torch.ones(2), torch.tensor(1.0)
@@ -306,7 +306,7 @@ class TestEvery:
         assert store.steps[0][0]["vector"].tolist() == [1.0, 1.0]
         assert float(store.steps[0][0]["number"]) == 1.0
 
-    def test_only_metrics_wait(self, state):
+    def test_only_metrics_are_delayed(self, state):
         """Settings, tables, images, traces and files are passed on immediately."""
         store = Every("0ba")
         logger = Logger(state, store)
@@ -319,7 +319,7 @@ class TestEvery:
 
         assert [entry[0] for entry in store.logged] == ["hyperparameters", "table", "images", "traces", "file"]
 
-    def test_others_get_everything(self, state):
+    def test_other_destinations_are_not_delayed(self, state):
         """A destination without an interval receives each call."""
         plain, store = Memory(), Every("10ba")
 
@@ -345,7 +345,7 @@ class TestEvery:
         assert len(caught) == 1
         assert len(store.logged) > 2
 
-    def test_removed_destination_gets_what_waited(self, state):
+    def test_removed_destination_receives_pending_metrics(self, state):
         """Metrics that were logged before a destination was removed are delivered."""
         store = Every("0ba")
         logger = Logger(state, store)
@@ -366,13 +366,13 @@ class TestEvery:
             (-1, "every must be 0 (never) or more, got -1ep."),
         ],
     )
-    def test_no_length_of_time(self, wrong, message):
-        """Invalid intervals are refused at conversion."""
+    def test_invalid_interval_raises(self, wrong, message):
+        """Invalid intervals raise at conversion."""
         with pytest.raises(ValueError, match=re.escape(message)):
             to_interval(wrong)
 
-    def test_no_time_at_all(self):
-        """Something of another type is a TypeError."""
+    def test_interval_of_wrong_type_raises(self):
+        """A value of another type is a TypeError."""
         with pytest.raises(TypeError, match=r"every must be .* got 1\.5"):
             to_interval(1.5)
 
@@ -381,8 +381,8 @@ class TestEvery:
         logged=st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60),
     )
     @settings(deadline=None)
-    def test_law(self, every, logged):
-        """Each name's last value arrives, steps ascend within a delivery, and no value is invented."""
+    def test_delivery_property(self, every, logged):
+        """The last value of each name is delivered, steps ascend within a delivery, and no value is invented."""
         state, store = State(model=None), Every(Interval(f"{every}ba"))
         logger = Logger(state, store)
         sent = []
@@ -403,7 +403,7 @@ class TestEvery:
             assert values == sorted(values)
 
 
-class Witness(Every):
+class Recorder(Every):
     """Records at some events what it has received so far."""
 
     def __init__(self):
@@ -425,11 +425,11 @@ class Witness(Every):
 
 class TestDeliveryByTheEngine:
     @pytest.fixture
-    def witness(self):
-        return Witness()
+    def recorder(self):
+        return Recorder()
 
     @pytest.fixture
-    def engine(self, state, witness):
+    def engine(self, state, recorder):
         class LogsAtTheEnd(Callback):
             def fit_end(self, state, logger):
                 logger.log_metrics({"last": 1})
@@ -438,22 +438,22 @@ class TestDeliveryByTheEngine:
                 logger.log_metrics({"very last": 1})
 
         state.callbacks = LogsAtTheEnd()
-        return Engine(state, Logger(state, witness))
+        return Engine(state, Logger(state, recorder))
 
     @pytest.fixture
     def state(self):
         return State(model=None)
 
     @pytest.mark.parametrize("event", ["fit_end", "eval_standalone_end"])
-    def test_at_the_end(self, engine, witness, event):
+    def test_before_the_destinations_hook(self, engine, recorder, event):
         """Delayed metrics are delivered before the destination's own hook, which can store them."""
         engine.logger.log_metrics({"loss": 1})
 
         engine.run_event(event)
 
-        assert ({"loss": 1} | ({"last": 1} if event == "fit_end" else {}), 0) in witness.had[event]
+        assert ({"loss": 1} | ({"last": 1} if event == "fit_end" else {}), 0) in recorder.had[event]
 
-    def test_where_the_destination_has_no_hook(self, state):
+    def test_destination_without_hooks(self, state):
         """Delayed metrics are also delivered to a destination without hooks."""
         store = Every("0ba")
         engine = Engine(state, Logger(state, store))
@@ -463,21 +463,21 @@ class TestDeliveryByTheEngine:
 
         assert store.steps == [({"loss": 1}, 0)]
 
-    def test_not_after_an_evaluation_of_a_fit(self, engine, witness):
-        """An evaluation in a training does not break the interval."""
+    def test_not_after_an_evaluation_within_fit(self, engine, recorder):
+        """An evaluation in a training does not deliver delayed metrics."""
         engine.logger.log_metrics({"loss": 1})
 
         engine.run_event("eval_after_all")
 
-        assert witness.had["eval_after_all"] == []
+        assert recorder.had["eval_after_all"] == []
 
-    def test_when_the_engine_is_closed(self, engine, witness):
+    def test_when_the_engine_is_closed(self, engine, recorder):
         """Metrics that callbacks log in close arrive before the destination is closed."""
         engine.logger.log_metrics({"loss": 1})
 
         engine.close()
 
-        assert witness.had["close"] == [({"loss": 1, "very last": 1}, 0)]
+        assert recorder.had["close"] == [({"loss": 1, "very last": 1}, 0)]
 
 
 class Resumable(LoggerDestination):
@@ -494,7 +494,7 @@ class Resumable(LoggerDestination):
 
 
 class TestStateOfDestinations:
-    def test_by_name_of_the_class(self):
+    def test_state_by_class_name(self):
         """Each destination loads its own state; those of one class are distinguished by position."""
         saved = Logger(State(model=None), [Resumable("a"), Memory(), Resumable("b")]).state_dict()
         later = Logger(State(model=None), [Memory(), Resumable(), Resumable()])
@@ -504,8 +504,8 @@ class TestStateOfDestinations:
         assert saved == {"Resumable": {"run_id": "a"}, "Resumable.1": {"run_id": "b"}}
         assert [one.run_id for one in later.destinations[1:]] == ["a", "b"]
 
-    def test_destinations_may_come_and_go(self):
-        """A later run may log elsewhere."""
+    def test_destinations_may_differ_on_resume(self):
+        """A later run may use other destinations."""
         later = Logger(State(model=None), [Memory()])
 
         later.load_state_dict({"Resumable": {"run_id": "a"}})
@@ -513,8 +513,8 @@ class TestStateOfDestinations:
         assert later.state_dict() == {}
 
 
-def test_report_failure_tells_each_method_once(logger, memory):
-    """A destination that stores later reports by itself; the warning points to its own line."""
+def test_report_failure_warns_once_per_method(logger, memory):
+    """A destination with delayed storage reports failures itself; the warning points to its own line."""
     with pytest.warns(RuntimeWarning, match="Memory.flush failed.*OSError: full") as caught:
         logger.report_failure(memory, "flush", OSError("full"))
     logger.report_failure(memory, "flush", OSError("full"))
@@ -524,7 +524,7 @@ def test_report_failure_tells_each_method_once(logger, memory):
     assert caught[0].filename == __file__
 
 
-def test_keep_does_not_wait_for_a_device():
+def test_detach_does_not_synchronize():
     """A number on the CPU is read; other tensors are copied, without their graph."""
     vector = torch.ones(2, requires_grad=True)
 

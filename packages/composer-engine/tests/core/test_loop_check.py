@@ -41,8 +41,8 @@ def engine_for(state, make):
 
 class TestEpoch:
     @pytest.mark.parametrize("event", [Event.EPOCH_START, *STEP_EVENTS])
-    def test_event_that_never_ran_is_told_at_the_end_of_the_epoch(self, engine_for, run_events, event):
-        """The warning names the algorithm, the event and its place in the loop."""
+    def test_missing_event_warns_at_the_end_of_the_epoch(self, engine_for, run_events, event):
+        """The warning states the algorithm, the event and its position in the loop."""
         engine = engine_for(event)
         epoch = [*PREPARE, *(one for one in ("epoch_start", *STEP_EVENTS) if one != event)]
 
@@ -53,8 +53,8 @@ class TestEpoch:
             f'Add engine.run_event("{event.value}") to the loop: {PLACES[event]}.'
         )
 
-    def test_once(self, engine_for, run_events):
-        """The warning is shown once, also after a new plan."""
+    def test_warning_is_given_once(self, engine_for, run_events):
+        """The warning is given once, also after a new plan."""
         engine = engine_for(Event.BEFORE_LOSS)
         run_events(engine, *PREPARE, "after_dataloader", "epoch_end")
 
@@ -62,8 +62,8 @@ class TestEpoch:
 
         assert run_events(engine, "after_dataloader", "epoch_end", "fit_end") == []
 
-    def test_all_who_need_it_are_in_one_sentence(self, state, make, run_events):
-        """One warning names all algorithms that need an event."""
+    def test_one_warning_lists_all_algorithms(self, state, make, run_events):
+        """One warning lists all algorithms that need an event."""
         algorithm = make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL})
         engine = Engine(state, algorithms=[algorithm, *(copy.copy(algorithm) for _ in range(4))])
 
@@ -71,8 +71,8 @@ class TestEpoch:
 
         assert text.startswith("A, A.1, A.2 and 2 more run at 'before_loss', but")
 
-    def test_events_that_ran_are_fine(self, engine_for, run_events):
-        """A loop with all events gets no warning."""
+    def test_complete_loop_does_not_warn(self, engine_for, run_events):
+        """A loop with all events gives no warning."""
         engine = engine_for(*Event)
 
         assert (
@@ -83,38 +83,38 @@ class TestEpoch:
         "event",
         [event for event in Event if event not in {*PREPARE, Event.EPOCH_START, *STEP_EVENTS}],
     )
-    def test_events_that_need_not_come_with_every_epoch(self, engine_for, run_events, event):
-        """Evaluations, predictions, iterations and the end need not happen in an epoch."""
+    def test_optional_events_do_not_warn(self, engine_for, run_events, event):
+        """Evaluations, predictions, iterations and the end are optional in an epoch."""
         engine = engine_for(event)
 
         assert run_events(engine, "epoch_start", "batch_end", "epoch_end") == []
 
-    def test_epoch_without_batches_says_nothing(self, engine_for, run_events):
+    def test_epoch_without_batches_is_not_checked(self, engine_for, run_events):
         """An epoch without batches is not checked; the next one is."""
         engine = engine_for(Event.BEFORE_LOSS)
 
         assert run_events(engine, "epoch_start", "epoch_end") == []
         assert len(run_events(engine, "epoch_start", "batch_end", "epoch_end")) == 1
 
-    def test_algorithm_that_is_asked_everywhere_needs_no_event(self, engine_for, run_events):
-        """An algorithm without declared events needs none."""
+    def test_algorithm_without_declared_events_is_not_checked(self, engine_for, run_events):
+        """An algorithm without declared events requires none."""
         assert run_events(engine_for(match=lambda *_: True), "batch_end", "epoch_end", "fit_end") == []
 
-    def test_callbacks_only_watch(self, state, make, run_events):
-        """Callbacks for missing events cause no warning."""
+    def test_callbacks_are_not_checked(self, state, make, run_events):
+        """Callbacks for missing events give no warning."""
         state.callbacks = make.callback("C", "before_loss", "init")
 
         assert run_events(Engine(state), "batch_end", "epoch_end") == []
 
-    def test_what_a_pass_left_out_needs_nothing(self, state, make, run_events):
-        """An algorithm that a pass took out of an event is not missed there."""
+    def test_algorithms_removed_by_a_pass_are_not_checked(self, state, make, run_events):
+        """An algorithm that a pass removed from an event does not require it."""
         algorithm = make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL})
 
         engine = Engine(state, algorithms=algorithm, algorithm_passes=lambda algorithms, event: [])
 
         assert run_events(engine, "batch_end", "epoch_end") == []
 
-    def test_algorithm_that_is_added_later_is_looked_after_as_well(self, state, make, run_events):
+    def test_algorithm_added_later_is_checked(self, state, make, run_events):
         """An algorithm that is added later is checked at the end of its first epoch."""
         engine = Engine(state)
         run_events(engine, "batch_end", "epoch_end")
@@ -148,23 +148,23 @@ class TestEnd:
             "A runs at 'before_loss'"
         ]
 
-    def test_training_that_goes_on_in_a_later_epoch(self, engine_for, state, run_events):
-        """Epochs before the start of the training do not count."""
+    def test_continued_training(self, engine_for, state, run_events):
+        """Epochs before the start of the training are not counted."""
         engine = engine_for(Event.EPOCH_END)
         state.timestamp = state.timestamp.to_next_epoch().to_next_epoch()
 
         assert run_events(engine, "batch_end", "fit_end") == []
 
     def test_training_without_a_batch(self, engine_for, run_events):
-        """A training without a batch gets no warning."""
+        """A training without a batch gives no warning."""
         assert run_events(engine_for(*STEP_EVENTS), "fit_end") == []
 
 
 class TestBeforeTraining:
     @pytest.mark.parametrize("event", PREPARE)
     @pytest.mark.parametrize("first", ["iteration_start", "epoch_start", *STEP_EVENTS])
-    def test_event_that_was_left_out_is_told_with_the_first_step(self, engine_for, run_events, event, first):
-        """Not after an epoch: missed surgery cannot be applied later."""
+    def test_missing_event_before_training_warns_at_the_first_step(self, engine_for, run_events, event, first):
+        """The warning is given at the first step, as surgery cannot be applied later."""
         engine = engine_for(event)
         run_events(engine, *(one for one in PREPARE if one != event))
 
@@ -173,12 +173,12 @@ class TestBeforeTraining:
         assert text.startswith(f"A runs at {event!r}, but training begins without that event, so nothing is done there")
         assert f'engine.run_event("{event}")' in text
 
-    def test_evaluation_is_no_training(self, engine_for, run_events):
-        """A model may be evaluated without ever being trained."""
+    def test_evaluation_is_not_checked(self, engine_for, run_events):
+        """A model may be evaluated without being trained."""
         assert run_events(engine_for(*PREPARE), "eval_start", "eval_end", "predict_start") == []
 
-    def test_too_late(self, state, make, run_events):
-        """An algorithm that was added after its event is reported once."""
+    def test_algorithm_added_after_its_event_warns(self, state, make, run_events):
+        """An algorithm that was added after its event gives one warning."""
         engine = Engine(state)
         run_events(engine, *PREPARE)
         state.algorithms.append(make.algorithm("A", {Event.INIT: Stage.ARCHITECTURE}))
@@ -189,14 +189,14 @@ class TestBeforeTraining:
         )
 
     def test_added_before_the_event_runs_again(self, state, make, run_events):
-        """A second training has a second FIT_START, at which those run that were added in between."""
+        """FIT_START of a second training runs algorithms that were added in between."""
         engine = Engine(state)
         run_events(engine, *PREPARE, "batch_end")
         state.algorithms.append(make.algorithm("A", {Event.FIT_START: Stage.ARCHITECTURE}))
 
         assert run_events(engine, "fit_start", "batch_end") == []
 
-    def test_one_that_was_there_and_others_that_came(self, state, make, run_events):
+    def test_list_changes_do_not_affect_earlier_algorithms(self, state, make, run_events):
         """Changing the list does not affect algorithms that have run."""
         engine = Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.ARCHITECTURE}))
         run_events(engine, *PREPARE)
@@ -234,8 +234,8 @@ def sgd():
 
 
 class TestOptimizers:
-    def test_one_that_an_algorithm_has_replaced(self, state, loop):
-        """A loop that steps a replaced optimizer gets one warning, with its first batch."""
+    def test_replaced_optimizer_warns(self, state, loop):
+        """A loop that steps a replaced optimizer gives one warning, at its first batch."""
         (before,) = state.optimizers
         engine = Engine(state, algorithms=SAM())
         engine.run_event("after_load")
@@ -249,29 +249,29 @@ class TestOptimizers:
         )
         assert loop(engine, before.step) == []
 
-    def test_one_that_never_was_in_the_state(self, state, sgd, loop):
-        """A second optimizer of the same parameters causes the warning, too."""
+    def test_optimizer_outside_the_state_warns(self, state, sgd, loop):
+        """A second optimizer of the same parameters gives the warning too."""
         (text,) = loop(Engine(state), sgd(state, momentum=0.9).step)
 
         assert text.startswith("SGD is in state.optimizers and has not stepped, but SGD, which is not, has stepped")
 
-    def test_after_batches_without_a_step(self, state, sgd, loop):
-        """With accumulated gradients the warning comes after the first batch with a step."""
+    def test_warns_after_gradient_accumulation(self, state, sgd, loop):
+        """With accumulated gradients the warning is given after the first batch with a step."""
         engine, other = Engine(state), sgd(state)
 
         assert [loop(engine, lambda: None) for _ in range(3)] == [[]] * 3
         assert len(loop(engine, other.step)) == 1
 
-    def test_loop_without_batch_ends(self, state, sgd, run_events):
-        """Without batch_end the warning comes at the end of the epoch."""
+    def test_loop_without_batch_end(self, state, sgd, run_events):
+        """Without batch_end the warning is given at the end of the epoch."""
         engine = Engine(state)
         run_events(engine, "batch_start")
         sgd(state).step()
 
         assert len(run_events(engine, "epoch_end")) == 1
 
-    def test_right_loops(self, state, sgd, loop):
-        """Closures, accumulated gradients, skipped steps, steps without hooks and other trainings cause no warning."""
+    def test_correct_loops_do_not_warn(self, state, sgd, loop):
+        """Closures, accumulated gradients, skipped steps, steps without hooks and other trainings give no warning."""
         (own,), (first, *others) = state.optimizers, state.model.parameters()
         loss, nothing = (lambda: state.model(torch.ones(1, 4)).sum()), lambda: None
         scaler, lbfgs = torch.amp.GradScaler("cpu"), torch.optim.LBFGS(state.model.parameters())
@@ -299,7 +299,7 @@ class TestOptimizers:
 
             assert [loop(engine, step) for step in steps] == [[]] * len(steps)
 
-    def test_nothing_is_left_behind(self, state, sgd, loop, run_events):
+    def test_observers_are_removed(self, state, sgd, loop, run_events):
         """Steps are observed until the first batch_end after one, or until the engine is closed or deleted."""
         (own,), engines = state.optimizers, [Engine(state) for _ in range(2)]
         gc.collect()
@@ -316,13 +316,13 @@ class TestOptimizers:
         assert before == after_batch == after_close == dict(_global_optimizer_post_hooks)
 
 
-def test_every_event_has_its_place_in_words():
-    """Each event has its own description for the warnings and the guide."""
+def test_every_event_has_a_description():
+    """Each event has a description for the warnings and the guide."""
     assert [*PLACES] == [*Event]
     assert len(set(PLACES.values())) >= len(Event) - 1
 
 
-def test_state_is_asked_for_no_more_than_the_clock(make, run_events):
+def test_only_the_clock_is_required(make, run_events):
     """The check works without model, data or length."""
     engine = Engine(State(model=None), algorithms=make.algorithm("A", {Event.BEFORE_LOSS: Stage.LABEL}))
 

@@ -60,8 +60,8 @@ def trained():
 
 
 class TestModel:
-    def test_names_are_those_of_the_bare_model(self):
-        """Wrappers of torch leave no trace in the names."""
+    def test_names_exclude_wrappers(self):
+        """Names do not contain the prefixes of torch's wrappers."""
         model = make_net()
         compiled = Compiled(model)
         parallel = nn.DataParallel(model)
@@ -70,23 +70,23 @@ class TestModel:
 
         assert names == [list(model.state_dict())] * 3
 
-    def test_a_module_called_module_keeps_its_name(self):
-        """Only a wrapper's prefix is taken off."""
+    def test_submodule_named_module_is_preserved(self):
+        """Only a wrapper's prefix is removed."""
         model = nn.ModuleDict({"module": nn.Linear(1, 1)})
 
         assert list(State(model=model).get_model_state_dict()) == ["module.weight", "module.bias"]
 
     @pytest.mark.parametrize("wrap", [Compiled, nn.DataParallel, lambda model: model])
-    def test_wrapped_and_bare_load_each_other(self, wrap):
-        """What was saved from one is loaded into the other."""
+    def test_wrapped_and_bare_are_interchangeable(self, wrap):
+        """A state saved from one is loaded into the other."""
         source, target = make_net(), make_net()
 
         State(model=wrap(target)).load_model_state({"model": State(model=source).get_model_state_dict()})
 
         assert same_bits(source.state_dict(), target.state_dict())
 
-    def test_weights_are_not_copied_when_taken_but_when_loaded(self):
-        """Taking is cheap; a loaded model is independent."""
+    def test_weights_are_copied_on_load_only(self):
+        """Saving does not copy; a loaded model is independent."""
         source, target = make_net(), make_net()
         weights = State(model=source).get_model_state_dict()
 
@@ -95,8 +95,8 @@ class TestModel:
         assert weights["0.weight"].data_ptr() == source[0].weight.data_ptr()
         assert target[0].weight.data_ptr() != source[0].weight.data_ptr()
 
-    def test_all_differences_at_once_and_nothing_changes(self):
-        """Shape, missing and unknown names, with what may have been meant."""
+    def test_all_differences_are_reported_together(self):
+        """Shapes, missing and unexpected names are reported, with suggestions, and nothing changes."""
         model = make_net()
         before = copy.deepcopy(model.state_dict())
         saved = dict(model.state_dict())
@@ -115,7 +115,7 @@ class TestModel:
         }
         assert same_bits(before, model.state_dict())
 
-    def test_not_strict(self):
+    def test_strict_false(self):
         """Common weights are loaded and the others reported; another shape is still an error."""
         source, target = make_net(), make_net(bias=False)
         state = State(model=target)
@@ -128,8 +128,8 @@ class TestModel:
         with pytest.raises(StateMismatchError, match="must be a tensor of shape"):
             state.load_model_state({"model": {"0.weight": torch.zeros(1)}}, strict=False)
 
-    def test_another_dtype_is_told(self):
-        """Weights that would be rounded are not loaded without a word."""
+    def test_other_dtype_warns(self):
+        """Converting weights to another dtype gives a warning."""
         source = {name: value.double() for name, value in make_net().state_dict().items() if value.is_floating_point()}
         state = State(model=make_net())
 
@@ -139,13 +139,13 @@ class TestModel:
             state.load_model_state({"model": state.get_model_state_dict() | source})
 
     @pytest.mark.parametrize("saved", [{}, {"model": None}, {"model": [1]}])
-    def test_no_weights_at_all(self, saved):
-        """A sentence, not an attribute error."""
+    def test_non_mapping_raises(self, saved):
+        """An invalid state raises a ValueError, not an AttributeError."""
         with pytest.raises(StateMismatchError, match="model: must be a dictionary"):
             State(model=make_net()).load_model_state(saved)
 
-    def test_extra_state_must_be_data(self):
-        """What a module adds to its weights is held to the same rule."""
+    def test_invalid_extra_state_raises(self):
+        """A module's extra state must be plain data too."""
 
         class Extra(nn.Linear):
             def get_extra_state(self):
@@ -160,8 +160,8 @@ class TestModel:
 
 class TestOptimizers:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-    def test_goes_on_with_the_same_bits(self, trained, make):
-        """A second optimizer, loaded, does the same third step."""
+    def test_resume_is_bit_identical(self, trained, make):
+        """A second optimizer with loaded state takes a bit-identical third step."""
         first, second = trained(make), trained(make)
         weights, states = copy.deepcopy((first.get_model_state_dict(), first.get_optim_state_dict()))
 
@@ -173,7 +173,7 @@ class TestOptimizers:
         assert same_bits(first.model.state_dict(), second.model.state_dict())
 
     def test_lbfgs(self):
-        """Also one that keeps lists of tensors, and numbers, for all parameters at once."""
+        """LBFGS, which stores lists of tensors and numbers for all parameters together, is supported."""
 
         def run(state, steps):
             optimizer = state.optimizers[0]
@@ -199,8 +199,8 @@ class TestOptimizers:
 
         assert same_bits(first.model.state_dict(), second.model.state_dict())
 
-    def test_order_of_parameters_makes_no_difference(self, trained):
-        """State belongs to a name, not to a number."""
+    def test_order_of_parameters_does_not_matter(self, trained):
+        """State is stored by name, not by index."""
         first = trained(OPTIMIZERS["Adam"])
         second = State(model=make_net())
         second.optimizers = torch.optim.Adam(reversed(list(second.model.parameters())), lr=0.5, amsgrad=True)
@@ -212,7 +212,7 @@ class TestOptimizers:
         assert second.optimizers[0].param_groups[0]["lr"] == 0.01
 
     def test_several_optimizers(self):
-        """Two of one class are distinguished by their position."""
+        """Two optimizers of one class are distinguished by position."""
         model = make_net()
         one, other, third = (
             torch.optim.SGD(model[0].parameters(), lr=0.1),
@@ -227,8 +227,8 @@ class TestOptimizers:
             "SGD.1": ["2.weight", "2.bias"],
         }
 
-    def test_a_wrapper_leaves_no_trace(self, trained):
-        """What an algorithm puts around an optimizer while it trains is not in the names."""
+    def test_wrapper_is_not_in_the_names(self, trained):
+        """A wrapper around an optimizer does not appear in the names."""
         state = trained(OPTIMIZERS["SGD"])
         bare = state.get_optim_state_dict()
 
@@ -241,8 +241,8 @@ class TestOptimizers:
 
         assert repr(state.get_optim_state_dict()) == repr(bare)
 
-    def test_what_was_not_stepped_has_no_state(self, trained):
-        """A fresh optimizer is loaded as a fresh one, also into one that has been used."""
+    def test_unstepped_optimizer_has_no_state(self, trained):
+        """A new optimizer's empty state is loaded, also into a used optimizer."""
         fresh, used = State(model=make_net()), trained(OPTIMIZERS["SGD"])
         fresh.optimizers = OPTIMIZERS["SGD"](fresh.model.parameters())
 
@@ -250,8 +250,8 @@ class TestOptimizers:
 
         assert used.optimizers[0].state_dict()["state"] == {}
 
-    def test_state_keeps_its_dtype(self):
-        """An average in 32 bits of weights in 16 stays one."""
+    def test_state_dtype_is_preserved(self):
+        """A 32-bit average of 16-bit weights stays in 32 bits."""
         model = nn.Linear(2, 2).bfloat16()
         state = State(model=model, optimizers=torch.optim.Adam(model.parameters()))
         model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
@@ -264,8 +264,8 @@ class TestOptimizers:
 
         assert torch.equal(state.optimizers[0].state[model.weight]["exp_avg"], expected)
 
-    def test_parameters_that_the_model_does_not_have(self):
-        """They are named by their place and go on, too."""
+    def test_parameters_outside_the_model(self):
+        """They are named by position and restored too."""
         model, extra = make_net(), nn.Parameter(torch.ones(1))
 
         def make():
@@ -283,7 +283,7 @@ class TestOptimizers:
         assert torch.equal(second.optimizers[0].state[extra]["momentum_buffer"], torch.ones(1))
 
     def test_differences(self, trained):
-        """Every name that only one side has, and groups that changed; nothing is loaded."""
+        """Names on one side only and changed groups are reported; nothing is loaded."""
         first = trained(OPTIMIZERS["SGD"], bias=False)
         second = State(model=make_net())
         groups = [{"params": list(second.model[0].parameters())}, {"params": list(second.model[1:].parameters())}]
@@ -298,8 +298,8 @@ class TestOptimizers:
         assert "optimizers.SDG is saved, and the run has no such optimizer." in caught.value.problems
         assert second.optimizers[0].param_groups[0]["lr"] == 0.7
 
-    def test_not_strict(self, trained):
-        """What fits is loaded; a parameter that was not saved keeps what it has."""
+    def test_strict_false(self, trained):
+        """Matching state is loaded; a parameter that was not saved keeps its state."""
         first, second = trained(OPTIMIZERS["SGD"], bias=False), trained(OPTIMIZERS["SGD"])
         own = second.optimizers[0].state[second.model[0].bias]["momentum_buffer"].clone()
 
@@ -336,8 +336,8 @@ class TestOptimizers:
             ({"optimizers": {}}, "optimizers.SGD is not saved"),
         ],
     )
-    def test_foreign_data(self, trained, saved, text):
-        """A sentence, and nothing is changed."""
+    def test_invalid_data_raises(self, trained, saved, text):
+        """Invalid data raise, and nothing changes."""
         state = trained(OPTIMIZERS["SGD"])
         before = copy.deepcopy(state.get_optim_state_dict())
 
@@ -346,8 +346,8 @@ class TestOptimizers:
 
         assert repr(state.get_optim_state_dict()) == repr(before)
 
-    def test_what_is_no_data_is_refused(self, trained):
-        """With the path of the field."""
+    def test_unserializable_state_raises(self, trained):
+        """The error has the field's path."""
         state = trained(OPTIMIZERS["SGD"])
         state.optimizers[0].param_groups[0]["hook"] = print
 
@@ -356,8 +356,8 @@ class TestOptimizers:
 
 
 class TestManyNames:
-    def test_all_are_told_in_a_moment(self):
-        """If none of thousands of names matches, all are reported, with suggestions only for the first ones."""
+    def test_many_mismatches_are_reported_quickly(self):
+        """If thousands of names mismatch, all are reported, with suggestions for the first ones only."""
         own = nn.ModuleDict({f"layer_{place}": nn.Linear(1, 1) for place in range(1500)})
         saved = {f"layers.{place}.attention.weight": torch.ones(1, 1) for place in range(1500)}
 

@@ -33,70 +33,70 @@ def names(algorithms):
     return [type(algorithm).__name__ for algorithm in algorithms]
 
 
-def through_all(algorithms, event):
+def apply_all_passes(algorithms, event):
     for one_pass in default_passes():
         algorithms = one_pass(algorithms, event)
     return names(algorithms)
 
 
 @pytest.mark.parametrize(("sort", "expected"), [(sort_to_front, ["b", "d", 1, 3]), (sort_to_back, [1, 3, "b", "d"])])
-def test_sort_to_an_end_keeps_the_rest(sort, expected):
-    """One class moves to an end; among themselves all stay as they were."""
+def test_sort_to_front_and_back_are_stable(sort, expected):
+    """One class moves to an end; the order of the others does not change."""
     assert sort([1, "b", 3, "d"], str) == expected
 
 
 @pytest.mark.parametrize("event", Event)
 def test_set_filo_order(event):
-    """A, B, C, D become D, C, B, A on AFTER_* events, and stay on all others."""
+    """A, B, C, D become D, C, B, A on AFTER_* events, and do not change on others."""
     assert [*set_filo_order("ABCD", event)] == [*("DCBA" if "AFTER_" in event.name else "ABCD")]
 
 
 class TestOrderOfStages:
     @pytest.mark.parametrize("event", Event)
-    def test_stages_are_reversed_only_where_something_is_undone(self, event, make):
+    def test_stages_are_reversed_at_closing_events(self, event, make):
         """Lower stages run first; at AFTER_FORWARD, AFTER_LOSS and AFTER_BACKWARD they run last."""
         late, early = (make.algorithm(s.name, everywhere(s)) for s in (Stage.LABEL, Stage.MIX))
 
-        assert through_all([late, early], event) == (["LABEL", "MIX"] if event in CLOSING else ["MIX", "LABEL"])
+        assert apply_all_passes([late, early], event) == (["LABEL", "MIX"] if event in CLOSING else ["MIX", "LABEL"])
 
     @pytest.mark.parametrize("event", Event)
     def test_list_order_is_reversed_at_all_after_events(self, event, make):
-        """Within a stage the list decides; first in is last out wherever the event's name begins with AFTER_."""
+        """Within a stage list order applies, reversed at every AFTER_* event."""
         algorithms = [make.algorithm(name, everywhere(Stage.AUGMENT)) for name in "ABC"]
 
-        assert through_all(algorithms, event) == [*("CBA" if "AFTER_" in event.name else "ABC")]
+        assert apply_all_passes(algorithms, event) == [*("CBA" if "AFTER_" in event.name else "ABC")]
 
     def test_selective_backprop_is_first_after_the_dataloader(self, make):
-        """Although the list is reversed there, what selects samples comes before what changes them."""
+        """SELECT precedes the other stages although the list is reversed there."""
         select = make.algorithm("Select", {Event.AFTER_DATALOADER: Stage.SELECT})
         cutout = make.algorithm("CutOut", {Event.AFTER_DATALOADER: Stage.AUGMENT})
 
         for algorithms in ([select, cutout], [cutout, select]):
-            assert through_all(algorithms, Event.AFTER_DATALOADER) == ["Select", "CutOut"]
+            assert apply_all_passes(algorithms, Event.AFTER_DATALOADER) == ["Select", "CutOut"]
 
     def test_norms_and_layout_come_last_in_surgery(self, make):
-        """Fused norms see every norm that other surgery brought; the memory format concerns the finished model."""
+        """Fused norms run after other surgery; the memory format is set last."""
         layout = make.algorithm("ChannelsLast", {Event.INIT: Stage.LAYOUT})
         fused = make.algorithm("FusedLayerNorm", {Event.INIT: Stage.PRECISION})
         blocks = make.algorithm("GatedLinearUnits", {Event.INIT: Stage.ARCHITECTURE})
 
-        assert through_all([layout, fused, blocks], Event.INIT) == [
+        assert apply_all_passes([layout, fused, blocks], Event.INIT) == [
             "GatedLinearUnits",
             "FusedLayerNorm",
             "ChannelsLast",
         ]
 
-    def test_undeclared_algorithms_come_after_all_others(self, make):
-        """An algorithm without a stage runs last; at INIT it may replace blocks, so norms and layout come later."""
+    def test_algorithms_without_a_stage_run_last(self, make):
+        """An algorithm without a stage runs last; at INIT it counts as architecture."""
         matching = make.algorithm("Matching", match=lambda *_: True)
         weights = make.algorithm("Weights", everywhere(Stage.WEIGHTS))
         layout = make.algorithm("Layout", everywhere(Stage.LAYOUT))
 
-        assert through_all([matching, weights], Event.BATCH_END) == ["Weights", "Matching"]
-        assert through_all([layout, matching], Event.INIT) == ["Matching", "Layout"]
+        assert apply_all_passes([matching, weights], Event.BATCH_END) == ["Weights", "Matching"]
+        assert apply_all_passes([layout, matching], Event.INIT) == ["Matching", "Layout"]
 
     def test_stage_of(self, make):
-        """The declared stage, or what an undeclared algorithm counts as."""
+        """The declared stage, or the default for undeclared algorithms."""
         algorithm = make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})
 
         assert [stage_of(algorithm, event) for event in (Event.BATCH_END, Event.INIT, Event.EPOCH_END)] == [
@@ -108,47 +108,47 @@ class TestOrderOfStages:
 
 class TestSinglePasses:
     def test_selective_backprop_first(self, make):
-        """The pass alone puts the stage SELECT first, and touches nothing where something is undone."""
+        """The pass moves SELECT to the front, and does nothing at closing events."""
         a, select = make.algorithm("A", everywhere(Stage.MIX)), make.algorithm("S", everywhere(Stage.SELECT))
 
         assert names(sort_selective_backprop_first([a, select], Event.AFTER_DATALOADER)) == ["S", "A"]
         assert names(sort_selective_backprop_first([a, select], Event.AFTER_LOSS)) == ["A", "S"]
 
     def test_fused_layernorm_last(self, make):
-        """The pass alone puts the stage PRECISION behind the rest, at events that change the model."""
+        """The pass moves PRECISION to the back, at events that change the model."""
         fused, a = make.algorithm("F", everywhere(Stage.PRECISION)), make.algorithm("A", everywhere(Stage.MIX))
 
         assert names(sort_fused_layernorm_last([fused, a], Event.AFTER_LOAD)) == ["A", "F"]
         assert names(sort_fused_layernorm_last([fused, a], Event.BATCH_END)) == ["F", "A"]
 
     @pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START])
-    def test_norms_are_not_put_behind_what_uses_the_finished_model(self, event, make):
-        """Where norms are replaced and the optimizer is wrapped at one event, the wrapped one holds the new norms."""
+    def test_norms_precede_optimizer_wrappers(self, event, make):
+        """Norms are replaced before an optimizer is wrapped at the same event."""
         stages = [one for one in Stage if one is not Stage.UNDECLARED]
         algorithms = [make.algorithm(one.name, everywhere(one)) for one in stages]
 
-        assert through_all(algorithms, event) == [one.name for one in stages]
-        assert through_all(algorithms[::-1], event) == [one.name for one in stages]
+        assert apply_all_passes(algorithms, event) == [one.name for one in stages]
+        assert apply_all_passes(algorithms[::-1], event) == [one.name for one in stages]
 
     def test_fused_layernorm_has_both_names(self):
-        """The specification and the reference call it differently."""
+        """The pass is available under the names of the specification and of the reference."""
         assert sort_low_precision_layernorm_last is sort_fused_layernorm_last
 
-    def test_order_by_stage_keeps_the_order_within_a_stage(self, make):
+    def test_order_by_stage_is_stable(self, make):
         """Sorting is stable, in both directions."""
         algorithms = [make.algorithm(name, everywhere(Stage.MIX)) for name in "ABC"]
 
         assert names(order_by_stage(algorithms, Event.BATCH_END)) == names(order_by_stage(algorithms, Event.AFTER_LOSS))
 
-    def test_two_interpolations_of_the_loss_are_warned_about(self, make):
-        """Both names and the remedy are in the warning, and the order stays."""
+    def test_two_loss_interpolations_warn(self, make):
+        """The warning has both names and the remedy, and the order does not change."""
         both = [make.algorithm(name, interpolate_loss=True) for name in ("MixUp", "CutMix")]
 
         with pytest.warns(UserWarning, match="CutMix and MixUp all interpolate the loss.*interpolate_loss=False"):
             assert warn_if_multiple_loss_interpolation(both, Event.BEFORE_BACKWARD) == both
 
-    def test_one_interpolation_of_the_loss_is_fine(self, make):
-        """A single interpolation causes no warning."""
+    def test_one_loss_interpolation_does_not_warn(self, make):
+        """A single interpolation gives no warning."""
         algorithms = [make.algorithm("MixUp", interpolate_loss=True), make.algorithm("CutMix", interpolate_loss=False)]
 
         with warnings.catch_warnings():
@@ -174,7 +174,7 @@ def last(algorithm):
     return run_last
 
 
-def placed(ordered):
+def positions(ordered):
     """Return what was ordered, as {name: passes}."""
     named = [type(algorithm).__name__ for algorithm in ordered.algorithms]
     return dict(zip(named, ordered.placed_by, strict=True))
@@ -195,84 +195,84 @@ class TestMovedItems:
         ],
     )
     def test_examples(self, before, after, moved):
-        """The items that moved relative to the others; if two neighbours changed places, both."""
+        """Items that moved relative to the others; both, if two neighbours were swapped."""
         assert moved_items(before, after) == [*moved]
 
     @given(st.permutations("abcdef"))
-    def test_the_other_items_kept_their_order(self, after):
-        """Without the items that moved, before and after are the same."""
+    def test_other_items_keep_their_order(self, after):
+        """Without the moved items, the order is the same before and after."""
         moved = moved_items("abcdef", after)
 
         assert [item for item in "abcdef" if item not in moved] == [item for item in after if item not in moved]
 
 
 class TestPlacedBy:
-    def test_only_who_was_moved_is_said_to_be_moved(self, abcd):
-        """A goes last; B, C and D have only moved up, and no pass is named for them."""
+    def test_only_the_moved_item_is_reported(self, abcd):
+        """A is moved to the end; B, C and D only move up and report no pass."""
         ordered = apply_passes(abcd, Event.BATCH_END, [*default_passes(), last(abcd[0])])
 
-        assert placed(ordered) == {"B": (), "C": (), "D": (), "A": ("run_last",)}
+        assert positions(ordered) == {"B": (), "C": (), "D": (), "A": ("run_last",)}
 
     def test_pass_that_changed_nothing_is_not_named(self, abcd):
         """D is last already."""
         ordered = apply_passes(abcd, Event.BATCH_END, [*default_passes(), last(abcd[3])])
 
-        assert placed(ordered) == dict.fromkeys("ABCD", ())
+        assert positions(ordered) == dict.fromkeys("ABCD", ())
 
     def test_pass_that_was_undone_is_not_named(self, abcd):
-        """Two reversals are none."""
-        assert placed(apply_passes(abcd, Event.BATCH_END, [reverse, reverse])) == dict.fromkeys("ABCD", ())
+        """Two reversals cancel out."""
+        assert positions(apply_passes(abcd, Event.BATCH_END, [reverse, reverse])) == dict.fromkeys("ABCD", ())
 
     @pytest.mark.parametrize("stages", [(Stage.AUGMENT, Stage.MIX), (Stage.MIX, Stage.AUGMENT)])
     @pytest.mark.parametrize("event", [Event.AFTER_DATALOADER, Event.AFTER_LOSS, Event.BATCH_END])
-    def test_stages_and_list_are_no_pass_of_the_user(self, make, stages, event):
-        """What the default passes do is the rule, and no entry names them."""
+    def test_default_passes_are_not_named(self, make, stages, event):
+        """The default passes are not reported in entries."""
         algorithms = [make.algorithm(s.name, {event: s}) for s in stages]
 
         ordered = apply_passes(algorithms, event, default_passes())
 
-        assert placed(ordered) == {"AUGMENT": (), "MIX": ()}
+        assert positions(ordered) == {"AUGMENT": (), "MIX": ()}
 
-    def test_pass_that_restores_the_list_s_order_against_the_stages_is_named(self, make):
-        """Moved is what is not where the rules had put it, also where that is the order of the list."""
+    def test_restoring_list_order_is_named(self, make):
+        """An item is moved if it is not where the default rules put it, also if it is in list order."""
         mix, augment = (make.algorithm(s.name, {Event.BATCH_END: s}) for s in (Stage.MIX, Stage.AUGMENT))
 
         ordered = apply_passes([mix, augment], Event.BATCH_END, [*default_passes(), last(augment)])
 
-        assert placed(ordered) == {"MIX": ("run_last",), "AUGMENT": ("run_last",)}
+        assert positions(ordered) == {"MIX": ("run_last",), "AUGMENT": ("run_last",)}
 
     @pytest.mark.parametrize("event", [Event.AFTER_LOAD, Event.BATCH_END])
-    def test_early_pass_is_named_if_it_lasts(self, abcd, event):
-        """A pass before the default ones that exchanges two of one stage is what decided their order."""
+    def test_effective_early_pass_is_named(self, abcd, event):
+        """A pass before the default ones that swaps two items of one stage is reported."""
 
         def swap(algorithms, event):
             return [algorithms[1], algorithms[0], *algorithms[2:]]
 
         ordered = apply_passes(abcd, event, [swap, *default_passes()])
 
-        assert placed(ordered) == {"A": ("swap",), "B": ("swap",), "C": (), "D": ()}
+        assert positions(ordered) == {"A": ("swap",), "B": ("swap",), "C": (), "D": ()}
 
     def test_all_passes_that_moved_it_are_named_once(self, abcd):
-        """A is not where the default passes put it: the passes that moved it are named, in their order."""
+        """All passes that moved an item are reported once, in their order."""
 
         def again(algorithms, event):
             return sort_to_back(algorithms, type(abcd[0]))
 
         ordered = apply_passes(abcd, Event.BATCH_END, [last(abcd[0]), reverse, reverse, again])
 
-        assert placed(ordered)["A"] == ("run_last", "reverse")
+        assert positions(ordered)["A"] == ("run_last", "reverse")
 
-    def test_both_passes_are_named_where_both_had_a_part(self, abcd):
-        """A was brought behind B by one pass, and behind C and D by another."""
+    def test_both_contributing_passes_are_named(self, abcd):
+        """One pass moves B behind A, another behind C and D."""
 
         def swap(algorithms, event):
             return [algorithms[1], algorithms[0], *algorithms[2:]]
 
-        assert placed(apply_passes(abcd, Event.BATCH_END, [swap, last(abcd[0])]))["A"] == ("swap", "run_last")
+        assert positions(apply_passes(abcd, Event.BATCH_END, [swap, last(abcd[0])]))["A"] == ("swap", "run_last")
 
 
 class TestWhatPassesReturn:
-    def test_nothing(self, abcd):
+    def test_none_raises(self, abcd):
         """The specification's example returns nothing; the error names the pass and the event."""
 
         def run_last(algorithms, event):
@@ -282,13 +282,13 @@ class TestWhatPassesReturn:
             apply_passes(abcd, Event.BATCH_END, [run_last])
 
     @pytest.mark.parametrize("returned", [iter(()), 3, "AB"])
-    def test_no_list(self, abcd, returned):
-        """An iterator or a number is no list of algorithms."""
+    def test_non_list_raises(self, abcd, returned):
+        """An iterator or a number raises."""
         with pytest.raises(TypeError, match="it must return the algorithms, as a list or tuple"):
             apply_passes(abcd, Event.BATCH_END, [lambda algorithms, event: returned])
 
-    def test_fewer(self, abcd):
-        """A pass may leave algorithms out, and that is recorded with its name."""
+    def test_removed_algorithms_are_recorded(self, abcd):
+        """A pass may remove algorithms, which is recorded with its name."""
 
         def without_b(algorithms, event):
             return [one for one in algorithms if one is not abcd[1]]
@@ -298,18 +298,18 @@ class TestWhatPassesReturn:
         assert [type(one).__name__ for one in ordered.algorithms] == ["D", "C", "A"]
         assert ordered.left_out == ((abcd[1], "without_b"),)
 
-    def test_none_left(self, abcd):
-        """After a pass that leaves out everything the others have nothing to do."""
+    def test_later_passes_accept_an_empty_list(self, abcd):
+        """After a pass that removes everything the others have nothing to do."""
         assert apply_passes(abcd, Event.BATCH_END, [lambda *_: [], reverse]).algorithms == ()
 
     @pytest.mark.parametrize("more", [lambda given: [*given, given[0]], lambda given: [*given, object()]])
-    def test_more(self, abcd, more):
-        """Algorithms that were not passed in, or are returned twice, are refused."""
+    def test_added_or_repeated_algorithms_raise(self, abcd, more):
+        """Algorithms that were not passed in, or are returned twice, raise."""
         with pytest.raises(ValueError, match="which it was not given"):
             apply_passes(abcd, Event.BATCH_END, [lambda algorithms, event: more(algorithms)])
 
-    def test_sorting_in_place(self, abcd):
-        """A pass gets a list of its own, which it may sort and return; it is still seen to have done it."""
+    def test_in_place_sorting_is_detected(self, abcd):
+        """A pass may sort its list in place and return it, and is reported."""
 
         def in_place(algorithms, event):
             algorithms.append(algorithms.pop(0))
@@ -318,7 +318,7 @@ class TestWhatPassesReturn:
         ordered = apply_passes(abcd, Event.BATCH_END, [in_place])
 
         assert [type(one).__name__ for one in abcd] == [*"ABCD"]
-        assert placed(ordered) == {"B": (), "C": (), "D": (), "A": ("in_place",)}
+        assert positions(ordered) == {"B": (), "C": (), "D": (), "A": ("in_place",)}
 
     def test_callable_objects_are_named_by_their_repr(self, abcd):
         """A pass without a name is named by its repr."""
@@ -330,4 +330,4 @@ class TestWhatPassesReturn:
             def __repr__(self):
                 return "Pass()"
 
-        assert placed(apply_passes(abcd, Event.BATCH_END, [Pass()]))["A"] == ("Pass()",)
+        assert positions(apply_passes(abcd, Event.BATCH_END, [Pass()]))["A"] == ("Pass()",)

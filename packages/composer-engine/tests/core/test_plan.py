@@ -15,7 +15,7 @@ def entries(plan, event):
 
 class TestWhatRunsWhere:
     def test_algorithms_then_callbacks_then_loggers(self, make):
-        """What watches sees what algorithms did, and loggers see it all."""
+        """Callbacks run after algorithms, and loggers after callbacks."""
         plan = build_plan(
             [make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS})],
             [make.callback("C", "batch_end")],
@@ -28,8 +28,8 @@ class TestWhatRunsWhere:
             ("L", "logger"),
         ]
 
-    def test_loggers_open_first_at_init(self, make):
-        """At INIT the others may already want to log."""
+    def test_loggers_run_first_at_init(self, make):
+        """At INIT other components may already log."""
         plan = build_plan(
             [make.algorithm("A", {Event.INIT: Stage.LAYOUT})],
             [make.callback("C", "init")],
@@ -42,20 +42,20 @@ class TestWhatRunsWhere:
             ("C", "callbacks come after algorithms"),
         ]
 
-    def test_only_overridden_hooks(self, make):
-        """A callback is called where it does something, and nowhere else."""
+    def test_only_overridden_hooks_are_planned(self, make):
+        """A callback is called only at events whose hook it overrides."""
         plan = build_plan([], [make.callback("C", "epoch_end", "fit_end")])
 
         assert [*plan.entries] == [Event.EPOCH_END, Event.FIT_END]
 
-    def test_hook_that_was_put_on_the_object(self, make):
-        """Also a method that an object got after it was made is called."""
+    def test_hook_set_on_the_instance(self, make):
+        """A method set on an instance is called."""
         callback = make.callback("C")
         callback.epoch_end = print
 
         assert [*build_plan([], [callback]).entries] == [Event.EPOCH_END]
 
-    def test_run_event_of_ones_own_is_called_everywhere(self):
+    def test_overridden_run_event_is_called_everywhere(self):
         """An overridden run_event is called at every event."""
 
         class Everything(Callback):
@@ -64,28 +64,28 @@ class TestWhatRunsWhere:
 
         assert [*build_plan([], [Everything()]).entries] == [*Event]
 
-    def test_match_alone_is_asked_everywhere(self, make):
-        """An algorithm in the style of the specification declares nothing; its match is called at each event."""
+    def test_match_without_declared_events_is_called_everywhere(self, make):
+        """Without declared events, match is called at each event."""
         plan = build_plan([make.algorithm("A", match=lambda self, event, state: False)])
 
         assert [*plan.entries] == [*Event]
         assert all(entry.asked and entry.stage is None for [entry] in plan.entries.values())
 
-    def test_declared_events_narrow_down_a_match(self, make):
+    def test_match_is_called_at_declared_events(self, make):
         """With both, match is called at the declared events only."""
         plan = build_plan([make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)])
 
         assert {event: entry.asked for event, [entry] in plan.entries.items()} == {Event.BATCH_END: True}
 
-    def test_places_may_depend_on_settings(self, make):
-        """What ``runs_at_events`` returns counts, not all that the class declares."""
+    def test_events_may_depend_on_settings(self, make):
+        """The events that ``runs_at_events`` returns are used, not all that the class declares."""
         both = {Event.BATCH_END: Stage.WEIGHTS, Event.EPOCH_END: Stage.WEIGHTS}
         algorithm = make.algorithm("A", both, runs_at_events=lambda self: {Event.EPOCH_END: Stage.WEIGHTS})
 
         assert [*build_plan([algorithm]).entries] == [Event.EPOCH_END]
 
-    def test_second_of_a_class_is_numbered(self, make):
-        """Two components of one class have two names, which stay the same at all events."""
+    def test_instances_of_one_class_are_numbered(self, make):
+        """Two components of one class have two keys, equal at all events."""
         algorithm = make.algorithm("CutOut", {Event.BATCH_END: Stage.WEIGHTS, Event.AFTER_LOSS: Stage.WEIGHTS})
 
         plan = build_plan([algorithm, type(algorithm)()])
@@ -94,7 +94,7 @@ class TestWhatRunsWhere:
         assert [entry.key for entry in plan.entries[Event.AFTER_LOSS]] == ["CutOut.1", "CutOut"]
 
     def test_keys(self):
-        """Each class counts for itself, from its second object on."""
+        """Each class is numbered separately, from its second instance on."""
         assert [*component_keys(["a", 1, "b", 2, "c"]).values()] == ["str", "int", "str.1", "int.1", "str.2"]
 
 
@@ -110,7 +110,7 @@ class TestReasons:
         assert entries(plan, Event.AFTER_LOSS) == [("Label", ""), ("Mix", "undone in reverse: mix comes after label")]
 
     def test_list(self, make):
-        """Within a stage the list decides, and its reverse after something."""
+        """Within a stage list order applies, reversed at AFTER_* events."""
         algorithms = [make.algorithm(n, dict.fromkeys(Event, Stage.AUGMENT)) for n in "AB"]
 
         plan = build_plan(algorithms)
@@ -118,8 +118,8 @@ class TestReasons:
         assert entries(plan, Event.BATCH_END) == [("A", ""), ("B", "as listed")]
         assert entries(plan, Event.AFTER_LOAD) == [("B", ""), ("A", "listed first, so last out")]
 
-    def test_pass_of_the_user(self, make):
-        """The reason of a moved entry is the pass; the entries that it passed do not mention it."""
+    def test_user_pass(self, make):
+        """A moved entry's reason is the pass; other entries do not mention it."""
         algorithms = [make.algorithm(n, {Event.BATCH_END: Stage.WEIGHTS}) for n in "ABC"]
 
         def run_last(algorithms_, event):
@@ -131,7 +131,7 @@ class TestReasons:
         assert plan.entries[Event.BATCH_END][-1].placed_by == ("run_last",)
 
     def test_pass_against_the_stages(self, make):
-        """Where a pass overrules the stages, the rule is not claimed."""
+        """Where a pass overrules the stages, the stage is not given as the reason."""
         mix, label = (make.algorithm(s.name, {Event.BEFORE_LOSS: s}) for s in (Stage.MIX, Stage.LABEL))
         weights = make.algorithm("W", {Event.BEFORE_LOSS: Stage.WEIGHTS})
 
@@ -146,7 +146,7 @@ class TestReasons:
             ("MIX", "moved by run_last"),
         ]
 
-    def test_those_behind_who_was_moved_claim_no_rule(self, make):
+    def test_entries_after_a_moved_one(self, make):
         """An entry after a moved one does not give its stage as the reason."""
         stages = (Stage.MIX, Stage.LABEL, Stage.WEIGHTS)
         algorithms = [make.algorithm(s.name, {Event.BEFORE_LOSS: s, Event.AFTER_LOSS: s}) for s in stages]
@@ -167,8 +167,8 @@ class TestReasons:
             ("LABEL", "undone in reverse: label comes after weights"),
         ]
 
-    def test_what_has_no_stage(self, make):
-        """It is last, first if stages are reversed, and architecture before training, with these reasons."""
+    def test_entries_without_a_stage(self, make):
+        """They run last, first if stages are reversed, and as architecture before training, with these reasons."""
         matching = make.algorithm("M", match=lambda *_: True)
         weights = make.algorithm("W", dict.fromkeys((Event.BATCH_END, Event.AFTER_LOSS, Event.INIT), Stage.WEIGHTS))
 
@@ -181,8 +181,8 @@ class TestReasons:
             ("W", "undone in reverse: weights comes after what has no stage"),
         ]
 
-    def test_left_out(self, make):
-        """What a pass leaves out is not lost from sight."""
+    def test_removed_entries(self, make):
+        """Entries that a pass removes are listed."""
         plan = explain([make.algorithm("A", {Event.FIT_END: Stage.WEIGHTS})], algorithm_passes=[lambda *_: []])
 
         assert plan.entries == {}
@@ -190,8 +190,8 @@ class TestReasons:
 
 
 class TestChecks:
-    def test_one_object_twice(self, make):
-        """The same object in two places would run twice and be saved once."""
+    def test_repeated_object_raises(self, make):
+        """The same object at two positions would run twice and be saved once."""
         algorithm, callback = make.algorithm("A"), make.callback("C")
 
         for twice in (lambda: explain([algorithm, algorithm]), lambda: explain([], [callback, callback])):
@@ -201,28 +201,28 @@ class TestChecks:
     @pytest.mark.parametrize(
         "runs_at", [{"after_los": Stage.LOSS}, {Event.AFTER_LOSS: 60}, {Event.AFTER_LOSS}, [Event.INIT]]
     )
-    def test_declarations_are_checked(self, make, runs_at):
-        """A misspelt event would never run: it is an error when the plan is made."""
+    def test_unknown_event_raises(self, make, runs_at):
+        """A misspelled event raises when the plan is built."""
         with pytest.raises(TypeError, match=r"A.runs_at must map events to stages"):
             explain([make.algorithm("A", runs_at)])
 
     @pytest.mark.parametrize("declared", ["reads", "writes", "owns"])
     @pytest.mark.parametrize("words", ["loss", {"loss", 1}])
-    def test_words_are_checked(self, make, declared, words):
-        """A text alone would be taken for its letters."""
+    def test_string_instead_of_a_set_raises(self, make, declared, words):
+        """A string would be read as a set of letters."""
         with pytest.raises(TypeError, match=rf"A\.{declared} must be a set of words, \{{\"loss\", \"model\"\}}, got"):
             explain(make.algorithm("A", {Event.BATCH_END: Stage.LOSS}, **{declared: words}))
 
     def test_events_may_be_declared_by_value(self, make):
-        """A text that is an event is as good as the member."""
+        """An event's value is equivalent to the member."""
         assert [*explain([make.algorithm("A", {"batch_end": Stage.LOSS})]).entries] == [Event.BATCH_END]
 
-    def test_algorithm_that_runs_nowhere_is_warned_about(self, make):
-        """An algorithm with neither events nor match causes a warning."""
+    def test_algorithm_without_events_warns(self, make):
+        """An algorithm with neither events nor match gives a warning."""
         assert "A runs at no event: declare runs_at" in explain(make.algorithm("A")).warnings[0]
 
-    def test_warnings_of_passes_are_in_the_plan_once(self, make):
-        """Two interpolations at several events cause one warning."""
+    def test_warnings_of_passes_are_not_repeated(self, make):
+        """Two interpolations at several events give one warning."""
         places = {Event.BEFORE_FORWARD: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
 
         plan = explain([make.algorithm(n, places, interpolate_loss=True) for n in "AB"])
@@ -233,7 +233,7 @@ class TestChecks:
 
 class TestData:
     def test_to_json(self, make):
-        """The whole plan as data: what algorithms declare, what runs where and why, and what was warned about."""
+        """The JSON has the declarations, the order with reasons, and the warnings."""
         algorithm = make.algorithm(
             "A", {Event.BATCH_END: Stage.WEIGHTS}, reads={"model", "loss"}, writes={"model"}, __doc__="Do :class:`x.Y`."
         )

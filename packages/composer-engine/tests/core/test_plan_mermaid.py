@@ -35,7 +35,7 @@ def read(text):
 
 
 def test_recipe(make):
-    """The drawing of a small recipe, line for line."""
+    """The exact diagram of a small recipe."""
     smoothing = make.algorithm("LabelSmoothing", {Event.BEFORE_LOSS: Stage.LABEL, Event.AFTER_LOSS: Stage.LABEL})
     blurpool = make.algorithm("BlurPool", {Event.INIT: Stage.ARCHITECTURE})
 
@@ -70,16 +70,16 @@ def test_recipe(make):
 
 
 @pytest.mark.parametrize("event", Event)
-def test_every_event_has_a_place(make, event):
-    """Whatever the event, it is drawn once, and an arrow leads there or away."""
+def test_every_event_is_drawn(make, event):
+    """Each event is drawn once, and connected by an arrow."""
     nodes, arrows, _ = read(explain(make.algorithm("A", {event: Stage.LOSS})).to_mermaid())
 
     assert nodes[f"at_{event.value}"] == f"{event.value}<br/>A (loss)"
     assert any(f"at_{event.value}" in (source, target) for source, _, target in arrows)
 
 
-def test_everything(make):
-    """With something at each event the drawing holds together: arrows lead from node to node, in the loop's order."""
+def test_diagram_is_connected(make):
+    """With a component at each event, arrows connect nodes in the loop's order."""
     halves = [make.algorithm(str(place), dict.fromkeys([*Event][place::2], Stage.LOSS)) for place in range(2)]
 
     nodes, arrows, subgraphs = read(explain(halves).to_mermaid())
@@ -99,7 +99,7 @@ def test_everything(make):
     }
 
 
-def test_evaluation_alone(make):
+def test_evaluation_only(make):
     """Phases without calls are not drawn."""
     nodes, _, subgraphs = read(explain([], make.callback("C", "eval_end")).to_mermaid())
 
@@ -107,7 +107,7 @@ def test_evaluation_alone(make):
     assert set(subgraphs) == {"evaluations", "evaluated"}
 
 
-def test_what_is_everywhere_has_a_box_of_its_own(make):
+def test_components_of_all_events_have_one_box(make):
     """Components of all events have one box."""
 
     class Recorder(Callback):
@@ -119,13 +119,13 @@ def test_what_is_everywhere_has_a_box_of_its_own(make):
     assert (nodes, arrows) == ({"everywhere": "at every event<br/>Matching<br/>Recorder"}, [])
 
 
-def test_nothing():
-    """An empty plan is an empty drawing."""
+def test_empty_plan():
+    """An empty plan gives an empty diagram."""
     assert explain([]).to_mermaid() == "flowchart TD"
 
 
 def test_names_are_escaped(make):
-    """What means something to Mermaid or to HTML in the name of a class is text all the same."""
+    """Characters with a meaning in Mermaid or HTML are escaped."""
     algorithm = make.algorithm('A"<b>&#1;`', {Event.INIT: Stage.LAYOUT})
 
     nodes, _, _ = read(explain(algorithm).to_mermaid())

@@ -6,7 +6,7 @@ from composer.core import Callback, Event, Stage, explain
 
 
 def test_recipe(make):
-    """The text of a small recipe, word for word: who, what each declares, when, in which order and why."""
+    """The exact text of a small recipe."""
     blurpool = make.algorithm(
         "BlurPool",
         {Event.INIT: Stage.ARCHITECTURE},
@@ -52,13 +52,13 @@ def test_recipe(make):
         algorithm undoes its own change.""")
 
 
-def test_nothing():
-    """An empty plan has one sentence."""
+def test_empty_plan():
+    """An empty plan gives one sentence."""
     assert str(explain([])).startswith("Nothing runs at any event")
 
 
-def test_callbacks_alone_need_no_rules(make):
-    """Without algorithms there are no stages to explain."""
+def test_callbacks_only(make):
+    """Without algorithms, no stages are explained."""
     text = str(explain([], make.callback("Watch", "fit_end")))
 
     assert "once, after training\n    fit_end  Watch  callback" in text
@@ -66,16 +66,16 @@ def test_callbacks_alone_need_no_rules(make):
     assert "ALGORITHMS" not in text
 
 
-def test_every_event_has_a_place(make):
-    """Whatever the event, the text shows it, once."""
+def test_every_event_is_shown_once(make):
+    """The text shows each event once."""
     for event in Event:
         lines = str(explain(make.algorithm("A", {event: Stage.LOSS}))).splitlines()
 
         assert sum(line.split()[:2] == [event.value, "A"] for line in lines) == 1
 
 
-def test_what_is_everywhere_is_one_line(make):
-    """A component of all events is shown once, with whether it is asked or called."""
+def test_components_of_all_events_have_one_line(make):
+    """A component of all events is shown once, with whether it is called directly or through match."""
 
     class Recorder(Callback):
         def run_event(self, event, state, logger):
@@ -89,8 +89,8 @@ def test_what_is_everywhere_is_one_line(make):
     assert "batch_end" not in text
 
 
-def test_where_those_without_a_stage_run(make):
-    """The rule for them stands below the plan, and is true: last, first in reverse, architecture before training."""
+def test_rule_for_algorithms_without_a_stage(make):
+    """The rule below the plan is correct: last, first in reverse, architecture before training."""
     matching = make.algorithm("Matching", match=lambda *_: True)
     weights = make.algorithm("Weights", dict.fromkeys(Event, Stage.WEIGHTS), runs_at_events=lambda self: self.runs_at)
 
@@ -107,7 +107,7 @@ def test_where_those_without_a_stage_run(make):
     assert "What has no stage" not in str(explain(weights))
 
 
-def test_who_is_everywhere_but_was_moved_is_shown_where(make):
+def test_moved_components_of_all_events_are_shown_at_each(make):
     """A component of all events that a pass moved at one of them is shown at each."""
     matching = make.algorithm("Matching", match=lambda *_: True)
     loss = make.algorithm("Loss", {Event.BATCH_END: Stage.LOSS})
@@ -120,14 +120,14 @@ def test_who_is_everywhere_but_was_moved_is_shown_where(make):
     assert "batch_end Matching no stage moved by matching_first; asked by match whether to run Loss loss" in text
 
 
-def test_asked_algorithms_say_so(make):
+def test_algorithms_with_match_are_marked(make):
     """Algorithms with their own match are marked at their events."""
     text = str(explain(make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, match=lambda *_: True)))
 
     assert "batch_end  A     weights  asked by match whether to run" in text
 
 
-def test_how_often_is_shown(make):
+def test_intervals_are_shown(make):
     """The interval of a hook is shown at its event, after the reason for its position."""
 
     class Recorder(Callback):
@@ -143,8 +143,8 @@ def test_how_often_is_shown(make):
     assert "Recorder  callback  callbacks come after algorithms; every 10ba" in "\n".join(lines)
 
 
-def test_left_out_and_warnings_are_shown(make):
-    """What a pass left out has a line at its event, and warnings come last."""
+def test_removed_entries_and_warnings_are_shown(make):
+    """An entry that a pass removed has a line at its event; warnings are last."""
 
     def without(algorithms, event):
         return []
@@ -158,7 +158,7 @@ def test_left_out_and_warnings_are_shown(make):
     assert "WARNING: B runs at no event" in str(plan)
 
 
-def test_lines_fit_a_terminal(make):
+def test_lines_are_wrapped(make):
     """Long docstrings are wrapped."""
     algorithm = make.algorithm("A" * 20, {Event.INIT: Stage.LAYOUT}, __doc__="word " * 60, writes={"model"})
 

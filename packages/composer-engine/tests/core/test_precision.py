@@ -10,8 +10,8 @@ from composer.core import MemoryFormat, Precision, get_precision_context
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)]
 )
-def test_context_sets_what_is_computed_in(precision, dtype):
-    """Inside the context a layer gives the precision's type; its weights stay as they are."""
+def test_context_sets_the_compute_dtype(precision, dtype):
+    """Inside the context a layer's output has the precision's dtype; its weights do not change."""
     layer = nn.Linear(2, 2)
 
     with get_precision_context(precision, "cpu"):
@@ -20,21 +20,21 @@ def test_context_sets_what_is_computed_in(precision, dtype):
     assert (out.dtype, layer.weight.dtype) == (dtype, torch.float32)
 
 
-def test_context_ends():
-    """After the context everything is as before."""
+def test_context_restores_autocast():
+    """After the context the previous state is restored."""
     with get_precision_context(Precision.AMP_BF16):
         pass
 
     assert nn.Linear(2, 2)(torch.rand(1, 2)).dtype is torch.float32
 
 
-def test_fp8_leaves_the_rest_to_bfloat16():
-    """Layers that compute in 8 bits are made by the trainer; everything else is in bfloat16."""
+def test_fp8_uses_bfloat16_elsewhere():
+    """The trainer creates the 8-bit layers; everything else is in bfloat16."""
     with get_precision_context("amp_fp8"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
 
 
-def test_unknown_precision_is_refused():
+def test_unknown_precision_raises():
     """A precision that does not exist is a ValueError."""
     with pytest.raises(ValueError, match=r"precision must be one of fp32, .*, got 'fp64'"):
         get_precision_context("fp64")
@@ -47,8 +47,8 @@ def test_memory_formats_are_those_of_torch(memory_format):
 
 
 @pytest.mark.parametrize(("name", "hint"), [("bf16", "; did you mean 'amp_bf16'?"), ("banana", "."), (None, ".")])
-def test_an_unknown_precision(name, hint):
-    """The error lists the precisions, and names the one that is meant where that can be seen."""
+def test_unknown_precision_suggests_a_name(name, hint):
+    """The error lists the precisions and suggests a similar one."""
     with pytest.raises(ValueError, match="precision must be one of") as raised:
         Precision(name)
 

@@ -28,7 +28,7 @@ def draw():
 
 class TestDeriveSeed:
     def test_value(self):
-        """The hash does not change between versions: saved runs depend on it."""
+        """The hash is fixed across versions, as saved runs depend on it."""
         assert derive_seed(17, "epoch", 3) == 3879320315979715131
 
     def test_generator_of_the_state(self):
@@ -94,7 +94,7 @@ class TestGlobalGenerators:
 
 class TestEvaluationMode:
     def test_modes_are_restored(self):
-        """Each module returns to its own mode."""
+        """Each module's mode is restored."""
         model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
 
         with evaluation_mode(model):

@@ -39,27 +39,27 @@ def define(module):
 
 
 class TestKnownClasses:
-    def test_a_defined_class_is_known(self):
-        """Nobody has to register anything, and the class that attrs replaced is not counted."""
+    def test_defined_class_is_registered(self):
+        """Classes are registered automatically, except those that attrs replaces."""
         assert algorithm_classes()["RegistryExample"] == [RegistryExample]
 
-    def test_abstract_classes_are_not(self):
-        """What cannot be made is not offered."""
+    def test_abstract_classes_are_not_registered(self):
+        """Abstract classes are not offered."""
         kind = type("Unfinished", (Algorithm,), {})
 
         assert "Unfinished" not in algorithm_classes()
         del kind
 
-    def test_a_class_defined_again_replaces_the_first(self):
-        """As in a notebook, whose cells are run again."""
+    def test_redefined_class_replaces_the_first(self):
+        """A redefined class, as in a notebook, replaces the first one."""
         first, second = define("notebook"), define("notebook")
 
         assert algorithm_classes()["Twice"] == [second]
         del first, second
         gc.collect()
 
-    def test_two_modules_with_one_name(self):
-        """The caller distinguishes them."""
+    def test_same_name_in_two_modules(self):
+        """The caller distinguishes them by module."""
         one, other = define("one"), define("other")
 
         with pytest.raises(ValueError, match=r"'Twice' may be one\.Twice and other\.Twice; choose one by classes"):
@@ -72,7 +72,7 @@ class TestKnownClasses:
 
 class TestSettings:
     def test_round_trip(self):
-        """Settings become data and make an equal algorithm."""
+        """Settings are converted to data and reconstruct an equal algorithm."""
         algorithm = RegistryExample(alpha=0.5, every="3ba", input_key="image")
 
         settings = settings_to_data(algorithm)
@@ -82,7 +82,7 @@ class TestSettings:
         assert again.settings() == algorithm.settings()
 
     def test_functions_are_described(self):
-        """A run with functions for keys can be saved; what they were is said."""
+        """A run with functions as keys can be saved; the functions are described."""
         settings = settings_to_data(RegistryExample(input_key=(print, len), act_fn=abs))
 
         assert settings["input_key"] == {"unsaved": "(function builtins.print, function builtins.len)"}
@@ -90,12 +90,12 @@ class TestSettings:
         assert [name for name, data in settings.items() if is_unsaved(data)] == ["input_key", "act_fn"]
 
     @pytest.mark.parametrize("data", [None, {}, {"unsaved": 3}, {"unsaved": "x", "more": 1}, "unsaved"])
-    def test_else_is_data(self, data):
-        """Only the description itself is one."""
+    def test_dictionaries_are_data(self, data):
+        """Only the exact description is treated as one."""
         assert not is_unsaved(data)
 
-    def test_of_plain_classes(self):
-        """What they are made of is not known."""
+    def test_plain_classes(self):
+        """Settings of plain classes are unknown."""
         assert settings_to_data(PlainWithArguments()) == {}
 
 
@@ -123,27 +123,27 @@ class TestRebuild:
             ({"name": "PlainExample", "settings": {"a": 1}}, "it is no attrs class"),
         ],
     )
-    def test_what_does_not_fit(self, record, text):
-        """A sentence names algorithm, setting, what was expected and what to do."""
+    def test_invalid_settings_raise(self, record, text):
+        """The error states the algorithm, the setting, what was expected and the remedy."""
         with pytest.raises(ValueError, match=text):
             rebuild_algorithm({"name": "RegistryExample", **record}, classes=[RegistryExample])
 
-    def test_all_problems_at_once(self):
-        """Not one by one."""
+    def test_all_problems_are_reported_together(self):
+        """All problems are in one error."""
         with pytest.raises(ValueError, match=r"'x'.*'y'"):
             rebuild_algorithm({"name": "RegistryExample", "settings": {"x": 1, "y": 2}}, classes=[RegistryExample])
 
-    def test_settings_that_were_not_saved_are_the_defaults(self):
-        """A setting that is newer than the run."""
+    def test_unsaved_settings_use_defaults(self):
+        """A setting that is newer than the checkpoint has its default."""
         again = rebuild_algorithm({"name": "RegistryExample", "settings": {}}, classes=[RegistryExample])
 
         assert again.alpha == 0.2
 
     def test_plain_classes_without_arguments(self):
-        """There is only one way to make them."""
+        """They are constructed without arguments."""
         assert isinstance(rebuild_algorithm({"name": "PlainExample", "settings": {}}), PlainExample)
 
-    def test_a_name_runs_nothing(self, monkeypatch):
+    def test_names_are_not_imported(self, monkeypatch):
         """Nothing is imported or evaluated to find a class."""
         monkeypatch.setattr("builtins.__import__", None)
 

@@ -85,7 +85,7 @@ def run():
 
 
 class TestWriting:
-    def test_what_is_saved(self, run):
+    def test_saved_fields_and_components(self, run):
         """The saved fields by name, the components with key, name, settings and state."""
         assert run.state_dict() == {
             "version": 1,
@@ -123,14 +123,14 @@ class TestWriting:
             "scaler": None,
         }
 
-    def test_every_saved_field_is_there(self):
-        """What a checkpoint holds follows from the fields' lifetimes."""
+    def test_every_saved_field_is_included(self):
+        """The content follows from the fields' lifetimes."""
         fields = {field.alias for field in attrs.fields(State) if field.metadata["lifetime"] == "saved"}
 
         assert fields < set(state_with().state_dict())
 
-    def test_later_changes_do_not_reach_it(self, run):
-        """A state that was taken stays what it was while the run goes on."""
+    def test_saved_state_is_independent(self, run):
+        """A saved state does not change while the run continues."""
         run.callbacks.append(OwnWatch())
         taken = run.state_dict()
         before = copy.deepcopy(taken)
@@ -143,7 +143,7 @@ class TestWriting:
         assert repr(taken) == repr(before)
 
     def test_functions_in_settings_are_described(self):
-        """A run whose algorithm has functions for keys can be saved."""
+        """A run whose algorithm has functions as keys can be saved."""
         state = state_with(algorithms=SavedMix(key=(print, len)))
 
         (record,) = state.state_dict()["algorithms"]
@@ -159,8 +159,8 @@ class TestWriting:
             (lambda state: state.train_metric_values.update(Mine=print), "train_metric_values.Mine"),
         ],
     )
-    def test_what_is_no_data_is_refused(self, run, spoil, path):
-        """The error says in which component and field it lies."""
+    def test_unserializable_state_raises(self, run, spoil, path):
+        """The error states the component and the field."""
         spoil(run)
 
         with pytest.raises(NotSerializableError) as caught:
@@ -169,8 +169,8 @@ class TestWriting:
         assert caught.value.path == path
         assert str(caught.value).startswith(f"{path}: ")
 
-    def test_metric_values_may_be_numbers_of_another_library(self):
-        """As a metric of one's own returns them."""
+    def test_metric_values_of_other_number_types(self):
+        """Custom metrics may return numbers of other libraries."""
         state = state_with()
 
         class Float64(float):
@@ -181,7 +181,7 @@ class TestWriting:
         assert repr(state.state_dict()["eval_metric_values"]) == "{'mine': 0.5, 'many': {'a': 1.0}}"
 
     def test_metric_values_of_an_earlier_release(self):
-        """They were saved by the metric's name alone, and are found by it."""
+        """They were saved by metric name only, and are found by it."""
         saved = state_with().state_dict() | {"eval_metric_values": {"Accuracy": 0.5}}
         state = state_with()
 
@@ -209,8 +209,8 @@ class TestWriting:
             ),
         ],
     )
-    def test_schedulers_go_on(self, make):
-        """Through files, torch's schedulers give the same rates, and keep what they keep in what they keep it."""
+    def test_schedulers_resume(self, make):
+        """Through files, torch's schedulers give the same rates, including nested schedulers."""
 
         def start():
             weight = torch.nn.Parameter(torch.ones(1))
@@ -234,8 +234,8 @@ class TestWriting:
         assert rates(second, 5) == rates(first, 5)
         assert repr(second.schedulers[0].state_dict()) == repr(first.schedulers[0].state_dict())
 
-    def test_a_scheduler_takes_no_field_that_it_does_not_have(self):
-        """A file cannot put a method or anything else in the place of the scheduler's own."""
+    def test_unknown_scheduler_fields_are_ignored(self):
+        """A file cannot replace a method or add an attribute of the scheduler."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         state = State(model=None, optimizers=optimizer, schedulers=torch.optim.lr_scheduler.StepLR(optimizer, 3))
         taken = state.state_dict()
@@ -247,7 +247,7 @@ class TestWriting:
         assert callable(state.schedulers[0].step)
 
     def test_plateau(self):
-        """A scheduler that keeps infinities."""
+        """A scheduler with infinite values."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         state = State(model=None, optimizers=optimizer, schedulers=scheduler)
@@ -257,7 +257,7 @@ class TestWriting:
         assert scheduler.best == math.inf
 
     def test_scaler(self):
-        """The loss scale goes on."""
+        """The loss scale is restored."""
         first, second = (State(model=None, scaler=torch.amp.GradScaler("cpu", init_scale=s)) for s in (8.0, 2.0))
 
         second.load_state_dict(through_files(first.state_dict()), strict=True)
@@ -266,8 +266,8 @@ class TestWriting:
 
 
 class TestCheck:
-    def test_changes_nothing_and_reports_all(self, run):
-        """The report says what would be taken over and what not."""
+    def test_check_changes_nothing(self, run):
+        """The report states what would be loaded and what not."""
         other = state_with(
             run_name="second", max_duration="20ep", algorithms=SavedMix(alpha=0.7), callbacks=[SavedWatch(), OwnWatch()]
         )
@@ -292,7 +292,7 @@ class TestCheck:
         )
 
     def test_strict(self, run):
-        """Every difference is then an error, except for values that the program sets on purpose."""
+        """Every difference is an error, except for values that the program sets."""
         other = state_with(max_duration="20ep", algorithms=[SavedMix(), SavedMix()], callbacks=SavedWatch())
 
         with pytest.raises(StateMismatchError) as caught:
@@ -300,8 +300,8 @@ class TestCheck:
 
         assert caught.value.problems == ("algorithms.SavedMix.1.alpha: 0.5 was saved, 0.2 is set.",)
 
-    def test_nearest_names(self, run):
-        """A class that was renamed is likely to be meant."""
+    def test_similar_names_are_suggested(self, run):
+        """A renamed class is suggested."""
         other = state_with(algorithms=[SavedMix(), SavedMix()], callbacks=type("SavedWatcher", (SavedWatch,), {})())
 
         report = other.check_state_dict(run.state_dict())
@@ -327,7 +327,7 @@ class TestCheck:
         ],
     )
     def test_settings_are_compared(self, saved_key, own_key, warned):
-        """Data by its value, and what is no data by its description."""
+        """Data are compared by value, other settings by their description."""
         state = state_with(algorithms=SavedMix(key=saved_key)).state_dict()
 
         changed = state_with(algorithms=SavedMix(key=own_key)).check_state_dict(state).changed
@@ -338,8 +338,8 @@ class TestCheck:
             for text, line in zip(warned, changed, strict=True)
         )
 
-    def test_settings_that_only_one_side_has(self):
-        """From another release."""
+    def test_settings_on_one_side_only(self):
+        """Settings of another release are reported."""
         state = state_with(algorithms=SavedMix()).state_dict()
         settings_saved = state["algorithms"][0]["settings"]
         settings_saved["former"] = 3
@@ -353,7 +353,7 @@ class TestCheck:
         )
 
     def test_report_as_text(self):
-        """A line for each kind that there is."""
+        """The text has a line for each kind of difference."""
         report = LoadReport(restored=("timestamp", "model"), missing=("a is not saved.", "b is not saved."))
 
         assert str(report) == "restored: timestamp, model\nmissing: a is not saved. b is not saved."
@@ -373,17 +373,17 @@ def changed(state, *path, to):
     return state
 
 
-class TestRefused:
+class TestErrors:
     @pytest.mark.parametrize(
         "foreign", [None, 3, [], {}, {"model": {}}, {"version": "1"}, {"version": 0}, {"version": True}]
     )
-    def test_what_is_no_saved_state(self, run, foreign):
-        """Something else altogether."""
+    def test_invalid_state_raises(self, run, foreign):
+        """Data of another kind raise."""
         with pytest.raises(StateMismatchError, match=r"not what State\.state_dict\(\) returns"):
             run.load_state_dict(foreign)
 
-    def test_a_later_version(self, run):
-        """Nothing is guessed about a schema that is not known."""
+    def test_later_version_raises(self, run):
+        """An unknown schema version raises."""
         with pytest.raises(StateMismatchError, match=r"version: 2 is of a later release.*update composer-engine"):
             run.load_state_dict({"version": 2, "anything": 1})
 
@@ -424,8 +424,8 @@ class TestRefused:
             (["optimizers"], [], "optimizers: must be a dictionary, got list."),
         ],
     )
-    def test_one_thing_is_wrong(self, run, path, to, text):
-        """A sentence says which component and field, and what was expected; nothing has been changed."""
+    def test_single_error(self, run, path, to, text):
+        """The error states the component, the field and what was expected; nothing changes."""
         bad = changed(run.state_dict(), *path, to=to)
         before = repr(run.state_dict())
         bad["run_name"] = "other"
@@ -437,8 +437,8 @@ class TestRefused:
         assert "nothing has been changed" in str(caught.value)
         assert repr(run.state_dict()) == before
 
-    def test_all_at_once(self, run):
-        """Each thing that is wrong has its line."""
+    def test_all_errors_are_reported_together(self, run):
+        """Each problem has its line."""
         bad = changed(changed(run.state_dict(), "rank_zero_seed", to=None), "callbacks", 0, "state", "last", to=3)
 
         with pytest.raises(StateMismatchError) as caught:
@@ -448,8 +448,8 @@ class TestRefused:
         assert str(caught.value).count("\n- ") == 2
 
     @pytest.mark.parametrize(("own", "other"), [(True, False), (False, True)])
-    def test_scaler_on_one_side(self, own, other):
-        """The loss scale is reset or ignored; both give a warning."""
+    def test_scaler_on_one_side_only(self, own, other):
+        """A missing or unexpected loss scale gives a warning."""
         states = [State(model=None, scaler=torch.amp.GradScaler("cpu") if has else None) for has in (own, other)]
 
         report = states[0].check_state_dict(states[1].state_dict())
@@ -475,8 +475,8 @@ class TestRefused:
             (["optimizers", "Adam", "param_groups", 0, "betas"], 3, "betas: must be like (0.9, 0.999), got 3."),
         ],
     )
-    def test_settings_of_torchs_objects(self, path, to, text):
-        """A text where a scheduler, scaler or optimizer has a number would only fail in the next step."""
+    def test_wrong_types_in_torch_states_raise(self, path, to, text):
+        """A string instead of a number in a scheduler's, scaler's or optimizer's state raises."""
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
@@ -488,8 +488,8 @@ class TestRefused:
 
         assert any(text in problem for problem in caught.value.problems), caught.value.problems
 
-    def test_settings_of_several_types(self):
-        """A scheduler's list of texts and numbers can be loaded again."""
+    def test_mixed_types_in_scheduler_state(self):
+        """A scheduler's list of strings and numbers can be loaded again."""
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
         scheduler.phases = ["warmup", 3, [0.1, "cosine"]]
@@ -534,8 +534,8 @@ class TestRefused:
 
     @given(JSON, st.sampled_from(PLACES))
     @settings(max_examples=100, deadline=None)
-    def test_whatever_stands_in_the_file(self, junk, path):
-        """Any data in any place is loaded, or refused by a sentence."""
+    def test_arbitrary_data(self, junk, path):
+        """Arbitrary data are loaded or raise a ValueError."""
         state = State(model=torch.nn.Linear(1, 1), algorithms=SavedMix(), callbacks=SavedWatch())
         spoilt = changed(state.state_dict(), *path, to=junk)
 
@@ -566,7 +566,7 @@ class TestRoundTrip:
     )
     @settings(deadline=None)
     def test_state(self, seed, name, duration, counts, metrics, drawn, seen, last):
-        """Through JSON and tensors, every saved field is what it was."""
+        """Through JSON and tensors, every saved field is restored."""
         first = state_with(rank_zero_seed=seed, run_name=name, max_duration=duration)
         first.algorithms, first.callbacks = SavedMix(), SavedWatch()
         first.timestamp = Timestamp(**counts)
@@ -603,7 +603,7 @@ class TestRoundTrip:
         assert 0 < len(loaded) < 15
 
     def test_events_as_settings(self):
-        """An enumeration comes back as one."""
+        """An enum member is restored as one."""
 
         @attrs.define(eq=False)
         class AtEvent(SavedMix):
@@ -615,8 +615,8 @@ class TestRoundTrip:
         assert state.check_state_dict(through_files(state.state_dict()), strict=True).changed == ()
 
 
-def test_settings_of_a_callback_that_is_a_dataclass():
-    """A callback that is no attrs class has no saved settings, and a state with it can be saved and loaded."""
+def test_dataclass_callback():
+    """A callback that is not an attrs class has no saved settings; its state can be saved and loaded."""
 
     @dataclasses.dataclass(eq=False)
     class Counting(Callback):

@@ -82,12 +82,12 @@ class TestPlain:
     @pytest.mark.parametrize(
         "value", [None, True, 3, -(2**4000), 0.5, "text", [1, (2, [])], {"a": {}, 3: (None, ()), None: "x"}]
     )
-    def test_data_stays_as_it_is(self, value):
-        """Numbers, text, lists, tuples and dictionaries are data."""
+    def test_plain_data_is_unchanged(self, value):
+        """Numbers, strings, lists, tuples and dictionaries are plain data."""
         assert repr(plain(value)) == repr(value)
 
     def test_containers_are_copied_and_tensors_are_not(self):
-        """A state that was taken does not change with the run, but for its tensors."""
+        """Containers are copied, so that a saved state does not change with the run; tensors are shared."""
         tensor = torch.ones(2)
         state = {"items": [tensor]}
 
@@ -98,7 +98,7 @@ class TestPlain:
         assert taken["items"][0] is tensor
 
     def test_numbers_of_other_libraries(self):
-        """What is as good as a number becomes one of Python's."""
+        """Numbers of other libraries are converted to Python's."""
         numbers = plain([FakeNumber(0.5), fractions.Fraction(1, 4)])
 
         assert [(type(number), number) for number in numbers] == [(float, 0.5), (float, 0.25)]
@@ -118,21 +118,21 @@ class TestPlain:
             ({"s": torch.eye(2).to_sparse()}, "s", "a sparse tensor cannot be saved"),
         ],
     )
-    def test_else_is_refused_with_its_place(self, value, path, text):
-        """The error names the place, the thing and what to do."""
+    def test_other_values_raise(self, value, path, text):
+        """The error states the path, the value and the remedy."""
         with pytest.raises(NotSerializableError, match=text) as caught:
             plain(value, "top")
 
         assert caught.value.path == (f"top{path}" if path.startswith("[") else f"top.{path}")
 
     def test_other_mappings(self):
-        """Only where the caller asks for it, other mappings are saved as dictionaries."""
+        """Other mappings are saved as dictionaries only on request."""
         counts = {"n": [collections.Counter("aab")]}
 
         assert repr(plain(counts, mappings=True)) == "{'n': [{'a': 2, 'b': 1}]}"
 
-    def test_a_list_that_holds_itself(self):
-        """There is an end to it."""
+    def test_self_referencing_list_raises(self):
+        """The recursion is limited."""
         items = []
         items.append(items)
 
@@ -215,8 +215,8 @@ PAIRS = [
 
 class TestTypes:
     @pytest.mark.parametrize(("value", "kind", "data"), PAIRS, ids=str)
-    def test_each_kind(self, value, kind, data):
-        """The data is what the docstring says, and gives the same value back."""
+    def test_each_type(self, value, kind, data):
+        """The data have the documented form, and give an equal value."""
         written = to_data(value, kind)
         again = from_data(written, kind)
 
@@ -227,14 +227,14 @@ class TestTypes:
     @given(st.floats(), st.floats(allow_nan=False))
     @settings(deadline=None)
     def test_floats(self, any_float, number):
-        """Every float is a float, also where another kind could be meant."""
+        """Every float is a float, also in a union with other types."""
         assert repr(from_data(to_data(any_float, float), float)) == repr(any_float)
         assert from_data(to_data(number, Time | float | None), Time | float | None) == number
 
     @given(st.timedeltas(dt.timedelta(), dt.timedelta(days=36500)))
     @settings(deadline=None)
     def test_durations_through_json(self, duration):
-        """Up to a century, to the microsecond."""
+        """Durations of up to a century are exact to the microsecond."""
         data = json.loads(json.dumps(to_data(duration, dt.timedelta)))
 
         assert from_data(data, dt.timedelta) == duration
@@ -242,14 +242,14 @@ class TestTypes:
     @given(st.dictionaries(st.text(), st.lists(st.sampled_from(Event))), st.sets(st.integers() | st.text()))
     @settings(deadline=None)
     def test_nested_types(self, table, mixed):
-        """Types within types, and sets of what cannot be sorted."""
+        """Types within types, and sets of unsortable values."""
         kind = dict[str, list[Event]]
 
         assert from_data(json.loads(json.dumps(to_data(table, kind))), kind) == table
         assert from_data(to_data(mixed, set[int | str]), set[int | str]) == mixed
 
     def test_fields_in_any_order(self):
-        """A file whose keys another program has sorted says the same."""
+        """The order of keys in a file does not matter."""
 
         @attrs.define
         class Place:
@@ -258,12 +258,12 @@ class TestTypes:
 
         assert from_data({"batch": 2, "epoch": 1}, Place) == Place(1, 2)
 
-    def test_sets_are_written_in_one_order(self):
+    def test_sets_are_written_deterministically(self):
         """Two runs write the same file."""
         assert to_data({"b", "c", "a"}, set[str]) == to_data({"a", "c", "b"}, set[str]) == ["a", "b", "c"]
 
-    def test_a_number_of_another_library(self):
-        """What acts as a float is written as one."""
+    def test_number_of_another_library(self):
+        """A value that acts as a float is written as one."""
 
         class Float64(float):
             pass
@@ -271,12 +271,12 @@ class TestTypes:
         assert type(to_data(Float64(0.5), float)) is float
         assert type(to_data(Float64(0.5), float | None)) is float
 
-    def test_a_text_that_says_a_time(self):
-        """Where both would do, the text is read as the time that it is equal to."""
+    def test_string_that_is_a_time(self):
+        """In a union, a string is read as the equal Time."""
         assert from_data(to_data("3ep", Time | str), Time | str) == "3ep"
 
 
-class TestTypesRefused:
+class TestTypeErrors:
     @pytest.mark.parametrize(
         ("value", "kind", "text"),
         [
@@ -302,8 +302,8 @@ class TestTypesRefused:
         ],
         ids=str,
     )
-    def test_when_saving(self, value, kind, text):
-        """Nothing is written that would not be the same when it is read."""
+    def test_invalid_values_raise_on_save(self, value, kind, text):
+        """A value that would not be read back equal raises."""
         with pytest.raises(NotSerializableError, match=text):
             to_data(value, kind, "p")
 
@@ -340,8 +340,8 @@ class TestTypesRefused:
         ],
         ids=str,
     )
-    def test_when_loading(self, data, kind, text):
-        """A sentence says where, what was expected and what came."""
+    def test_invalid_values_raise_on_load(self, data, kind, text):
+        """The error states the path, what was expected and the value."""
         with pytest.raises(ValueError, match=text):
             from_data(data, kind, "p")
 
@@ -353,16 +353,16 @@ class TestTypesRefused:
 
     @given(JSON, st.sampled_from([kind for _, kind, _ in PAIRS]))
     @settings(deadline=None)
-    def test_any_data_for_any_type(self, data, kind):
-        """Whatever stands in a file, it is a value or a ValueError."""
+    def test_arbitrary_data(self, data, kind):
+        """Arbitrary data give a value or a ValueError."""
         with contextlib.suppress(ValueError):
             value = from_data(data, kind)
             assert repr(to_data(value, kind)) == repr(data) or to_data(value, kind) == data
 
 
 class TestFieldTypes:
-    def test_texts_are_resolved_where_the_class_was_written(self):
-        """Annotations of a base are read in the base's module."""
+    def test_annotations_resolve_in_their_module(self):
+        """Annotations of a base class are resolved in its module."""
 
         @attrs.define
         class Far(Interval):
@@ -370,8 +370,8 @@ class TestFieldTypes:
 
         assert field_types(Far) == {"every": Time, "near": int}
 
-    def test_what_cannot_be_read_is_anything(self):
-        """A name that only a type checker knows is no reason to fail."""
+    def test_unresolvable_annotation_is_any(self):
+        """A name that is only defined for type checkers is read as Any."""
 
         @attrs.define
         class Loose:
@@ -381,8 +381,8 @@ class TestFieldTypes:
         assert field_types(Loose) == {"known": int, "unknown": Any}
         assert field_types(attrs.make_class("Bare", ["x"])) == {"x": Any}
 
-    def test_a_name_that_comes_later(self, monkeypatch):
-        """What could not be read is read once it can: a class of a notebook's later cell."""
+    def test_forward_reference(self, monkeypatch):
+        """An annotation is resolved as soon as its name is defined."""
 
         @attrs.define
         class Early:
@@ -438,27 +438,27 @@ def through_json(state):
 class TestJson:
     @given(STATES)
     @settings(max_examples=200, deadline=None)
-    def test_all_that_is_plain(self, state):
-        """Tuples, keys that are no text, empty containers, tensors of every size: all come back as they were."""
+    def test_round_trip(self, state):
+        """Tuples, non-string keys, empty containers and tensors of every size are restored."""
         assert same(through_json(state), state)
 
     @pytest.mark.parametrize("number", [math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
     def test_floats(self, number):
-        """Also what JSON has no number for."""
+        """Floats that JSON cannot represent are restored too."""
         assert repr(through_json([number])) == repr([number])
 
-    def test_not_a_number(self):
-        """NaN comes back as NaN."""
+    def test_nan(self):
+        """NaN is restored as NaN."""
         assert math.isnan(through_json(math.nan))
 
-    def test_words_of_the_format_as_data(self):
+    def test_reserved_keys_as_data(self):
         """A dictionary that looks like the format's own is only data."""
         state = {"$tensor": "x", "$float": "nan", "deep": [{"$tuple": [1]}, {"$dict": [[1, 2]]}]}
 
         assert through_json(state) == state
 
-    def test_one_tensor_in_two_places(self):
-        """It is written once, and is one tensor again."""
+    def test_shared_tensor(self):
+        """A shared tensor is written once and restored as one tensor."""
         tensor = torch.ones(3)
 
         data, tensors = split_tensors({"a": tensor, "b": tensor, "view": tensor[:]})
@@ -467,28 +467,28 @@ class TestJson:
         assert list(tensors) == ["a"]
         assert joined["a"] is joined["b"] is joined["view"]
 
-    def test_views_of_one_memory_that_differ(self):
-        """Rows, a transposed matrix or other numbers of the same memory are tensors of their own."""
+    def test_different_views_of_one_storage(self):
+        """Rows, a transposed matrix or another dtype of the same memory are separate tensors."""
         matrix = torch.arange(4.0).reshape(2, 2)
         state = {"all": matrix, "row": matrix[0], "turned": matrix.t(), "bits": matrix.view(torch.int32)}
 
         assert same(through_json(state), state)
         assert len(split_tensors(state)[1]) == 4
 
-    def test_empty_tensors_share_nothing(self):
+    def test_empty_tensors_are_separate(self):
         """Two tensors without elements are two."""
         assert len(split_tensors([torch.empty(0), torch.empty(0)])[1]) == 2
 
 
 class TestTensorNames:
-    def test_names_say_the_place(self):
-        """A reader of the file finds what belongs where."""
+    def test_names_are_paths(self):
+        """Tensor names are paths."""
         _, tensors = split_tensors({"EMA": {"averages": {"0.weight": torch.ones(1)}}, "list": [torch.ones(1)]})
 
         assert list(tensors) == ["EMA.averages.0.weight", "list[0]"]
 
-    def test_names_that_coincide_are_numbered(self):
-        """A dot in a key makes no two tensors one."""
+    def test_colliding_names_are_numbered(self):
+        """Keys with dots do not merge two tensors."""
         state = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
 
         data, tensors = split_tensors(state)
@@ -496,12 +496,12 @@ class TestTensorNames:
         assert list(tensors) == ["a.b", "a.b#1"]
         assert same(join_tensors(data, tensors), state)
 
-    def test_a_tensor_alone(self):
-        """There is a name for what has no place."""
+    def test_single_tensor(self):
+        """A tensor without a path has a name."""
         assert list(split_tensors(torch.ones(1))[1]) == ["tensor"]
 
-    def test_tensors_are_given_as_they_are(self):
-        """Nothing is copied, and no gradient is kept alive."""
+    def test_tensors_are_not_copied(self):
+        """Nothing is copied, and no graph is kept alive."""
         weight = torch.nn.Parameter(torch.ones(2))
 
         (tensor,) = split_tensors([weight])[1].values()
@@ -510,15 +510,15 @@ class TestTensorNames:
         assert not tensor.requires_grad
 
 
-class TestJsonRefused:
+class TestJsonErrors:
     @pytest.mark.parametrize("state", [{"a": print}, {"a": {1}}, {"a": [b"x"]}])
-    def test_what_is_no_data(self, state):
-        """The place is named."""
+    def test_unserializable_value_raises(self, state):
+        """The error states the path."""
         with pytest.raises(NotSerializableError, match=r"^a.*cannot be saved"):
             split_tensors(state)
 
-    def test_a_tensor_as_a_key(self):
-        """Keys are data."""
+    def test_tensor_key_raises(self):
+        """Keys must be plain data."""
         with pytest.raises(NotSerializableError, match=r"^a: a tensor cannot be a dictionary's key"):
             split_tensors({"a": {torch.ones(1): 3}})
 
@@ -540,13 +540,13 @@ class TestJsonRefused:
             ({"a": object()}, {}, "a: must be what JSON can represent, got object"),
         ],
     )
-    def test_foreign_data(self, data, tensors, text):
-        """What this never wrote is refused by a sentence."""
+    def test_malformed_data_raises(self, data, tensors, text):
+        """Data that the encoder never writes raise."""
         with pytest.raises(ValueError, match=text):
             join_tensors(data, tensors)
 
-    def test_nested_without_end(self):
-        """A file cannot make the reader run out of stack."""
+    def test_deep_nesting_raises(self):
+        """A file cannot cause a stack overflow."""
         data = []
         for _ in range(5000):
             data = [data]
@@ -565,20 +565,20 @@ class TestJsonRefused:
         )
     )
     @settings(deadline=None)
-    def test_anything_is_a_state_or_a_sentence(self, data):
-        """Whatever stands in a file, nothing else can happen."""
+    def test_arbitrary_data(self, data):
+        """Arbitrary data are loaded or raise a ValueError."""
         with contextlib.suppress(ValueError):
             assert same(through_json(join_tensors(data, {})), join_tensors(data, {}))
 
 
 class TestSavedFields:
-    def test_saved_fields_are_the_state(self):
-        """What is marked is saved, by its name without the underscore; settings and scratch are not."""
+    def test_saved_fields_define_the_state(self):
+        """Marked fields are saved without the leading underscore; settings and other fields are not."""
         state = Remember().state_dict()
 
         assert state == {"best": 0.0, "when": "0ba", "means": {}, "count": 0, "half": 1, "mode": "min"}
 
-    def test_saved_fields_are_no_settings(self):
+    def test_saved_fields_are_not_settings(self):
         """They are neither arguments nor printed."""
         assert repr(Remember(size=2)) == "Remember(size=2, _scratch=None)"
         assert Remember().settings() == {"size": 3}
@@ -594,7 +594,7 @@ class TestSavedFields:
         assert second.means["a"] is first.means["a"]
 
     def test_converters_run(self):
-        """A field's own converter sees what is loaded."""
+        """A field's converter is applied on load."""
         one = Remember()
 
         one.load_state_dict(one.state_dict() | {"half": -3})
@@ -614,7 +614,7 @@ class TestSavedFields:
         ],
     )
     @pytest.mark.parametrize("method", ["load_state_dict", "check_state_dict"])
-    def test_what_does_not_fit_is_named_and_nothing_changes(self, method, change, text):
+    def test_invalid_state_changes_nothing(self, method, change, text):
         """Each field is checked before any is set."""
         one = Remember()
 
@@ -624,8 +624,8 @@ class TestSavedFields:
         assert text in str(caught.value)
         assert one.best == 0.0
 
-    def test_all_problems_at_once(self):
-        """What is missing, unknown and wrong is said together."""
+    def test_all_problems_are_reported_together(self):
+        """Missing, unexpected and invalid fields are reported together."""
         with pytest.raises(ValueError, match=r"no 'x'.*'when' is missing.*'count' is missing"):
             Remember().load_state_dict({"best": 1.0, "means": {}, "half": 1, "mode": "min", "x": 3})
 
@@ -634,8 +634,8 @@ class TestSavedFields:
         with pytest.raises(ValueError, match=r"Callback saves nothing and cannot load \[3, 'a'\]"):
             Callback().check_state_dict({"a": 1, 3: 2})
 
-    def test_what_is_no_data_is_refused_when_saving(self):
-        """The error names class and field."""
+    def test_unserializable_field_raises_on_save(self):
+        """The error states the class and the field."""
         one = Remember()
         one.means = {"a": print}
 
@@ -643,15 +643,15 @@ class TestSavedFields:
             one.state_dict()
 
     def test_check_changes_nothing(self):
-        """A check of a good state passes and loads nothing."""
+        """Checking a valid state passes and loads nothing."""
         one = Remember()
 
         one.check_state_dict(one.state_dict() | {"best": 0.7})
 
         assert one.best == 0.0
 
-    def test_own_methods_know_better(self):
-        """A class with its own load_state_dict is not checked by rules that are not its own."""
+    def test_custom_load_state_dict_is_not_checked(self):
+        """A class with its own load_state_dict is not checked."""
         own = Own()
 
         own.check_state_dict({"seen": 3})
@@ -660,8 +660,8 @@ class TestSavedFields:
         assert own.state_dict() == {"seen": 3}
         assert own.settings() == {}
 
-    def test_subclasses_save_what_their_bases_save(self):
-        """Inherited fields count."""
+    def test_inherited_fields_are_saved(self):
+        """Inherited fields are included."""
 
         @attrs.define(eq=False)
         class More(Remember):

@@ -24,19 +24,19 @@ def state_with(algorithms, **settings):
 
 class TestGenerator:
     def test_same_key_same_draws(self, pair):
-        """A second run with the same seed draws the same."""
+        """Two runs with the same seed draw the same."""
         assert draw(state_with(pair), pair[0]) == draw(state_with(pair), pair[0])
 
-    def test_goes_on_within_a_microbatch(self, pair):
-        """Two draws of one microbatch are two parts of one stream."""
+    def test_stream_continues_within_a_microbatch(self, pair):
+        """Two draws in one microbatch are consecutive in one stream."""
         state = state_with(pair)
         stream = torch.rand(6, generator=state_with(pair).generator(pair[0])).tolist()
 
         assert draw(state, pair[0]) + draw(state, pair[0]) == stream
 
     @pytest.mark.parametrize("drawn_before", [0, 1, 5])
-    def test_starts_anew_with_the_next_batch(self, pair, drawn_before):
-        """What was drawn before makes no difference to a batch: a resumed run draws what the first would have."""
+    def test_stream_restarts_with_the_next_batch(self, pair, drawn_before):
+        """Draws of a batch do not depend on earlier ones, so that a resumed run draws the same."""
         state, resumed = state_with(pair), state_with(pair)
         for _ in range(drawn_before):
             draw(state, pair[0])
@@ -45,8 +45,8 @@ class TestGenerator:
 
         assert draw(state, pair[0]) == draw(resumed, pair[0])
 
-    def test_starts_anew_with_the_next_microbatch(self, pair):
-        """A microbatch draws the same, whatever was drawn in the ones before it."""
+    def test_stream_restarts_with_the_next_microbatch(self, pair):
+        """Draws of a microbatch do not depend on earlier ones."""
         state, fresh = state_with(pair), state_with(pair)
         draw(state, pair[0])
 
@@ -54,8 +54,8 @@ class TestGenerator:
 
         assert draw(state, pair[0]) == draw(fresh, pair[0])
 
-    def test_keys_are_told_apart(self, pair):
-        """Seed, rank, owner, batch and microbatch each make another stream."""
+    def test_streams_differ_by_key(self, pair):
+        """Seed, rank, owner, batch and microbatch each give another stream."""
         draws = [
             draw(state, owner)
             for owner in [*pair, "CutOut.2", "MixUp"]
@@ -69,22 +69,22 @@ class TestGenerator:
 
         assert len(set(map(tuple, draws))) == len(draws) == 4 * 5 * 3 * 3
 
-    def test_epoch_and_sample_make_no_difference(self, pair):
-        """The batch number is enough: how long an epoch is does not change what is drawn."""
+    def test_epoch_and_sample_do_not_change_draws(self, pair):
+        """Draws depend on the batch number, not on the length of an epoch."""
         one, other = state_with(pair), state_with(pair)
         one.timestamp, other.timestamp = Timestamp(batch=5), Timestamp(batch=5, epoch=2, sample=99)
 
         assert draw(one, pair[0]) == draw(other, pair[0])
 
     def test_adding_another_algorithm_changes_no_draw(self, pair, make):
-        """What others there are, before or behind, is of no concern."""
+        """Draws do not depend on other algorithms, before or after it in the list."""
         alone = state_with(pair)
         among = state_with([make.algorithm("A"), pair[0], make.algorithm("B"), pair[1]], callbacks=make.callback("C"))
 
         assert [draw(alone, one) for one in pair] == [draw(among, one) for one in pair]
 
-    def test_adding_an_algorithm_during_the_run(self, pair, make):
-        """Also a running stream goes on as if nothing had been added."""
+    def test_adding_an_algorithm_during_the_run_changes_no_draw(self, pair, make):
+        """A stream in use continues unchanged."""
         state, other = state_with(pair), state_with(pair)
         for one in (state, other):
             draw(one, pair[1])
@@ -93,15 +93,15 @@ class TestGenerator:
         assert draw(state, pair[1]) == draw(other, pair[1])
 
     def test_removing_another_algorithm_changes_no_draw(self, pair, make):
-        """A run that is resumed without one of its algorithms draws the same for the others."""
+        """A run resumed without one of its algorithms draws the same for the others."""
         state, without = state_with([make.algorithm("A"), *pair]), state_with([make.algorithm("A"), *pair])
         del without.algorithms[0]
 
         assert [draw(state, one) for one in pair] == [draw(without, one) for one in pair]
 
     @pytest.mark.parametrize("batch", [0, 1, 1000])
-    def test_a_restarted_run_draws_the_same(self, pair, batch):
-        """A new state, with another seed until it has loaded the saved one, goes on with the draws of the first."""
+    def test_restarted_run_draws_the_same(self, pair, batch):
+        """A new state with another seed draws the same after loading."""
         state = state_with(pair, rank_zero_seed=17)
         state.timestamp = Timestamp(batch=batch)
         resumed = state_with([type(one)() for one in pair], rank_zero_seed=3)
@@ -111,8 +111,8 @@ class TestGenerator:
 
         assert [draw(resumed, one) for one in resumed.algorithms] == [draw(state, one) for one in pair]
 
-    def test_drawing_does_not_touch_the_global_generator(self, pair):
-        """Dropout draws what it would have drawn."""
+    def test_drawing_does_not_advance_the_global_generator(self, pair):
+        """Dropout's draws do not change."""
         before = torch.get_rng_state()
 
         draw(state_with(pair), pair[0])
@@ -120,14 +120,14 @@ class TestGenerator:
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_owner_may_be_a_callback_or_a_name(self, make):
-        """A callback is as good as an algorithm, and code of no component takes a name."""
+        """Callbacks and names are valid owners."""
         callback = make.callback("C")
         state = state_with([], callbacks=callback)
 
         assert draw(state, callback) == draw(state_with([]), "C")
 
-    def test_algorithm_outside_of_the_state(self, pair):
-        """It draws as the only one of its class would, also if a new one is created for each batch."""
+    def test_algorithm_outside_the_state(self, pair):
+        """It draws as the only instance of its class, also if it is created for each batch."""
         state, member = State(model=None), state_with(pair[0])
 
         draws = [draw(state, type(pair[0])()) for state.timestamp in (Timestamp(), Timestamp(batch=1))]
@@ -135,15 +135,15 @@ class TestGenerator:
         assert draws == [draw(member, pair[0]) for member.timestamp in (Timestamp(), Timestamp(batch=1))]
 
     def test_algorithm_outside_changes_no_draw_of_those_inside(self, pair):
-        """It does not draw from the generator of one of its class that belongs to the state."""
+        """Its generator is separate from that of an instance in the state."""
         state, alone = state_with(pair[0]), state_with(pair[0])
 
         outside = draw(state, pair[1])
 
         assert outside != draw(state, pair[0]) == draw(alone, pair[0])
 
-    def test_of_another_microbatch(self, pair):
-        """A number that is given takes the place of the state's."""
+    def test_explicit_microbatch(self, pair):
+        """An explicit number replaces the state's."""
         state, other = state_with(pair), state_with(pair)
         other.microbatch = 3
 
@@ -151,8 +151,8 @@ class TestGenerator:
 
         assert drawn == draw(other, pair[0])
 
-    def test_removed_algorithm_is_a_stranger(self, pair):
-        """Who has left the list has no key, and the numbering closes up."""
+    def test_removed_algorithm_has_no_key(self, pair):
+        """A removed component has no key, and later ones are renumbered."""
         state = state_with(pair)
         first = pair[0]
         draw(state, pair[1])
@@ -166,13 +166,13 @@ class TestGenerator:
 
 class TestComponents:
     def test_keys(self, pair, make):
-        """The second of a class is numbered."""
+        """The second instance of a class is numbered."""
         state = state_with([pair[0], make.algorithm("A"), pair[1]])
 
         assert [state.component_key(one) for one in state.algorithms] == ["CutOut", "A", "CutOut.1"]
 
-    def test_keys_are_those_of_the_plan(self, pair, make):
-        """What the plan, the draws and the checkpoint call a component is one name."""
+    def test_keys_match_the_plan(self, pair, make):
+        """Plan, draws and checkpoints use the same keys."""
         state = state_with(pair, callbacks=[make.callback("C", "batch_end"), make.callback("C", "batch_end")])
 
         entries = [entry for entries in Engine(state).explain().entries.values() for entry in entries]
@@ -182,16 +182,16 @@ class TestComponents:
         }
 
     @pytest.mark.parametrize("field", ["algorithms", "callbacks"])
-    def test_classes_are_refused(self, field, make):
-        """A class instead of an object is a common slip, and the sentence shows the right code."""
+    def test_class_instead_of_instance_raises(self, field, make):
+        """The error shows the correct code."""
         kind = type({"algorithms": make.algorithm, "callbacks": make.callback}[field]("Thing"))
 
         with pytest.raises(TypeError, match=rf"{field} must be objects, got the class Thing; write Thing\(\)"):
             State(model=None, **{field: [kind]})
 
     @pytest.mark.parametrize("field", ["algorithms", "callbacks"])
-    def test_other_objects_are_refused(self, field):
-        """Neither at construction nor later does anything else come in."""
+    def test_other_objects_raise(self, field):
+        """Other objects raise at construction and later."""
         state = State(model=None)
 
         with pytest.raises(TypeError, match=f"{field} must be .* objects, got 'MixUp'"):
@@ -199,8 +199,8 @@ class TestComponents:
         with pytest.raises(TypeError, match=f"{field} must be .* objects, got 3"):
             getattr(state, field).append(3)
 
-    def test_two_states_share_no_list(self, pair):
-        """A list given to two states is two lists."""
+    def test_lists_are_copied(self, pair):
+        """A list passed to two states is copied."""
         first = state_with(pair)
         second = state_with(first.algorithms)
 
@@ -208,8 +208,8 @@ class TestComponents:
 
         assert first.algorithms == pair
 
-    def test_composer_s_idioms(self, make):
-        """What people do with the lists: one object, a new list from the old, +=, a search."""
+    def test_common_list_operations(self, make):
+        """A single object, a new list from the old one, +=, and search."""
         a, b, c = (make.callback(n) for n in "ABC")
         state = State(model=None, callbacks=a)
         state.callbacks = [*state.callbacks, b]
@@ -220,22 +220,22 @@ class TestComponents:
 
 
 class TestFields:
-    def test_setting_a_field_calls_no_python(self):
-        """A step sets a dozen fields; with an on_setattr of any field, attrs would set each by a Python function."""
+    def test_setting_a_field_is_not_intercepted(self):
+        """A step sets a dozen fields; an on_setattr hook on any field would slow down all."""
         assert State.__setattr__ is object.__setattr__
 
     def test_every_field_has_a_lifetime(self):
-        """What a checkpoint holds follows from the fields."""
+        """Each field has a lifetime, which determines the content of a checkpoint."""
         assert {field.metadata["lifetime"] for field in attrs.fields(State)} == {"saved", "live", "step"}
 
     def test_positional_arguments(self):
-        """The first four may be given by place."""
+        """The first four arguments may be positional."""
         state = State(None, 3, "name", "cpu")
 
         assert (state.rank_zero_seed, state.run_name, state.device) == (3, "name", torch.device("cpu"))
 
     def test_optimizers_and_schedulers_are_tuples(self, model):
-        """One or several, always kept as tuples."""
+        """One or several are stored as tuples."""
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         state = State(model=model, optimizers=optimizer, schedulers=[scheduler])
@@ -246,14 +246,14 @@ class TestFields:
 
         assert (state.optimizers, state.schedulers) == ((optimizer, optimizer), (scheduler,))
 
-    def test_optimizers_are_checked(self):
-        """Parameters are no optimizer."""
+    def test_non_optimizers_raise(self):
+        """Parameters are not an optimizer."""
         with pytest.raises(TypeError, match=r"optimizers must be torch\.optim\.Optimizer objects"):
             State(model=None, optimizers=[torch.zeros(1)])
 
     @pytest.mark.parametrize("given", ["10ep", 10, Time(10, "epoch")])
     def test_max_duration(self, given):
-        """A time, a text, or a number of epochs; at construction and later."""
+        """A Time, a string or a number of epochs, at construction and later."""
         state = State(model=None, max_duration=given)
         later = State(model=None)
         later.max_duration = given
@@ -261,32 +261,32 @@ class TestFields:
         assert state.max_duration == later.max_duration == Time(10, "ep")
 
     @pytest.mark.parametrize("given", ["0.5dur", -1])
-    def test_max_duration_must_be_a_length(self, given):
+    def test_fraction_as_max_duration_raises(self, given):
         """A training cannot be half as long as itself."""
         with pytest.raises(ValueError, match="max_duration must be a length of time such as '10ep', 0 or more"):
             State(model=None, max_duration=given)
 
     def test_precision(self):
-        """Known by its value; something else is refused."""
+        """Precisions are accepted by value; others raise."""
         state = State(model=None, precision="amp_bf16")
 
         assert state.precision is Precision.AMP_BF16
         with pytest.raises(ValueError, match="fp99"):
             state.precision = "fp99"
 
-    def test_loaders_become_specs(self):
-        """The training loader and the evaluators are wrapped; the loader itself is returned."""
+    def test_loaders_are_wrapped(self):
+        """The training loader and the evaluators are wrapped; the property returns the loader."""
         state = State(model=None, train_dataloader=[1, 2], evaluators=iter([3]))
 
         assert (state.train_dataloader, state.train_data_spec.length) == ([1, 2], 2)
         assert [evaluator.label for evaluator in state.evaluators] == ["eval"]
 
-    def test_seed_is_that_of_the_rank(self):
-        """Each process has a seed of its own."""
+    def test_rank_seed(self):
+        """Each process has its own seed."""
         assert State(model=None, rank_zero_seed=5, rank=2).seed == 7
 
-    def test_unknown_fields_are_refused(self):
-        """A misspelt attribute is an error, at construction and later."""
+    def test_unknown_fields_raise(self):
+        """A misspelled attribute raises, at construction and later."""
         with pytest.raises(TypeError, match="max_epochs"):
             State(model=None, max_epochs=3)
         with pytest.raises(AttributeError, match="inputs"):
@@ -302,13 +302,13 @@ class TestFields:
         assert (state.batch, state.batch_get_item(0)) == (("i", "new"), "i")
 
     def test_repr_is_short(self, pair):
-        """Where the run stands, in one line."""
+        """The repr is one line with the clock."""
         assert repr(state_with(pair[:0], run_name="r")) == (
             "State(run_name='r', model=NoneType, device='cpu', epoch=0, batch=0, max_duration=None, algorithms=[])"
         )
 
     def test_protocol_of_models(self, model):
-        """A module with a loss is enough of a model."""
+        """A module with a loss fulfils the protocol."""
         model.loss = lambda outputs, batch: outputs.sum()
 
         assert isinstance(model, SupportsTraining)
@@ -320,30 +320,30 @@ class TestProgress:
         [("10ep", {"epoch": 5}, 0.5), ("8ba", {"batch": 2, "epoch": 7}, 0.25), ("0ba", {}, 1.0)],
     )
     def test_elapsed_duration(self, duration, clock, elapsed):
-        """The fraction that is done, in the unit of the training's length; a training of nothing is done."""
+        """The completed fraction, in the unit of max_duration; 1 for a training of length 0."""
         state = State(model=None, max_duration=duration)
         state.timestamp = Timestamp(**clock)
 
         assert state.get_elapsed_duration() == Time(elapsed, "dur")
 
     def test_elapsed_duration_of_an_endless_training(self):
-        """Nobody knows."""
+        """It is None without a max_duration."""
         assert State(model=None).get_elapsed_duration() is None
 
     def test_reached(self):
-        """A moment in any unit, or as a fraction of the training."""
+        """A time in any unit, or a fraction of the training."""
         state = State(model=None, max_duration="10ba")
         state.timestamp = Timestamp(batch=5)
 
         assert [state.has_reached(Time.from_input(t)) for t in ("5ba", "6ba", "0.5dur", "0.6dur")] == [True, False] * 2
 
-    def test_reached_needs_a_length(self):
-        """A fraction of a training without a length is an error that says what to set."""
+    def test_fraction_without_max_duration_raises(self):
+        """A fraction without a max_duration raises an error with the remedy."""
         with pytest.raises(ValueError, match="max_duration='10ep'"):
             State(model=None).has_reached(Time(0.5, "dur"))
 
     def test_stop_training(self):
-        """The training has the length that it has by now."""
+        """max_duration becomes the current time."""
         state = State(model=None, max_duration="10ep")
         state.timestamp = Timestamp(batch=7)
 
@@ -352,7 +352,7 @@ class TestProgress:
         assert state.max_duration == Time(7, "ba")
 
     def test_set_dataloader(self):
-        """Loader, label and length go together."""
+        """Loader, label and length are set together."""
         state = State(model=None)
 
         state.set_dataloader([1], "train", 1)
@@ -363,7 +363,7 @@ class TestProgress:
 
     @pytest.mark.parametrize(("loader", "length"), [([1, 2, 3], 3), (iter([1]), None)])
     def test_length_of_a_dataloader(self, loader, length):
-        """It is the loader's own, where it has one and none is given."""
+        """It is the loader's length unless one is passed."""
         state = State(model=None)
 
         state.set_dataloader(loader, "train")
@@ -371,8 +371,8 @@ class TestProgress:
         assert state.dataloader_len == length
         assert State(model=None, dataloader=loader).dataloader_len == length
 
-    def test_length_that_is_given(self):
-        """A length counts for more than the loader's own, and None says that it is unknown."""
+    def test_explicit_dataloader_length(self):
+        """An explicit length takes precedence, and None means unknown."""
         state = State(model=None, dataloader=[1, 2], dataloader_len=1)
         given = state.dataloader_len
 
@@ -382,8 +382,8 @@ class TestProgress:
 
 
 @pytest.mark.parametrize("length", ["0ep", "-1ep", "10ba", "0.5dur"])
-def test_an_iteration_is_a_number_of_epochs(length):
-    """An iteration of another unit, or of no epoch, is refused when it is set, not in the middle of a run."""
+def test_invalid_iteration_length_raises(length):
+    """An iteration length in another unit, or of zero epochs, raises when it is set."""
     state = State(model=None)
 
     with pytest.raises(ValueError, match="iteration_length must be a number of epochs, at least 1"):

@@ -18,7 +18,7 @@ class Reporter:
 
 class TestOn:
     def test_called_between_callbacks_and_loggers(self, state, make, calls):
-        """It sees what algorithms and callbacks did, and loggers see what it logged."""
+        """It runs after algorithms and callbacks, and before loggers."""
         state.callbacks = make.callback("C", "batch_end")
         logger = Logger(state, make.destination("L", "batch_end"))
         engine = Engine(state, logger, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
@@ -41,7 +41,7 @@ class TestOn:
         assert due == [3, 6]
 
     def test_removed(self, state, calls):
-        """From the next event on it is not called; others are. Removing it again does nothing."""
+        """It is not called from the next event on; others are. Removing it again does nothing."""
         engine = Engine(state)
         first, second = (
             engine.on("fit_end", functools.partial(lambda n, s, logger: calls.append(n), n)) for n in (1, 2)
@@ -56,7 +56,7 @@ class TestOn:
         assert calls == [1, 2, 2]
 
     def test_may_remove_itself(self, state, calls):
-        """A function that has seen what it waited for may end its subscription."""
+        """A function may end its own subscription."""
         engine = Engine(state)
 
         def once(state, logger):
@@ -69,8 +69,8 @@ class TestOn:
 
         assert calls == ["once"]
 
-    def test_what_it_says_of_itself(self, state):
-        """Event, function and interval can be read; the event is a member, the interval a time."""
+    def test_attributes(self, state):
+        """Event, function and interval are attributes, with the event as a member and the interval as a Time."""
         subscription = Engine(state).on("epoch_end", report, every=2)
 
         assert isinstance(subscription, Subscription)
@@ -80,8 +80,8 @@ class TestOn:
             Time(2, "ep"),
         )
 
-    def test_errors_end_the_run(self, state):
-        """What a function raises comes through."""
+    def test_errors_propagate(self, state):
+        """An error of the function propagates."""
         engine = Engine(state)
         engine.on("batch_end", lambda state, logger: 1 / 0)
 
@@ -91,7 +91,7 @@ class TestOn:
 
 class TestPlan:
     def test_name_and_interval_are_in_the_plan(self, state):
-        """The text has the qualified name and the interval, the data too."""
+        """The text and the data have the qualified name and the interval."""
         engine = Engine(state)
         engine.on("batch_end", report, every="10ba")
         engine.on("epoch_end", Reporter.__call__.__get__(Reporter()))
@@ -105,7 +105,7 @@ class TestPlan:
         assert "report (subscription, every 10ba)" in engine.explain().to_mermaid()
 
     def test_names(self, state):
-        """A partial has its function's name, an object its class's; the second of a name is numbered."""
+        """A partial has its function's name, an object its class's; repeated names are numbered."""
         engine = Engine(state)
         for function in (report, functools.partial(functools.partial(report)), Reporter()):
             engine.on("batch_end", function)
@@ -121,7 +121,7 @@ class TestPlan:
         assert engine.explain().entries[Event.BATCH_END][1].why == "subscriptions come after callbacks"
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize(
         ("function", "message"),
         [
@@ -130,12 +130,12 @@ class TestRefusals:
             (lambda a, b, c: None, r"function must take \(state, logger\)"),
         ],
     )
-    def test_function(self, state, function, message):
-        """What cannot be called with a state and a logger is refused at once."""
+    def test_non_callable_raises(self, state, function, message):
+        """A value that cannot be called with state and logger raises."""
         with pytest.raises(TypeError, match=message):
             Engine(state).on("batch_end", function)
 
-    def test_functions_whose_arguments_nobody_knows(self, state):
+    def test_functions_without_signature(self, state):
         """Functions written in C without a signature are accepted."""
         engine = Engine(state)
 
@@ -143,8 +143,8 @@ class TestRefusals:
 
         assert [entry.kind for entry in engine.explain().entries["batch_end"]] == ["subscription"]
 
-    def test_event_and_interval(self, state):
-        """Neither a misspelt event nor an interval that is never due is taken."""
+    def test_invalid_event_or_interval_raises(self, state):
+        """A misspelled event and an interval that is never due raise."""
         engine = Engine(state)
 
         with pytest.raises(ValueError, match="There is no event 'batch_ends'; did you mean 'batch_end'"):
@@ -153,8 +153,8 @@ class TestRefusals:
             engine.on("batch_end", report, every=1)
         assert engine.explain().entries == {}
 
-    def test_closed_engine(self, state):
-        """After the end nothing is subscribed to."""
+    def test_closed_engine_raises(self, state):
+        """Subscribing after close raises."""
         engine = Engine(state)
         engine.close()
 

@@ -59,7 +59,7 @@ def make_state():
 
 
 @attrs.define(eq=False)
-class Jitter(Algorithm):
+class AddNoise(Algorithm):
     """Add noise that fades: an algorithm that fulfils the contract."""
 
     size: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
@@ -86,30 +86,30 @@ class Jitter(Algorithm):
         self._fades = state["fades"]
 
 
-def changed(base=Jitter, **attributes):
+def changed(base=AddNoise, **attributes):
     """Return a case of the same algorithm with other attributes."""
-    return Case(type("Jitter", (base,), attributes), make_state)
+    return Case(type("AddNoise", (base,), attributes), make_state)
 
 
-GOOD = Case(Jitter, make_state, refused=(("size", -1),))
+GOOD = Case(AddNoise, make_state, refused=(("size", -1),))
 
 
-class TestGood:
+class TestValidAlgorithms:
     @pytest.mark.parametrize("check", CHECKS)
     def test_each_check_passes(self, check):
         """An algorithm that fulfils the contract passes."""
         assert check(GOOD) is None
 
-    def test_all_at_once(self):
+    def test_check_algorithm_passes(self):
         """check_algorithm runs all checks."""
         assert check_algorithm(GOOD) is None
 
-    def test_all_at_once_finds_what_one_finds(self):
-        """The last check runs, too."""
+    def test_check_algorithm_runs_the_last_check(self):
+        """The last check runs too."""
         with pytest.raises(AssertionError, match="resumed after"):
             check_algorithm(changed(state_dict=lambda self: {}, load_state_dict=lambda self, state: None))
 
-    def test_global_generators_are_left_alone(self):
+    def test_global_generators_are_restored(self):
         """The suite does not change later draws of a test."""
         torch.manual_seed(3)
         random.seed(3)
@@ -121,8 +121,8 @@ class TestGood:
 
         assert (torch.rand(1), random.random()) == expected
 
-    def test_needs_no_test_framework(self):
-        """It can be imported where pytest is not installed."""
+    def test_does_not_require_pytest(self):
+        """It can be imported without pytest."""
         program = "import sys; sys.modules['pytest'] = None; import composer.core.testing"
 
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -145,14 +145,14 @@ class TestDeclarations:
     )
     def test_wrong_declarations_are_reported(self, attributes, text):
         """Unknown events and fields are detected without a training."""
-        with pytest.raises(AssertionError, match=f"Jitter.{text}"):
+        with pytest.raises(AssertionError, match=f"AddNoise.{text}"):
             check_declarations(changed(**attributes))
 
-    def test_events_that_change(self):
+    def test_changing_events(self):
         """Events that differ between two calls are detected."""
         answers = iter([{Event.BATCH_END: stage} for stage in (Stage.MIX, Stage.LOSS)] * 200)
 
-        with pytest.raises(AssertionError, match=r"Jitter.runs_at_events\(\) returned different events"):
+        with pytest.raises(AssertionError, match=r"AddNoise.runs_at_events\(\) returned different events"):
             check_declarations(changed(runs_at_events=lambda self: next(answers)))
 
     def test_overridden_match(self):
@@ -161,9 +161,9 @@ class TestDeclarations:
 
 
 class TestEvents:
-    def test_never_ran(self):
-        """An algorithm that is never called is not tested."""
-        with pytest.raises(AssertionError, match="Jitter never ran in 6 batches"):
+    def test_never_called(self):
+        """An algorithm that is never called is reported as untested."""
+        with pytest.raises(AssertionError, match="AddNoise never ran in 6 batches"):
             check_events(changed(match=lambda self, event, state: False))
 
     def test_match_may_decline(self):
@@ -177,14 +177,14 @@ class TestEvents:
         standalone = {Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
         assert {event for _, event in watch.ran} == {*Event} - standalone
 
-    def test_declared_and_never_there(self):
+    def test_unused_declared_event(self):
         """A declared event at which it never runs is reported."""
         with pytest.raises(AssertionError, match=r"declares <Event.EVAL_STANDALONE_START.* and never ran there"):
             check_events(changed(runs_at={Event.EVAL_STANDALONE_START: Stage.MIX, Event.BATCH_END: Stage.MIX}))
 
     def test_return_values(self):
-        """A returned state is ignored, which is reported."""
-        with pytest.raises(AssertionError, match=r"Jitter.apply returned .* at 'after_dataloader'"):
+        """A return value that is ignored is reported."""
+        with pytest.raises(AssertionError, match=r"AddNoise.apply returned .* at 'after_dataloader'"):
             check_events(changed(apply=lambda self, event, state, logger: state))
 
 
@@ -250,7 +250,7 @@ class TestEffects:
     def test_undeclared_reads(self, word):
         """An undeclared read is reported with the event and the declaration to write."""
         with pytest.raises(
-            AssertionError, match=rf"Jitter reads '{word}' at 'after_loss' .* Declare reads = \{{.*'{word}'"
+            AssertionError, match=rf"AddNoise reads '{word}' at 'after_loss' .* Declare reads = \{{.*'{word}'"
         ):
             check_effects(touching(READS[word], reads=ALL - {word}, writes=ALL))
 
@@ -258,11 +258,11 @@ class TestEffects:
     def test_undeclared_writes(self, word):
         """Undeclared writes are reported: by assignment, in place, and within a field's value."""
         case = touching(WRITES[word], Event.AFTER_TRAIN_BATCH, reads=ALL, writes=ALL - {word})
-        with pytest.raises(AssertionError, match=rf"Jitter writes '{word}' at 'after_train_batch' .* Declare writes"):
+        with pytest.raises(AssertionError, match=rf"AddNoise writes '{word}' at 'after_train_batch' .* Declare writes"):
             check_effects(case)
 
     @pytest.mark.parametrize("word", [*READS, *WRITES])
-    def test_declared_ones_are_fine(self, word):
+    def test_declared_fields(self, word):
         """Declared fields are not reported."""
         act, event = (READS[word], Event.AFTER_LOSS) if word in READS else (WRITES[word], Event.AFTER_TRAIN_BATCH)
 
@@ -272,17 +272,17 @@ class TestEffects:
     @pytest.mark.filterwarnings("ignore:Surgery")
     def test_changes_of_the_model(self, act):
         """Layers, hooks, modes and frozen parameters belong to the model, like weights."""
-        with pytest.raises(AssertionError, match="Jitter writes 'model' at 'batch_end'"):
+        with pytest.raises(AssertionError, match="AddNoise writes 'model' at 'batch_end'"):
             check_effects(touching(act, Event.BATCH_END, reads=ALL, writes=ALL - {"model"}))
 
-    def test_buffers_that_a_forward_pass_moves(self):
+    def test_buffers_changed_by_a_forward_pass(self):
         """An extra forward pass changes running statistics, which is reported."""
         case = touching(lambda state: state.model(state.batch), reads=ALL, writes=set())
 
-        with pytest.raises(AssertionError, match="Jitter writes 'model'"):
+        with pytest.raises(AssertionError, match="AddNoise writes 'model'"):
             check_effects(case)
 
-    def test_batch_as_a_whole(self):
+    def test_complete_batch(self):
         """The declaration of the batch includes its items."""
         case = touching(lambda state: state.batch[0].add_(1), Event.BATCH_START, reads={"batch"}, writes={"batch"})
 
@@ -306,7 +306,7 @@ def batch_state():
 
 
 @attrs.define(eq=False)
-class Keyed(Jitter):
+class Keyed(AddNoise):
     input_key: Any = 0
     target_key: Any = 1
 
@@ -315,8 +315,8 @@ Pair = namedtuple("Pair", ["image", "label"])
 
 
 class TestRecordingState:
-    def test_unpacking_a_batch_is_no_read(self, batch_state):
-        """Passing the target on unchanged is no read, and keeps the object."""
+    def test_unpacking_is_not_a_read(self, batch_state):
+        """Passing the target on unchanged is not a read, and preserves the object."""
         target = torch.ones(2)
         state = batch_state((torch.ones(2), target))
 
@@ -363,13 +363,13 @@ class TestRecordingState:
 
         assert effects.writes == {"batch.input"}
 
-    def test_values_that_stay(self, batch_state):
-        """Replacing an item by an equal one is no write."""
+    def test_equal_values(self, batch_state):
+        """Replacing an item by an equal one is not a write."""
         effects = observe(batch_state((torch.ones(2),)), None, lambda view: view.batch_set_item(0, torch.ones(2)))
 
         assert effects == Effects()
 
-    def test_nan_is_what_it_was(self, batch_state):
+    def test_unchanged_nan(self, batch_state):
         """NaN that is still NaN has not changed."""
         assert observe(batch_state((torch.tensor([float("nan")]),)), None, lambda view: None) == Effects()
 
@@ -428,9 +428,9 @@ class TestRecordingState:
             {"batch.input"}, {"batch.input"}
         )
 
-    def test_what_needs_no_declaration(self):
-        """Constants of a run may be read and declared; a draw is no read."""
-        state = State(model=None, algorithms=[algorithm := Jitter()])
+    def test_undeclared_constants(self):
+        """Constants of a run may be read without a declaration; a draw is not a read."""
+        state = State(model=None, algorithms=[algorithm := AddNoise()])
         view = RecordingState(state)
 
         view.generator(algorithm).manual_seed(1)
@@ -446,14 +446,14 @@ class TestOrder:
         """The order is correct also at events that reverse stages or the list."""
         assert check_order(changed(runs_at={event: Stage.LABEL})) is None
 
-    def test_stages_that_change(self):
+    def test_changing_stage(self):
         """A stage that differs between two calls causes a wrong order."""
         stages = iter([Stage.MIX, *[Stage.LOSS, Stage.AUGMENT] * 200])
         case = changed(
             runs_at={Event.BATCH_END: Stage.MIX}, runs_at_events=lambda self: {Event.BATCH_END: next(stages)}
         )
 
-        with pytest.raises(AssertionError, match="Jitter runs at 'batch_end' among"):
+        with pytest.raises(AssertionError, match="AddNoise runs at 'batch_end' among"):
             check_order(case)
 
 
@@ -463,7 +463,7 @@ class TestNoEffect:
         [
             (lambda: None, "and said nothing: warnings.warn"),
             (lambda: warnings.warn("Nothing here", NoEffectWarning, stacklevel=1), "does not name it: Nothing here"),
-            (lambda: warnings.warn("Jitter has nothing", UserWarning, stacklevel=1), "said nothing"),
+            (lambda: warnings.warn("AddNoise has nothing", UserWarning, stacklevel=1), "said nothing"),
         ],
     )
     def test_missing_warning(self, act, text):
@@ -475,12 +475,12 @@ class TestNoEffect:
 
         case = changed(runs_at={Event.INIT: Stage.MIX}, apply=apply)
 
-        with pytest.raises(AssertionError, match=f"Jitter found nothing to change.*{text}"):
+        with pytest.raises(AssertionError, match=f"AddNoise found nothing to change.*{text}"):
             check_no_effect(attrs.evolve(case, make_unfit_state=lambda: State(model=None)))
 
     @pytest.mark.parametrize("error", [TypeError, ValueError])
-    def test_refusing_is_as_good(self, error):
-        """An error is as good as a warning."""
+    def test_error_instead_of_warning(self, error):
+        """An error is accepted instead of a warning."""
 
         def refuse(self, event, state, logger):
             if not isinstance(state.model, Net):
@@ -494,35 +494,35 @@ class TestNoEffect:
         """A warning is a violation if there was something to change."""
 
         def warn(self, event, state, logger):
-            warnings.warn("Jitter changed nothing", NoEffectWarning, stacklevel=1)
+            warnings.warn("AddNoise changed nothing", NoEffectWarning, stacklevel=1)
 
-        with pytest.raises(AssertionError, match="Jitter had something to change and warned all the same"):
+        with pytest.raises(AssertionError, match="AddNoise had something to change and warned all the same"):
             check_no_effect(changed(apply=warn))
 
 
 @attrs.define(eq=False)
-class Converting(Jitter):
+class Converting(AddNoise):
     size: float = attrs.field(default=0.5, converter=lambda size: size / 2)
 
 
 @attrs.define(eq=False)
-class Forgetful(Jitter):
+class UnsavedCount(AddNoise):
     size: float = 0.1
 
     def __deepcopy__(self, memo):
-        return Forgetful(0.7)
+        return UnsavedCount(0.7)
 
 
 @attrs.define(eq=False, repr=False)
-class Odd(Jitter):
-    text: str = "Odd()"
+class ExtraSetting(AddNoise):
+    text: str = "ExtraSetting()"
 
     def __repr__(self):
         return self.text
 
 
 class TestSettings:
-    def test_converter_that_converts_again(self):
+    def test_non_idempotent_converter(self):
         """Settings that create a different algorithm cannot be saved."""
         with pytest.raises(
             AssertionError, match=r"Converting\(\*\*settings\) has other settings than \{'size': 0.25\}"
@@ -531,33 +531,33 @@ class TestSettings:
 
     def test_copies(self):
         """A copy must have the same settings."""
-        with pytest.raises(AssertionError, match="A copy of Forgetful has other settings"):
-            check_settings(Case(Forgetful, make_state))
+        with pytest.raises(AssertionError, match="A copy of UnsavedCount has other settings"):
+            check_settings(Case(UnsavedCount, make_state))
 
-    def test_setting_that_changes(self):
+    def test_changing_setting(self):
         """Running must not change a setting."""
 
         def grow(self, event, state, logger):
             self.size += 1
 
         with pytest.raises(
-            AssertionError, match="Running changed Jitter's setting size; store changing values in a field"
+            AssertionError, match="Running changed AddNoise's setting size; store changing values in a field"
         ):
             check_settings(changed(apply=grow))
 
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("Odd(", "prints as Odd.*, which is not how it is made"),
+            ("ExtraSetting(", "prints as ExtraSetting.*, which is not how it is made"),
             ("Even()", "not how it is made: name 'Even' is not defined"),
-            ("Odd(0.5, 'Odd()')", "makes one with other settings"),
-            ("<Odd>", "prints as <Odd>, which is not how it is made"),
+            ("ExtraSetting(0.5, 'ExtraSetting()')", "makes one with other settings"),
+            ("<ExtraSetting>", "prints as <ExtraSetting>, which is not how it is made"),
         ],
     )
     def test_repr(self, text, complaint):
         """The repr must create the algorithm."""
         with pytest.raises(AssertionError, match=complaint):
-            check_repr(Case(lambda: Odd(text=text), make_state))
+            check_repr(Case(lambda: ExtraSetting(text=text), make_state))
 
     def test_repr_of_a_function_among_the_settings(self):
         """The repr of a function cannot be evaluated; the rest is checked."""
@@ -583,11 +583,11 @@ class TestSettings:
             (TypeError("size must be positive"), "refuses size=-2 without it"),
         ],
     )
-    def test_refusals(self, error, complaint):
+    def test_errors_for_bad_settings(self, error, complaint):
         """The error must contain the setting's name and value."""
 
         @attrs.define(eq=False)
-        class Picky(Jitter):
+        class Picky(AddNoise):
             size: float = 0.1
 
             def __attrs_post_init__(self):
@@ -617,10 +617,10 @@ class TestRandomness:
             (lambda self, state: torch.rand(1, generator=state.generator("me")), r"state.generator\('me'\)"),
         ],
     )
-    def test_sources_that_belong_to_others(self, draw, source):
+    def test_foreign_generators(self, draw, source):
         """A draw from another generator depends on other draws."""
         with pytest.raises(
-            AssertionError, match=f"Jitter draws from {source}, so .*generator=state.generator\\(self\\)"
+            AssertionError, match=f"AddNoise draws from {source}, so .*generator=state.generator\\(self\\)"
         ):
             check_randomness(drawing(draw))
 
@@ -628,14 +628,14 @@ class TestRandomness:
         """NumPy's global generator is checked, too."""
         numpy = pytest.importorskip("numpy")
 
-        with pytest.raises(AssertionError, match=r"Jitter draws from numpy\.random"):
+        with pytest.raises(AssertionError, match=r"AddNoise draws from numpy\.random"):
             check_randomness(drawing(lambda self, state: numpy.random.rand()))
 
-    def test_generator_that_outlives_a_run(self):
-        """A generator that outlives a run makes two runs with one seed differ."""
+    def test_persistent_generator(self):
+        """A generator that persists across runs makes two runs with one seed differ."""
         mine = torch.Generator()
 
-        with pytest.raises(AssertionError, match="Two runs of Jitter with the same seed have different losses"):
+        with pytest.raises(AssertionError, match="Two runs of AddNoise with the same seed have different losses"):
             check_randomness(drawing(lambda self, state: torch.rand(1, generator=mine)))
 
     def test_draws_that_depend_on_others(self):
@@ -644,15 +644,15 @@ class TestRandomness:
         def draw(self, state):
             return torch.rand(len(state.algorithms), generator=state.generator(self)).sum()
 
-        with pytest.raises(AssertionError, match="Jitter draws something else beside another algorithm that draws"):
+        with pytest.raises(AssertionError, match="AddNoise draws something else beside another algorithm that draws"):
             check_randomness(drawing(draw))
 
-    def test_two_that_draw_the_same(self, monkeypatch):
+    def test_identical_draws(self, monkeypatch):
         """Two algorithms of a class must not draw the same."""
         by_key = State.generator
         monkeypatch.setattr(State, "generator", lambda self, owner, *rest: by_key(self, type(owner).__name__, *rest))
 
-        with pytest.raises(AssertionError, match="Two Jitter draw the same"):
+        with pytest.raises(AssertionError, match="Two AddNoise draw the same"):
             check_randomness(GOOD)
 
     def test_new_layers_may_draw(self):
@@ -663,42 +663,42 @@ class TestRandomness:
 
 
 class TestReuse:
-    def test_what_is_kept_from_an_earlier_training(self):
-        """State that survives from an earlier training is detected."""
+    def test_state_of_an_earlier_training(self):
+        """State that persists from an earlier training is detected."""
 
         def apply(self, event, state, logger):
             fades = self._fades
-            Jitter.apply(self, event, state, logger)
+            AddNoise.apply(self, event, state, logger)
             self._fades = fades * 0.9
 
-        with pytest.raises(AssertionError, match="Jitter was used before, and a training that begins again with it"):
+        with pytest.raises(AssertionError, match="AddNoise was used before, and a training that begins again with it"):
             check_reuse(changed(apply=apply))
 
-    def test_what_is_reset_for_the_same_model_alone(self):
+    def test_state_reset_for_the_same_model_only(self):
         """State that is reset only for the same model is detected."""
         models = {}
 
         def apply(self, event, state, logger):
-            Jitter.apply(self, event, state, logger)
+            AddNoise.apply(self, event, state, logger)
             if models.setdefault(self, state.model) is not state.model and state.timestamp.batch == 0:
                 self._fades = 0.5
 
-        with pytest.raises(AssertionError, match="Jitter was used before, and a second training with it ends"):
+        with pytest.raises(AssertionError, match="AddNoise was used before, and a second training with it ends"):
             check_reuse(changed(apply=apply))
 
-    @pytest.mark.parametrize("text", ["Jitter has been used. Make a new one.", "Make a new one."])
-    def test_refusing(self, text):
+    @pytest.mark.parametrize("text", ["AddNoise has been used. Make a new one.", "Make a new one."])
+    def test_error_on_reuse(self, text):
         """Raising an error with its name is allowed."""
 
         def apply(self, event, state, logger):
             if state.timestamp.batch == 0 and self._fades < 0.9:
                 raise RuntimeError(text)
-            Jitter.apply(self, event, state, logger)
+            AddNoise.apply(self, event, state, logger)
 
-        if text.startswith("Jitter"):
+        if text.startswith("AddNoise"):
             assert check_reuse(changed(apply=apply)) is None
         else:
-            with pytest.raises(AssertionError, match=r"Jitter refuses .* and does not name itself: Make a new one"):
+            with pytest.raises(AssertionError, match=r"AddNoise refuses .* and does not name itself: Make a new one"):
                 check_reuse(changed(apply=apply))
 
 
@@ -710,13 +710,15 @@ class TestResume:
             {"load_state_dict": lambda self, state: None},
         ],
     )
-    def test_what_is_not_saved(self, attributes):
+    def test_unsaved_state(self, attributes):
         """State that is not saved or not loaded changes the results."""
-        with pytest.raises(AssertionError, match=r"Jitter, a training that is resumed after 1 of 6 batches ends with"):
+        with pytest.raises(
+            AssertionError, match=r"AddNoise, a training that is resumed after 1 of 6 batches ends with"
+        ):
             check_resume(changed(**attributes))
 
     @pytest.mark.parametrize("value", [(1, 2), {1, 2}, object(), {3: 4}, Event.INIT])
-    def test_what_cannot_be_saved(self, value):
+    def test_unserializable_state(self, value):
         """Only plain data and tensors can be saved; the error names the path."""
         with pytest.raises(AssertionError, match=r"^state_dict\(\)\['fades'\]\[0\] (is|has the key)"):
             check_resume(changed(state_dict=lambda self: {"fades": [value]}))
@@ -733,8 +735,8 @@ class TestResume:
             (Event.FIT_START, lambda state, count: None, "algorithms"),
         ],
     )
-    def test_what_differs_is_named(self, event, act, what):
-        """The error names what differs: losses, weights, or the algorithm's state."""
+    def test_differences_are_reported(self, event, act, what):
+        """The error states what differs: losses, weights, or the algorithm's state."""
 
         @attrs.define(eq=False)
         class Counting(Algorithm):
@@ -754,7 +756,7 @@ class TestResume:
         with pytest.raises(AssertionError, match=f"resumed after 1 of 6 batches ends with other {what} than"):
             check_resume(Case(Counting, make_state))
 
-    def test_lost_halfway(self):
+    def test_state_lost_within_an_epoch(self):
         """State that is only correct at the end of an epoch is detected."""
 
         def save(self):
@@ -765,7 +767,7 @@ class TestResume:
 
 
 class TestTraining:
-    def test_events_in_the_order_of_the_drawing(self):
+    def test_events_in_the_order_of_the_diagram(self):
         """A training runs every event, in the order of Event's docstring."""
 
         class Everything(Algorithm):
@@ -789,7 +791,7 @@ class TestTraining:
 
     def test_trains(self):
         """It takes the same steps as a plain loop."""
-        state, expected = (Case(Jitter, make_state).new_state() for _ in range(2))
+        state, expected = (Case(AddNoise, make_state).new_state() for _ in range(2))
         for module in (state.model, expected.model):
             module.layers[2].p = 0.0
         optimizer = expected.optimizers[0]
@@ -804,10 +806,10 @@ class TestTraining:
         assert all(torch.equal(one, other) for one, other in pairs)
 
     @pytest.mark.parametrize("parts", [1, 4])
-    def test_length_does_not_depend_on_the_parts(self, parts):
+    def test_stopping_does_not_change_results(self, parts):
         """Results do not depend on where the training is stopped."""
-        training = Case(Jitter, make_state).train(Jitter())
-        whole = Case(Jitter, make_state).train(Jitter())
+        training = Case(AddNoise, make_state).train(AddNoise())
+        whole = Case(AddNoise, make_state).train(AddNoise())
         whole.run(4)
 
         for until in [4] if parts == 1 else range(1, 5):
@@ -827,7 +829,7 @@ class TestTraining:
 
         assert not any(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
 
-    def test_optimizer_that_computes_twice(self):
+    def test_optimizer_with_closure(self):
         """Each call of the closure has the same draws and batch."""
         seen = []
 
@@ -850,7 +852,7 @@ class TestTraining:
 
         assert [torch.equal(seen[0], one) for one in seen] == [True, True, False, False]
 
-    def test_losses_may_be_several(self):
+    def test_several_losses(self):
         """A dictionary of losses is summed."""
 
         class Double(Net):
@@ -858,7 +860,7 @@ class TestTraining:
                 loss = super().loss(outputs, batch)
                 return {"one": loss, "two": loss}
 
-        state, single = (Case(Jitter, make_state).new_state() for _ in range(2))
+        state, single = (Case(AddNoise, make_state).new_state() for _ in range(2))
         state.model.__class__ = Double
 
         trainings = [Training(one, []) for one in (state, single)]
@@ -869,8 +871,8 @@ class TestTraining:
 
 
 class TestSeeded:
-    def test_words_decide(self):
-        """The words determine the draws of torch and Python."""
+    def test_seeded_by_arguments(self):
+        """The arguments determine the draws of torch and Python."""
 
         def draw(*words):
             with seeded(*words):
@@ -881,8 +883,8 @@ class TestSeeded:
 
 
 class TestWatch:
-    def test_others_run_as_ever(self):
-        """Only the watched algorithm gets a view of the state."""
+    def test_other_algorithms_are_not_wrapped(self):
+        """Only the watched algorithm receives a view of the state."""
         states = []
 
         def look(self, event, state, logger):

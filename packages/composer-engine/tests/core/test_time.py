@@ -32,24 +32,24 @@ timestamps = st.builds(
 
 class TestTimeUnit:
     @pytest.mark.parametrize("unit", TimeUnit)
-    def test_is_found_by_value_name_and_plural(self, unit):
-        """A unit has a short value, a name and a plural, whatever their case."""
+    def test_lookup_by_value_name_and_plural(self, unit):
+        """A unit is found by its short value, name and plural, in any case."""
         words = [unit.value, unit.name, unit.name.lower(), unit.plural, unit.plural.title(), f" {unit.plural} "]
 
         assert {TimeUnit(word) for word in words} == {unit}
 
     def test_plural_of_batch_is_batches(self):
-        """Messages speak of batches."""
+        """The plural of batch is "batches"."""
         assert [unit.plural for unit in (TimeUnit.BATCH, TimeUnit.EPOCH)] == ["batches", "epochs"]
 
     @pytest.mark.parametrize("word", ["", "s", "e", "ep och", "steps", "1ep", 5, None])
-    def test_other_words_are_refused(self, word):
-        """What is no unit raises ValueError, as enums do."""
+    def test_unknown_unit_raises(self, word):
+        """An unknown unit raises ValueError, as enums do."""
         with pytest.raises(ValueError, match=r"not a valid TimeUnit"):
             TimeUnit(word)
 
 
-class TestMakingATime:
+class TestConstruction:
     @pytest.mark.parametrize(
         ("method", "unit"),
         [
@@ -62,7 +62,7 @@ class TestMakingATime:
         ],
     )
     def test_named_constructors(self, method, unit):
-        """Each unit that counts progress has a constructor of its name."""
+        """Each unit has a constructor of its name."""
         assert getattr(Time, method)(3) == Time(3, unit)
 
     @pytest.mark.parametrize(
@@ -81,20 +81,20 @@ class TestMakingATime:
         ],
     )
     def test_from_timestring(self, text, time):
-        """A number and a unit, with or without space between them."""
+        """A number and a unit, with or without a space between them."""
         parsed = Time.from_timestring(text)
 
         assert (parsed.value, parsed.unit) == (time.value, time.unit)
 
     @pytest.mark.parametrize("text", ["", "ep", "10", "10 10ep", "1h20m", "ten ep"])
-    def test_from_timestring_refuses_other_texts(self, text):
-        """The sentence says what was expected, what came and which units there are."""
+    def test_from_timestring_raises(self, text):
+        """The error states what was expected, the value and the units."""
         with pytest.raises(ValueError, match=r"must be a number followed by a unit, such as '10ep'.*'ba' \(batch\)"):
             Time.from_timestring(text)
 
     @pytest.mark.parametrize("make", [lambda: Time(1, "eps"), lambda: Time.from_timestring("1eps")])
-    def test_unknown_unit_names_the_units(self, make):
-        """A wrong unit is answered with the right ones."""
+    def test_unknown_unit_lists_the_units(self, make):
+        """The error lists the valid units."""
         with pytest.raises(ValueError, match=r"unit must be one of 'iter' \(iteration\), .* got 'eps'"):
             make()
 
@@ -114,59 +114,59 @@ class TestMakingATime:
         assert Time.from_timedelta(given) == Time(seconds, "sec")
 
     @pytest.mark.parametrize("text", ["", "20", "1h20", "m", "1ep"])
-    def test_from_timedelta_refuses_other_texts(self, text):
-        """A number needs its letter."""
+    def test_from_timedelta_raises(self, text):
+        """A number requires a unit."""
         with pytest.raises(ValueError, match=r"hours, minutes and seconds such as '1h20m40s'"):
             Time.from_timedelta(text)
 
     @pytest.mark.parametrize("given", [Time(3, "ep"), "3ep", 3, torch.tensor(3)])
     def test_from_input_and_ensure_time(self, given):
-        """A time, a text, or a number where a unit is known."""
+        """A Time, a string, or a number where a unit is given."""
         assert Time.from_input(given, "ep") == ensure_time(given, "epoch") == Time(3, "ep")
 
     @pytest.mark.parametrize("given", [None, 1.5, True, [1]])
-    def test_from_input_refuses_the_rest(self, given):
-        """The sentence names the unit that a number would be counted in."""
+    def test_from_input_raises(self, given):
+        """The error states the unit of a number."""
         with pytest.raises(TypeError, match=r"or a whole number of batches, got"):
             Time.from_input(given, "ba")
 
     @pytest.mark.parametrize("given", ["soon", "1.5ep", "1eps", 1.5, None])
     def test_from_input_names_the_parameter(self, given):
-        """An error begins with the name of the parameter that the time was given for."""
+        """Errors begin with the parameter's name."""
         with pytest.raises((TypeError, ValueError), match=r"^max_duration"):
             Time.from_input(given, "ep", name="max_duration")
 
     @pytest.mark.parametrize("given", [5, None, b"5ep"])
-    def test_from_timestring_refuses_what_is_no_text(self, given):
-        """What is no text is named, not handed to a regular expression."""
+    def test_from_timestring_with_non_string_raises(self, given):
+        """A value that is not a string raises with its type."""
         with pytest.raises(TypeError, match="must be a text such as '10ep', got"):
             Time.from_timestring(given)
 
-    def test_from_input_needs_a_unit_for_a_number(self):
-        """A bare number says nothing without a unit."""
+    def test_number_without_unit_raises(self):
+        """A number without a unit raises."""
         with pytest.raises(TypeError, match=r"a Time or a text such as '10ep', got 3\."):
             Time.from_input(3)
 
     @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])
-    def test_whole_units_refuse_fractions(self, value):
-        """Half an epoch cannot be counted."""
+    def test_fractions_of_integer_units_raise(self, value):
+        """Half an epoch raises."""
         with pytest.raises(ValueError, match=r"number of epochs, got"):
             Time(value, "ep")
 
     @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-    def test_fractional_units_refuse_what_is_not_finite(self, value):
+    def test_non_finite_durations_raise(self, value):
         """A duration is a finite number."""
         with pytest.raises(ValueError, match=r"must be a finite number of durations"):
             Time(value, "dur")
 
     @pytest.mark.parametrize("value", ["3", None, True, 1j])
-    def test_value_must_be_a_number(self, value):
-        """A text or a truth value is no count."""
+    def test_non_number_raises(self, value):
+        """A string or a bool is not a number."""
         with pytest.raises(TypeError, match=r"value must be a number of batches, got"):
             Time(value, "ba")
 
     def test_whole_floats_become_ints(self):
-        """Ten and 10.0 epochs are written alike."""
+        """Epochs of 10 and 10.0 are equal."""
         assert repr(Time(10.0, "ep")) == "Time(10, 'ep')"
 
     def test_is_frozen(self):
@@ -175,8 +175,8 @@ class TestMakingATime:
             Time(1, "ep").value = 2
 
     @given(times)
-    def test_text_round_trip(self, time):
-        """The text of a time creates an equal one, with value and unit."""
+    def test_string_round_trip(self, time):
+        """The string of a time creates an equal one, with value and unit."""
         again = Time.from_timestring(time.to_timestring())
 
         assert (again.value, again.unit) == (time.value, time.unit)
@@ -190,31 +190,31 @@ class TestMakingATime:
 class TestEqualityAndHash:
     @given(times, times)
     def test_equal_times_have_equal_hashes(self, one, other):
-        """What is equal has one hash, so times can be keys."""
+        """Equal times have one hash, so that times can be keys."""
         assert one != other or hash(one) == hash(other)
 
     @given(times)
-    def test_equals_its_number_and_its_text(self, time):
-        """A number is taken in the time's unit, a text as a time; the number's hash is the same."""
+    def test_equals_number_and_string(self, time):
+        """A number is compared in the time's unit, a string as a time; the number's hash is equal."""
         assert time == time.value == time
         assert time == str(time)
         assert hash(time) == hash(time.value)
 
-    def test_number_finds_a_time_in_a_set(self):
-        """Equal and same hash: ten is found among {ten epochs}."""
+    def test_number_in_a_set_of_times(self):
+        """10 is found in {ten epochs}."""
         assert 10 in {Time(10, "ep")}
 
     @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba", "2ep", "nonsense", None, [1], 2])
-    def test_is_unequal_to_anything_else_without_raising(self, other):
-        """Equality with another unit, or with no time at all, is False and never an error."""
+    def test_is_unequal_to_other_types(self, other):
+        """Equality with another unit or type is False and never raises."""
         assert (Time(1, "ep") == other) is False
         assert Time(1, "ep") != other
 
 
 class TestOrder:
     @given(st.integers(), st.integers(), whole_units)
-    def test_orders_as_numbers_do(self, one, other, unit):
-        """Times of one unit compare as their numbers, whatever form the other side has."""
+    def test_order_matches_numbers(self, one, other, unit):
+        """Times of one unit compare like their numbers, in any form of the other side."""
         time = Time(one, unit)
 
         for same in (Time(other, unit), other, f"{other}{unit.value}"):
@@ -226,13 +226,13 @@ class TestOrder:
             )
 
     @pytest.mark.parametrize("other", [Time(1, "ba"), "1ba"])
-    def test_units_must_agree(self, other):
-        """Epochs and batches have no order."""
+    def test_different_units_raise(self, other):
+        """Epochs and batches are not ordered."""
         with pytest.raises(ValueError, match=r"1ep and 1ba have different units"):
             _ = Time(1, "ep") < other
 
-    def test_nonsense_is_a_type_error(self):
-        """What is no time cannot be compared."""
+    def test_invalid_operand_is_a_type_error(self):
+        """Other objects cannot be compared."""
         with pytest.raises(TypeError):
             _ = Time(1, "ep") < [1]
 
@@ -240,7 +240,7 @@ class TestOrder:
 class TestArithmetic:
     @given(st.integers(), st.integers(), whole_units)
     def test_sum_and_difference(self, one, other, unit):
-        """Times of one unit are added and subtracted as their numbers; the second may be a number or text."""
+        """Times of one unit are added and subtracted like numbers; the second may be a number or string."""
         for same in (Time(other, unit), other, f"{other}{unit.value}"):
             assert Time(one, unit) + same == Time(one + other, unit)
             assert same + Time(one, unit) == Time(one + other, unit)
@@ -249,12 +249,12 @@ class TestArithmetic:
 
     @given(times)
     def test_difference_undoes_the_sum(self, time):
-        """Adding nothing, and taking a time from itself, are what they should be."""
+        """Subtraction is the inverse of addition, and zero is neutral."""
         assert time + 0 == time
         assert time - time == 0
 
     def test_sum_of_a_list(self):
-        """The built-in sum begins with the number 0."""
+        """The built-in sum starts with 0."""
         assert sum([Time(1, "ep"), Time(2, "ep")]) == Time(3, "ep")
 
     @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), whole_units)
@@ -262,28 +262,28 @@ class TestArithmetic:
         """A number beside a time multiplies it."""
         assert Time(value, unit) * factor == factor * Time(value, unit) == Time(value * factor, unit)
 
-    def test_products_are_cut_off_to_whole_numbers(self):
+    def test_products_are_truncated(self):
         """A quarter of ten epochs is two."""
         assert Time(10, "ep") * 0.25 == Time(2, "ep")
 
     @given(st.integers(0, 100), st.integers(1, 10**4))
-    def test_percentages_do_not_lose_one_to_rounding(self, percent, whole):
-        """0.29 of 100 epochs is 29, although 0.29 * 100 is a little less in floats."""
+    def test_percentages_are_exact(self, percent, whole):
+        """0.29 of 100 epochs is 29, although 0.29 * 100 is slightly less in floating point."""
         assert Time(100 * whole, "ep") * (percent / 100) == Time(percent * whole, "ep")
 
     @pytest.mark.parametrize("half", [Time(0.5, "dur"), "0.5dur", 0.5])
     def test_fraction_of_a_time_in_either_order(self, half):
-        """A duration is a fraction, so a time multiplied by it has the time's unit."""
+        """A time multiplied by a duration has the time's unit."""
         assert Time(10, "ep") * half == half * Time(10, "ep") == Time(5, "ep")
 
-    def test_two_lengths_have_no_product(self):
-        """Epochs times epochs is nothing."""
+    def test_product_of_two_times_raises(self):
+        """Epochs times epochs raises."""
         with pytest.raises(ValueError, match=r"cannot be multiplied"):
             _ = Time(2, "ep") * Time(3, "ep")
 
     @given(st.integers(-(10**9), 10**9), st.integers(1, 10**9), whole_units)
     def test_quotient_of_two_times_is_a_duration(self, value, whole, unit):
-        """How much of the other one is."""
+        """The quotient of two times is a fraction."""
         assert Time(value, unit) / Time(whole, unit) == Time(value / whole, "dur")
 
     def test_quotient_with_a_number_keeps_the_unit(self):
@@ -296,23 +296,23 @@ class TestArithmetic:
         assert Time(value, "ba") % every == Time(value % every, "ba")
 
     @pytest.mark.parametrize("operation", ["+", "-", "/", "%"])
-    def test_units_must_agree(self, operation):
-        """The sentence names both."""
+    def test_different_units_raise(self, operation):
+        """The error states both units."""
         with pytest.raises(ValueError, match=r"1ep and 1ba have different units and cannot be compared or combined"):
             eval(f"one {operation} other", {"one": Time(1, "ep"), "other": Time(1, "ba")})
 
     @pytest.mark.parametrize("operation", ["+", "-", "*", "/", "%", "<"])
-    def test_other_objects_are_type_errors(self, operation):
-        """None beside a time is a mistake."""
+    def test_invalid_operands_are_type_errors(self, operation):
+        """None as an operand is a TypeError."""
         with pytest.raises(TypeError, match=r"not supported between|unsupported operand"):
             eval(f"one {operation} None", {"one": Time(1, "ep")})
 
     def test_conversions(self):
-        """A time is read as a number, and used as an index if it counts whole things."""
+        """A time converts to a number, and to an index if its unit is integral."""
         assert (int(Time(3, "ba")), float(Time(0.5, "dur")), [*range(5)][Time(3, "ba")]) == (3, 0.5, 3)
 
-    def test_a_fraction_is_no_index(self):
-        """A duration cannot count."""
+    def test_duration_is_not_an_index(self):
+        """A duration is not an index."""
         with pytest.raises(TypeError, match=r"its unit is fractional"):
             range(Time(0.5, "dur"))
 
@@ -320,7 +320,7 @@ class TestArithmetic:
 class TestTimestamp:
     @given(timestamps, counts, counts, wall_clocks)
     def test_to_next_batch(self, clock, samples, tokens, duration):
-        """A batch counts one, its samples and tokens, and its time, in every unit that is under way."""
+        """A batch advances batches, samples, tokens and time, in all enclosing units."""
         later = clock.to_next_batch(samples, tokens, duration)
 
         assert later == clock.copy(
@@ -339,7 +339,7 @@ class TestTimestamp:
 
     @given(timestamps, wall_clocks)
     def test_to_next_epoch(self, clock, duration):
-        """An epoch counts one, and the counts within the epoch are reset."""
+        """An epoch is counted, and counts within the epoch are reset."""
         later = clock.to_next_epoch(duration)
 
         assert later == clock.copy(
@@ -356,7 +356,7 @@ class TestTimestamp:
 
     @given(timestamps, wall_clocks)
     def test_to_next_iteration(self, clock, duration):
-        """An iteration counts one, and the counts within it are reset."""
+        """An iteration is counted, and counts within it are reset."""
         later = clock.to_next_iteration(duration)
 
         assert later == Timestamp(
@@ -370,7 +370,7 @@ class TestTimestamp:
 
     @given(timestamps, st.integers(0, 10**12))
     def test_microseconds(self, clock, spent):
-        """Time spent can be said in microseconds, in which it is held, to the same effect."""
+        """Time can be passed in microseconds, its internal unit."""
         duration = dt.timedelta(microseconds=spent)
 
         assert clock.to_next_batch(1, 1, spent) == clock.to_next_batch(1, 1, duration)
@@ -380,20 +380,20 @@ class TestTimestamp:
         assert Timestamp(total_wct=spent).get("sec") == duration.total_seconds()
 
     @pytest.mark.parametrize("spent", [1.5, "1s", True])
-    def test_neither_a_length_of_time_nor_microseconds(self, spent):
-        """Seconds as a fraction are not taken for microseconds."""
+    def test_fractional_microseconds_raise(self, spent):
+        """A fraction of seconds is not accepted as microseconds."""
         with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
             Timestamp(total_wct=spent)
         with pytest.raises(TypeError, match=r"must be a datetime.timedelta or a whole number of microseconds, got"):
             Timestamp().to_next_batch(1, 0, spent)
 
     @given(timestamps)
-    def test_shown_as_it_is_made(self, clock):
-        """What a timestamp prints makes the same one."""
+    def test_repr_round_trip(self, clock):
+        """The repr creates an equal timestamp."""
         assert eval(repr(clock)) == clock
 
-    def test_a_copy_is_of_the_same_class(self):
-        """A class derived from it stays what it is."""
+    def test_copy_preserves_the_class(self):
+        """A copy of a subclass is of that subclass."""
 
         class Own(Timestamp):
             pass
@@ -401,7 +401,7 @@ class TestTimestamp:
         assert type(Own(batch=1).copy(epoch=2)) is Own
 
     @given(timestamps)
-    def test_made_of_what_it_holds(self, clock):
+    def test_constructor_round_trip(self, clock):
         """A timestamp equals a new one that is created from its values."""
         steps = (clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration(), clock.copy(batch=7))
         copies = (
@@ -414,8 +414,8 @@ class TestTimestamp:
             assert Timestamp.of(one.counts) == one
 
     @given(timestamps)
-    def test_a_step_leaves_the_timestamp_as_it_was(self, clock):
-        """Timestamps are values."""
+    def test_timestamps_are_immutable(self, clock):
+        """A step returns a new timestamp."""
         before = clock.copy()
 
         clock.to_next_batch(3), clock.to_next_epoch(), clock.to_next_iteration()
@@ -425,14 +425,14 @@ class TestTimestamp:
 
     @given(timestamps)
     def test_state_dict_round_trip_through_json(self, clock):
-        """A checkpoint gives the same clock back, to the microsecond."""
+        """The clock is restored exactly, to the microsecond."""
         saved = json.loads(json.dumps(clock.state_dict()))
 
         assert Timestamp.from_state_dict(saved) == clock
 
     @pytest.mark.parametrize("change", [{"extra": 1}, {"batch": None}])
-    def test_from_state_dict_wants_exactly_its_fields(self, change):
-        """What is missing or unknown is named."""
+    def test_from_state_dict_with_wrong_fields_raises(self, change):
+        """Missing and unexpected fields are reported."""
         saved = {key: value for key, value in (Timestamp().state_dict() | change).items() if value is not None}
 
         with pytest.raises(ValueError, match=r"missing: \['batch'\]|unknown: \['extra'\]"):
@@ -450,13 +450,13 @@ class TestTimestamp:
             ({"batch_wct": 1e300}, r"batch_wct of a saved Timestamp must be a number of seconds, got 1e\+300"),
         ],
     )
-    def test_from_state_dict_wants_numbers(self, change, text):
-        """A value that is no count is named."""
+    def test_from_state_dict_with_non_numbers_raises(self, change, text):
+        """An invalid count is reported."""
         with pytest.raises(ValueError, match=text):
             Timestamp.from_state_dict(Timestamp().state_dict() | change)
 
-    def test_load_state_dict_says_what_to_do(self):
-        """A timestamp never changes, so that there is nothing to load into."""
+    def test_load_state_dict_raises(self):
+        """A timestamp is immutable; the error states the remedy."""
         with pytest.raises(TypeError, match=r"state\.timestamp = Timestamp\.from_state_dict"):
             Timestamp().load_state_dict(Timestamp(batch=3).state_dict())
 
@@ -470,16 +470,16 @@ class TestTimestamp:
         assert clock.count(unit) == 1 + WHOLE_UNITS.index(unit)
 
     def test_get_seconds(self):
-        """Seconds are those of the wall clock."""
+        """Seconds are wall-clock time."""
         assert Timestamp(total_wct=dt.timedelta(minutes=1)).get("sec") == Time(60.0, "sec")
 
-    def test_duration_is_not_counted(self):
-        """A timestamp does not know how long the training is, and says who does."""
+    def test_get_duration_raises(self):
+        """A timestamp does not contain the length of the training; the error states where it is."""
         with pytest.raises(ValueError, match=r"see State\.get_elapsed_duration\(\)"):
             Timestamp().get("dur")
 
     def test_compares_in_the_unit_of_the_other(self):
-        """A text or a time says in which unit to compare."""
+        """A string or a time determines the unit of comparison."""
         clock = Timestamp(epoch=2, batch=30)
 
         assert clock >= "2ep"
@@ -498,12 +498,12 @@ class TestTimestamp:
 
     @pytest.mark.parametrize("batch", [-1, Time(3, "ep"), "-1ba"])
     def test_counts_are_checked(self, batch):
-        """A count is not negative and not in another unit."""
+        """Negative counts and counts of another unit raise."""
         with pytest.raises(ValueError, match=r"counts batches from 0 up, got"):
             Timestamp(batch=batch)
 
-    def test_copy_refuses_unknown_names(self):
-        """A misspelt field is an error."""
+    def test_copy_with_unknown_names_raises(self):
+        """A misspelled field raises."""
         with pytest.raises(TypeError, match=r"batches"):
             Timestamp().copy(batches=3)
 
