@@ -8,6 +8,7 @@ import pkgutil
 import pytest
 
 MODULES = [
+    "composer.ablation",
     "composer.distributed",
     "composer.export",
     "composer.loggers",

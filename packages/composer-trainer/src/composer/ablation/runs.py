@@ -1,0 +1,357 @@
+"""One run of a study, in a process of its own: a new interpreter that constructs a trainer, trains and measures."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import xxhash
+from torch import Tensor
+
+from composer.ablation.results import Result, label
+from composer.core import Event, LoggerDestination, State
+from composer.core.checks import abridged
+from composer.core.randomness import derive_seed
+from composer.core.serialization import from_data
+from composer.functional.nested import leaves
+from composer.trainer import Trainer
+from composer.trainer.reproducibility import seed_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from composer.core import Logger
+
+__all__ = ["Job", "StudyError", "run_job"]
+
+_DIGESTED_BATCHES = 2
+_PROGRAM = "from composer.ablation.runs import main; main()"
+
+
+class StudyError(ValueError):
+    """The study cannot be measured as it is set up; no result of a run."""
+
+
+class _MeasuredError(Exception):
+    """Ends a run of which only the first batches are wanted."""
+
+
+@attrs.frozen
+class Job:
+    """What a run needs, as data that can be sent to another process or machine.
+
+    Args:
+        arm: The names of the algorithms.
+        seed: The seed.
+        metric: The metric's name.
+        payload: ``(make_trainer, algorithms)``, pickled by cloudpickle.
+        folder: The folder of the study.
+        search_path: The entries of ``sys.path`` with the user's modules.
+        threads: The number of torch's threads; None for its default.
+        only_digests: Whether to stop after the first batches, whose digests are the result.
+    """
+
+    arm: tuple[str, ...]
+    seed: int
+    metric: str
+    payload: bytes = attrs.field(repr=False)
+    folder: str
+    search_path: tuple[str, ...] = attrs.field(default=(), repr=False)
+    threads: int | None = None
+    only_digests: bool = False
+
+    @property
+    def run_folder(self) -> Path:
+        """The run's own folder, for its log and its checkpoints."""
+        name = re.sub(r"[^\w+-]+", "-", label(self.arm))[:60]
+        probe = "-repeated" if self.only_digests else ""
+        # Labels may differ only in characters that a file name cannot have.
+        return Path(self.folder) / "runs" / f"{name}-{derive_seed(*self.arm) % 16**6:06x}-seed{self.seed}{probe}"
+
+
+def run_job(job: Job) -> Result:
+    """Run a job in a new interpreter and return its result; a crash of that process is a failure of the run.
+
+    Raises:
+        StudyError: The run shows that the study is not set up correctly.
+    """
+    folder, began = job.run_folder, time.perf_counter()
+    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
+    folder.mkdir(parents=True)
+    search_path = dict.fromkeys(entry or str(Path.cwd()) for entry in (*job.search_path, *sys.path))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+    if job.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(job.threads)
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603  (this interpreter)
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        sent = pickle.dumps(attrs.asdict(job))
+        with contextlib.suppress(BrokenPipeError):  # the process has died, and its exit code is reported
+            process.stdin.write(struct.pack("<Q", len(sent)) + sent)
+            process.stdin.flush()
+        # Standard input stays open: its end shows the process that this one has died.
+        answer = process.stdout.read()
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    measured = json.loads(answer) if answer and code == 0 else {"failure": _describe_exit(code, folder / "log.txt")}
+    if "error" in measured:
+        raise StudyError(measured["error"])
+    details = {"arm": list(job.arm), "seed": job.seed, "wall_seconds": time.perf_counter() - began}
+    result: Result = from_data(measured | details, Result, "the result of a run")
+    return result
+
+
+def _describe_exit(code: int, log: Path) -> str:
+    reason = f"the process ended with exit code {code}"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            reason = f"the process was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            reason += ", as the system does when memory is used up"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return abridged(reason + (f": {lines[-1]}" if lines else ""))
+
+
+def main() -> None:
+    """Run the job on standard input and write its result to standard output, which the run itself does not get."""
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        (length,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
+        job = Job(**pickle.loads(sys.stdin.buffer.read(length)))  # noqa: S301  (from the parent process)
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
+        try:
+            measured = measure(job)
+        except StudyError as error:
+            measured = {"error": str(error)}
+        json.dump(measured, answer, allow_nan=False)
+    # Threads of the user's libraries must not keep the process alive.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Construct the trainer, train, and return the measured fields of a :class:`Result`.
+
+    Raises:
+        StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
+    """
+    recorder = Recorder(job.metric, only_digests=job.only_digests)
+    failure = None
+    try:
+        make_trainer, factories = pickle.loads(job.payload)  # noqa: S301  (from the user's own process)
+        seed_all(job.seed)
+        trainer = _construct(make_trainer, [factories[name]() for name in job.arm], job)
+        with trainer:
+            recorder.attach(trainer)
+            trainer.fit()
+    except StudyError:
+        raise
+    except _MeasuredError:
+        pass
+    except Exception as error:  # noqa: BLE001  (any error is the run's result)
+        traceback.print_exc()
+        failure = abridged(f"{type(error).__name__}: {error}")
+    else:
+        recorder.check()
+    return {
+        "curve": [list(point) for point in recorder.curve],
+        "seconds": None if failure else recorder.seconds,
+        "memory": _peak_memory(),
+        "failure": failure,
+        "batches": recorder.batches.hexdigest(),
+        "weights": recorder.weights,
+    }
+
+
+def _construct(make_trainer: Callable[..., Any], algorithms: list[Any], job: Job) -> Trainer:
+    takes_folder = "folder" in inspect.signature(make_trainer).parameters
+    trainer = make_trainer(algorithms, job.seed, **({"folder": str(job.run_folder)} if takes_folder else {}))
+    if not isinstance(trainer, Trainer):
+        raise StudyError(f"make_trainer must return a Trainer, got {type(trainer).__name__}.")
+    if trainer.state.rank_zero_seed != job.seed:
+        raise StudyError(
+            f"make_trainer must pass its seed to Trainer(seed=seed): the trainer has the seed "
+            f"{trainer.state.rank_zero_seed}, expected {job.seed}."
+        )
+    if [id(one) for one in trainer.state.algorithms] != [id(one) for one in algorithms]:
+        raise StudyError(
+            "make_trainer must pass exactly its algorithms to Trainer(algorithms=algorithms), got "
+            f"{[type(one).__name__ for one in trainer.state.algorithms]}."
+        )
+    if trainer.state.timestamp.batch.value:
+        raise StudyError(
+            f"make_trainer returned a trainer that has trained {trainer.state.timestamp.batch.value} batches: runs "
+            "share its checkpoints. Add a parameter 'folder' to make_trainer and save there."
+        )
+    return trainer
+
+
+def _peak_memory() -> int | None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_allocated()
+    with contextlib.suppress(OSError):
+        # getrusage() of Linux includes the memory of the process that started this one.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource  # noqa: PLC0415  (not on Windows)
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Recorder(LoggerDestination):
+    """Records a metric after each evaluation with the time of training, and digests of the data and the weights."""
+
+    def __init__(self, metric: str, *, only_digests: bool = False) -> None:
+        self.curve: list[tuple[float, float]] = []
+        self.seconds = 0.0
+        self.batches = xxhash.xxh3_128()
+        self.weights: str | None = None
+        self._metric, self._only_digests = metric, only_digests
+        self._names = (metric, f"metrics/{metric}")
+        self._logged: dict[str, None] = {}
+        self._newest: Any = None
+        self._num_batches, self._began, self._paused = 0, 0.0, 0.0
+
+    def attach(self, trainer: Trainer) -> None:
+        """Observe a trainer that has not trained yet."""
+        if not any(Event.INIT in one.runs_at_events() or not one.runs_at_events() for one in trainer.state.algorithms):
+            digest = xxhash.xxh3_128()
+            for name, weight in trainer.state.model.state_dict().items():
+                _update(digest, name)
+                _update(digest, weight)
+            self.weights = digest.hexdigest()
+        trainer.logger.destinations.append(self)
+
+    def wrap_event(self, event: Event, call: Callable[[], object]) -> Callable[[], object]:
+        """Digest the first batches before algorithms change them."""
+        if event is not Event.AFTER_DATALOADER:
+            return call
+
+        def run() -> None:
+            if self._num_batches < _DIGESTED_BATCHES:
+                self._digest_batch()
+            call()
+
+        return run
+
+    def _digest_batch(self) -> None:
+        with self._pause():
+            self._num_batches += 1
+            for leaf in leaves(self._state.batch):
+                _update(self.batches, leaf)
+        if self._only_digests and self._num_batches == _DIGESTED_BATCHES:
+            raise _MeasuredError
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        began = self._now()
+        yield
+        self._paused += self._now() - began
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Keep the newest value of the metric."""
+        del step
+        self._logged.update(dict.fromkeys(metrics))
+        for name in self._names:
+            if name in metrics:
+                self._newest = metrics[name]
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Start the clock."""
+        del logger
+        self._state = state
+        self._began = self._now()
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Stop the clock."""
+        del state, logger
+        self._stopped = self._now()
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Record the metric, and let the clock go on."""
+        del logger
+        self._record(state, self._stopped)
+        self._paused += self._now() - self._stopped
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Record a metric that is not computed by an evaluation."""
+        del logger
+        self._record(state, self._now())
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Record the time of the training."""
+        del logger
+        now = self._now()
+        self.seconds = now - self._began - self._paused
+        self._record(state, now)
+
+    def check(self) -> None:
+        """Raise a StudyError if the metric was never logged."""
+        if not self.curve:
+            names = ", ".join(sorted(name.removeprefix("metrics/") for name in self._logged)) or "nothing"
+            raise StudyError(f"metric must be a metric that the trainer logs ({names}), got {self._metric!r}.")
+
+    def _now(self) -> float:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _record(self, state: State, now: float) -> None:
+        if self._newest is None:
+            return
+        value, self._newest = float(self._newest), None
+        batch = int(state.timestamp.batch)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"{self._metric} is {value} after {batch} batches")
+        loss = state.total_loss
+        if isinstance(loss, Tensor) and not bool(loss.isfinite().all()):
+            raise FloatingPointError(f"the training loss is {loss.tolist()} after {batch} batches")
+        self.curve.append((now - self._began - self._paused, value))
+
+
+def _update(digest: Any, value: Any) -> None:
+    if isinstance(value, (str, int, float)):
+        digest.update(repr(value).encode())
+    elif isinstance(value, Tensor) and value.numel():
+        digest.update(repr((tuple(value.shape), value.dtype)).encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,126 @@
+"""The statistics of a study: paired differences with intervals, adjusted p-values, and times to a quality."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from composer.loggers.products import import_product
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Difference", "adjusted_p_values", "paired_difference", "seeds_needed", "time_to"]
+
+CONFIDENCE = 0.95
+
+
+@attrs.frozen
+class Difference:
+    """A mean paired difference.
+
+    Args:
+        mean: The mean.
+        low: The lower end of its 95 % interval (Student's t); None for a single pair.
+        high: The upper end.
+        p_value: The two-sided p-value of a mean of 0; None for a single pair.
+        pairs: The number of pairs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    pairs: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
+    """Return the mean of ``values - baseline`` with the interval and p-value of :func:`scipy.stats.ttest_rel`.
+
+    Args:
+        values: One number for each seed.
+        baseline: The numbers of the baseline with the same seeds.
+
+    Example:
+        >>> paired_difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0]).mean
+        2.0
+    """
+    mean = math.fsum(a - b for a, b in zip(values, baseline, strict=True)) / len(values)
+    if len(values) < 2:
+        return Difference(mean, None, None, None, len(values))
+    if len({a - b for a, b in zip(values, baseline, strict=True)}) == 1:  # without spread, there is no t statistic
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(values))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are equal up to rounding
+        test = _scipy_stats().ttest_rel(values, baseline)
+        low, high = test.confidence_interval(CONFIDENCE)
+    return Difference(mean, float(low), float(high), float(test.pvalue), len(values))
+
+
+def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number by Holm's step-down method (Holm 1979, Scand. J. Statist. 6:65-70).
+
+    The smallest of ``m`` is multiplied by ``m``, the next by ``m - 1`` and so on; no value is smaller than the one
+    before it, or larger than 1. SciPy has no such function.
+
+    Example:
+        >>> adjusted_p_values([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    multiplied = [(len(order) - rank) * p_values[place] for rank, place in enumerate(order)]
+    adjusted = dict(zip(order, itertools.accumulate(multiplied, max), strict=True))
+    return [min(1.0, adjusted[place]) for place in range(len(p_values))]
+
+
+def seeds_needed(difference: Difference, most: int = 1000) -> int | None:
+    """Return how many seeds would make the interval exclude 0 if mean and spread stay the same; None above ``most``."""
+    if difference.low is None or difference.mean == 0:
+        return None
+    quantile = _scipy_stats().t.ppf
+    probability = (1 + CONFIDENCE) / 2
+    spread = (difference.mean - difference.low) / float(quantile(probability, difference.pairs - 1))
+    deviation = spread * math.sqrt(difference.pairs)
+    for seeds in range(2, most + 1):
+        if float(quantile(probability, seeds - 1)) * deviation / math.sqrt(seeds) < abs(difference.mean):
+            return seeds
+    return None
+
+
+def time_to(quality: float, curve: Sequence[tuple[float, float]], sign: int) -> float:
+    """Return the seconds of training after which a curve first reaches a quality, interpolated between evaluations.
+
+    Args:
+        quality: The value to reach.
+        curve: The seconds and values of the evaluations. A quality that the first one has reached takes its time.
+        sign: 1 if larger values are better, else -1.
+
+    Returns:
+        The seconds; infinity if the quality is not reached.
+
+    Example:
+        >>> time_to(0.75, [(1.0, 0.5), (2.0, 1.0)], sign=1)
+        1.5
+    """
+    before: tuple[float, float] | None = None
+    for seconds, value in curve:
+        if sign * value >= sign * quality:
+            if before is None:
+                return seconds
+            share = (quality - before[1]) / (value - before[1])
+            return before[0] + share * (seconds - before[0])
+        before = seconds, value
+    return math.inf
+
+
+def _scipy_stats() -> Any:
+    return import_product("scipy.stats", "ablation")
