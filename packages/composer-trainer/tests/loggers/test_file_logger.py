@@ -476,6 +476,18 @@ class TestResuming:
 
         assert (tmp_path / "log").read_bytes() == before
 
+    def test_a_copy_at_another_path(self, make_loop, tmp_path):
+        """A file that begins as the saved one is not truncated at another path, for a run of another name."""
+        first = FileLogger(str(tmp_path / "a"))
+        make_loop(first, run_name="a").fit(epochs=1).engine.close()
+        before = (tmp_path / "a").read_bytes()
+        (tmp_path / "b").write_bytes(before + before)
+
+        with pytest.raises(FileExistsError, match="which exists"):
+            resume(make_loop, FileLogger(str(tmp_path / "b")), state=first.state_dict(), batch=3, run_name="b").fit()
+
+        assert (tmp_path / "b").read_bytes() == before + before
+
     def test_file_that_is_gone(self, make_loop, tmp_path):
         """Where the earlier file is not to be found, there is a new one."""
         state = {"path": str(tmp_path / "a"), "size": 1000}
