@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composer.core.model_state import unwrapped
+from composer.functional.training.gradient_clipping import local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,5 +109,4 @@ def _averages_of(optimizer: Any, model: Any) -> Iterator[None]:
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:
     """Return the optimizer's weights; of sharded ones (DTensors) the local shards."""
-    weights = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
-    return [weight.to_local() if hasattr(weight, "device_mesh") else weight for weight in weights]
+    return local_parts([parameter.detach() for group in optimizer.param_groups for parameter in group["params"]])

@@ -12,6 +12,7 @@ from composer.core import Callback, Event, Logger, State, Time, TimeUnit
 from composer.core.checks import true_or_false, whole_number_from
 from composer.core.serializable import reset_fields
 from composer.distributed import get_world_size
+from composer.functional.training.gradient_clipping import local_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ class OptimizerMonitor(Callback):
             parameters = [
                 one for optimizer in state.optimizers for group in optimizer.param_groups for one in group["params"]
             ]
-            copies = [one.detach().clone() for one in _local(parameters)]
+            copies = [one.detach().clone() for one in local_parts(parameters)]
             self._before = dict(zip(parameters, copies, strict=True))
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
@@ -147,7 +148,7 @@ class OptimizerMonitor(Callback):
     @torch.no_grad()
     def _measure_step(self, state: State) -> None:
         sums, stepped = self._measurement, [one for one in self._measured.values() if one in self._before]
-        now, gradients = _local(stepped), _gradients(stepped)
+        now, gradients = local_parts(stepped), _gradients(stepped)
         updates = list(torch._foreach_sub([self._before[one] for one in stepped], now))
         with_moment, moments = _from_optimizers(state, stepped, _FIRST_MOMENTS)
         with_square, squares = _from_optimizers(state, stepped, _SECOND_MOMENTS)
@@ -161,7 +162,7 @@ class OptimizerMonitor(Callback):
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return _local([one.grad for one in parameters if one.grad is not None])
+    return local_parts([one.grad for one in parameters if one.grad is not None])
 
 
 def _from_optimizers(
@@ -175,13 +176,7 @@ def _from_optimizers(
             for field in fields:
                 if isinstance(state_of_parameter.get(field), torch.Tensor):
                     values[parameter] = state_of_parameter[field]
-    return list(values), _local(list(values.values()))
-
-
-def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the part of each sharded tensor that this process stores, and other tensors unchanged."""
-    either: Sequence[Any] = tensors
-    return [tensor.to_local() if _is_distributed(tensor) else tensor for tensor in either]
+    return list(values), local_parts(list(values.values()))
 
 
 def _sums(tensors: Sequence[Tensor], power: int) -> Tensor:
