@@ -208,16 +208,16 @@ def call(name, number):
     return getattr(cf, name)(*arguments, last)
 
 
-def test_every_function_is_asked():
-    """No public function is left out."""
+def test_every_function_is_tested():
+    """Each public function has cases."""
     functions = {name for name in cf.__all__ if name[0].islower()}
 
     assert functions == set(BAD)
 
 
 @pytest.mark.parametrize(("name", "number"), CASES)
-def test_the_answer_is_a_sentence(name, number):
-    """The error is raised by our own code, says what came, and says it in a sentence or two."""
+def test_errors_are_sentences(name, number):
+    """The library itself raises the error, which has the value and one or two sentences."""
     with pytest.raises((TypeError, ValueError)) as caught:
         call(name, number)
 
@@ -228,8 +228,8 @@ def test_the_answer_is_a_sentence(name, number):
     assert text.endswith((".", ")"))
 
 
-def test_nothing_is_changed():
-    """After all these calls the model that they were given is what it was."""
+def test_models_do_not_change():
+    """After all invalid calls the models are unchanged."""
     weights = {name: tensor.clone() for name, tensor in MODEL.state_dict().items()}
 
     for name, number in CASES:
@@ -384,7 +384,7 @@ def wrong_kinds(name):
 
 
 def test_every_function_has_a_valid_call():
-    """No public function is left out below, and the calls are right before something in them is made wrong."""
+    """Each public function has a valid call, which is then made invalid."""
     assert {name for name in cf.__all__ if name[0].islower()} <= set(VALID)
 
     for name, make in VALID.items():
@@ -392,8 +392,8 @@ def test_every_function_has_a_valid_call():
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_what_is_of_another_kind_is_named(name):
-    """A text, a boolean, NaN, or another wrong kind of object is answered by our own code, by the parameter's name."""
+def test_wrong_types_raise(name):
+    """A string, a bool, NaN or another wrong type raises an error of the library with the parameter's name."""
     for parameter, value in wrong_kinds(name):
         arguments = VALID[name]() | {parameter: value}
 
@@ -406,8 +406,8 @@ def test_what_is_of_another_kind_is_named(name):
 
 
 @pytest.mark.parametrize("name", ["smooth_labels", "soft_cross_entropy", "ensure_targets_one_hot", "mixup", "cutmix"])
-def test_a_label_out_of_range(name):
-    """A class id that no score belongs to is answered by the classes that there are, and the ids that came."""
+def test_label_out_of_range_raises(name):
+    """A class id out of range raises an error with the range and the ids."""
     arguments = VALID[name]()
     target = "targets" if name == "ensure_targets_one_hot" else "target"
 
@@ -415,7 +415,7 @@ def test_a_label_out_of_range(name):
         getattr(cf, name)(**arguments | {target: torch.tensor([0, 3, 1, 2])})
 
 
-class TestNamesOfOthers:
+class TestUnknownNames:
     @pytest.mark.parametrize(
         ("name", "ours"),
         [
@@ -425,17 +425,17 @@ class TestNamesOfOthers:
             ("mixupbatch", "mixup_batch"),
         ],
     )
-    def test_ours_is_suggested(self, name, ours):
-        """A name of another library, and a near miss, are answered with the public name."""
+    def test_own_name_is_suggested(self, name, ours):
+        """The name in another library, and a misspelling, suggest the public name."""
         with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Did you mean '{ours}'\?"):
             getattr(cf, name)
 
-    def test_a_name_like_no_other(self):
-        """Where nothing is near, the error says where the names are."""
+    def test_unknown_name_without_suggestion(self):
+        """Without a similar name, the error states where the names are listed."""
         with pytest.raises(AttributeError, match=r"no attribute 'quantize_kernel'\. See composer\.functional\.__all__"):
             cf.quantize_kernel  # noqa: B018
 
-    def test_absence_can_be_asked_for(self):
+    def test_hasattr_and_import_work(self):
         """``hasattr`` and ``from … import`` behave as with any module."""
         assert not hasattr(cf, "apply_ema")
         with pytest.raises(ImportError, match="apply_ema"):

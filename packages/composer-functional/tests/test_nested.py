@@ -33,7 +33,7 @@ class TestRebuild:
         """Its items cannot be replaced in a copy."""
         assert type(rebuild(MappingProxyType({"a": 1}), [2])) is dict
 
-    def test_another_number_of_items_is_refused(self):
+    def test_wrong_number_of_items_raises(self):
         """A mapping needs a new item for each of its keys."""
         with pytest.raises(ValueError, match="shorter"):
             rebuild({"a": 1, "b": 2}, [3])

@@ -21,7 +21,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(cf.__path__, "compose
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str):
-    """Every example in a docstring gives what it shows."""
+    """Every docstring example has the stated output."""
     results = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch, "nn": nn})
 
     assert results.failed == 0
@@ -29,14 +29,14 @@ def test_examples_run(name: str):
 
 @pytest.mark.parametrize("name", sorted(set(cf.__all__) - {"ReplacementFunction"}))
 def test_public_names_are_documented(name: str):
-    """Every public name has a docstring of its own with an example."""
+    """Every public name has its own docstring with an example."""
     doc = inspect.getdoc(getattr(cf, name)) or ""
 
     assert ">>>" in doc
 
 
 def test_public_list_is_sorted_and_complete():
-    """What a module lists is in the package's list, but for what modules share among themselves."""
+    """The package's list has the names of all modules' lists, except shared internals."""
     listed = {name for module in MODULES for name in getattr(importlib.import_module(module), "__all__", [])}
 
     assert list(cf.__all__) == sorted(cf.__all__)
@@ -44,7 +44,7 @@ def test_public_list_is_sorted_and_complete():
 
 
 def test_import_is_light():
-    """Importing brings torch and nothing else that is slow, and leaves torch's state alone."""
+    """Importing loads torch and no other slow module, and does not change torch's state."""
     code = (
         "import torch, sys; before = torch.get_rng_state(); loaded = set(sys.modules);"
         "import composer.functional;"
@@ -57,8 +57,8 @@ def test_import_is_light():
     assert set(run.stdout.split()) <= {"composer", "__future__"}
 
 
-def test_composer_is_a_namespace():
-    """No distribution but composer-trainer brings composer/__init__.py."""
+def test_composer_is_a_namespace_package():
+    """Only composer-trainer contains composer/__init__.py."""
     files = importlib.import_module("composer.functional").__spec__.submodule_search_locations
 
     assert all(not Path(place).parent.joinpath("__init__.py").exists() for place in files)

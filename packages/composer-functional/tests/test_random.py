@@ -24,7 +24,7 @@ def _beta_cdf(alpha: float, points: torch.Tensor) -> torch.Tensor:
 class TestDrawBeta:
     @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0, 2.5, 30.0])
     def test_draws_follow_the_distribution(self, alpha: float, generator: torch.Generator):
-        """The Kolmogorov-Smirnov distance of 4,000 draws stays below the bound that chance passes once in 10,000."""
+        """The Kolmogorov-Smirnov distance of 4,000 draws is below the bound that is exceeded with probability 1e-4."""
         count = 4000
 
         draws = torch.tensor([cf.draw_beta(alpha, generator=generator) for _ in range(count)], dtype=torch.float64)
@@ -37,8 +37,8 @@ class TestDrawBeta:
         assert distance < 2.23 / math.sqrt(count)
 
     @pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
-    def test_moments_are_those_of_the_formula(self, alpha: float, generator: torch.Generator):
-        """The mean is a half, the log-odds spread by twice the trigamma function: within four standard errors."""
+    def test_moments_match_the_formula(self, alpha: float, generator: torch.Generator):
+        """The mean is 1/2 and the log-odds have variance twice the trigamma function, within four standard errors."""
         count = 40_000
 
         draws = torch.tensor([cf.draw_beta(alpha, generator=generator) for _ in range(count)], dtype=torch.float64)
@@ -50,30 +50,30 @@ class TestDrawBeta:
         assert abs(draws.mean().item() - 0.5) < 4 * draws.std().item() / math.sqrt(count)
         assert alpha < 1 or abs(log_odds.var().item() - variance) < 4 * error
 
-    def test_tiny_alpha_draws_both_ends_alike(self, generator: torch.Generator):
-        """Where both Gamma draws are below the smallest float, half of the draws are 0 and half are 1."""
+    def test_tiny_alpha_is_balanced(self, generator: torch.Generator):
+        """If both Gamma draws underflow, half of the draws are 0 and half are 1."""
         draws = [cf.draw_beta(1e-4, generator=generator) for _ in range(2000)]
 
         assert sum(0.001 < draw < 0.999 for draw in draws) < 10
         assert abs(sum(draws) / 2000 - 0.5) < 4 * math.sqrt(0.25 / 2000)
 
     def test_huge_alpha_draws_a_half(self, generator: torch.Generator):
-        """The larger alpha, the nearer to a half."""
+        """Draws approach 1/2 for large alpha."""
         draws = [cf.draw_beta(1e8, generator=generator) for _ in range(100)]
 
         assert max(abs(draw - 0.5) for draw in draws) < 3e-4
 
     @given(alpha=st.floats(1e-6, 1e6), seed=st.integers(0, 2**40))
-    def test_same_generator_same_draw(self, alpha: float, seed: int):
-        """A draw depends on the generator alone and lies in the interval."""
+    def test_draws_depend_on_the_generator(self, alpha: float, seed: int):
+        """Draws depend only on the generator and are in the interval."""
         first = cf.draw_beta(alpha, generator=torch.Generator().manual_seed(seed))
         second = cf.draw_beta(alpha, generator=torch.Generator().manual_seed(seed))
 
         assert first == second
         assert 0 <= first <= 1
 
-    def test_global_generator_is_left_alone(self, generator: torch.Generator):
-        """With a generator handed in, torch's own does not move."""
+    def test_global_generator_is_not_used(self, generator: torch.Generator):
+        """With a generator, torch's global one is not advanced."""
         before = torch.get_rng_state()
 
         cf.draw_beta(0.2, generator=generator)
@@ -82,13 +82,13 @@ class TestDrawBeta:
         assert torch.equal(before, torch.get_rng_state())
 
     @pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan, math.inf])
-    def test_bad_alpha_is_refused(self, alpha: float):
-        """The message names the parameter and what came."""
+    def test_bad_alpha_raises(self, alpha: float):
+        """The error states the parameter and the value."""
         with pytest.raises(ValueError, match=f"alpha must be positive and finite, got {alpha}"):
             cf.draw_beta(alpha)
 
     def test_default_device_does_not_matter(self, generator: torch.Generator):
-        """Numbers are drawn on the CPU although new tensors go elsewhere by default."""
+        """Numbers are drawn on the CPU, independent of the default device."""
         with torch.device("meta"):
             draw = cf.draw_beta(0.2, generator=generator)
 
@@ -98,14 +98,14 @@ class TestDrawBeta:
 class TestDrawPermutation:
     @given(count=st.integers(0, 200), seed=st.integers(0, 2**40))
     def test_is_a_permutation(self, count: int, seed: int):
-        """Every number comes once, and the same generator gives the same order."""
+        """Each number occurs once, and draws are reproducible."""
         order = cf.draw_permutation(count, generator=torch.Generator().manual_seed(seed))
 
         assert torch.equal(order.sort().values, torch.arange(count))
         assert torch.equal(order, cf.draw_permutation(count, generator=torch.Generator().manual_seed(seed)))
 
     def test_tensor_gives_number_and_device(self, device: torch.device):
-        """For a batch, its samples are put in order, on its device, alike on every device."""
+        """For a batch, the permutation has its length and device, with equal values on each device."""
         batch = torch.zeros(6, 2, device=device)
 
         order = cf.draw_permutation(batch, generator=torch.Generator().manual_seed(3))
@@ -114,13 +114,13 @@ class TestDrawPermutation:
         assert torch.equal(order.cpu(), cf.draw_permutation(6, generator=torch.Generator().manual_seed(3)))
 
     @pytest.mark.parametrize("count", [-1, torch.tensor(3.0)])
-    def test_bad_count_is_refused(self, count: int | torch.Tensor):
-        """Neither a negative number nor a tensor without samples will do."""
+    def test_bad_count_raises(self, count: int | torch.Tensor):
+        """A negative number and an empty tensor raise."""
         with pytest.raises(ValueError, match="count must be"):
             cf.draw_permutation(count)
 
     @pytest.mark.gpu
-    def test_generator_of_a_gpu_is_refused(self):
-        """A number drawn on a device would have to be waited for."""
+    def test_cuda_generator_raises(self):
+        """Reading a number drawn on a device would synchronize."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):
             cf.draw_permutation(3, generator=torch.Generator("cuda"))

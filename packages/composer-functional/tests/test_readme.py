@@ -9,7 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_code_blocks_run(capsys):
-    """Every Python block runs, one after the other in one namespace, and training makes the loss smaller."""
+    """All Python blocks run in order in one namespace, and training lowers the loss."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     namespace: dict[str, object] = {}
 

@@ -41,7 +41,7 @@ def _gpt2():
 
 class TestOverview:
     def test_alibi_with_all_its_keywords(self):
-        """The long form puts the user's attention into every layer; zero queries show the slope of each head."""
+        """The long form uses the user's attention in every layer; zero queries give each head's slope."""
         model = _gpt2()
 
         report = cf.apply_alibi(
@@ -69,7 +69,7 @@ class TestOverview:
         assert model.config.max_position_embeddings == 8192
 
     def test_both_forms_agree(self):
-        """What the user's functions do is what the short form does by itself."""
+        """The user's functions and the short form give the same outputs."""
         models = [_gpt2(), _gpt2()]
         models[1].load_state_dict(models[0].state_dict())
         ids = torch.randint(50, (2, 40))

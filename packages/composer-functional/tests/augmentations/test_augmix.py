@@ -26,7 +26,7 @@ def add_level(img: Tensor, level: float) -> Tensor:
     return img + level
 
 
-def mix_by_hand(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
+def reference_mix(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
     """Blend chains, each computed alone as all that AugMix leaves of the image, as the formula says, in float64."""
     shape = (-1, 1, 1, 1)
     mixed = (1 - draws.mixing.double()).view(shape) * images.double()
@@ -41,8 +41,8 @@ def mix_by_hand(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
 class TestBatch:
     @pytest.mark.parametrize("width", [1, 2, 4])
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-    def test_blends_as_the_formula_says(self, dtype: torch.dtype, width: int, device: torch.device):
-        """What comes out is (1 - mixing) of the image and mixing of the weighted chains, bytes rounded once."""
+    def test_matches_the_formula(self, dtype: torch.dtype, width: int, device: torch.device):
+        """The output is (1 - mixing) of the image plus mixing of the weighted chains; bytes are rounded once."""
         white = 255 if dtype == torch.uint8 else 1
         images = (torch.rand(12, 3, 9, 8, device=device) * white).to(dtype)
         draws = cf.draw_augmix(12, 5, width=width)
@@ -50,9 +50,9 @@ class TestBatch:
         output = cf.augmix_batch(images, draws=draws)
 
         tolerance = 0.502 if dtype == torch.uint8 else 1e-6
-        assert (output.double() - mix_by_hand(images, draws)).abs().max() <= tolerance
+        assert (output.double() - reference_mix(images, draws)).abs().max() <= tolerance
 
-    def test_two_chains_by_hand(self):
+    def test_two_chains(self):
         """Half of the image, a quarter of it darkened twice, a quarter of it inverted."""
         draws = cf.AugMixDraws(
             torch.tensor([[[7], [4]], [[7], [0]]]),
@@ -75,8 +75,8 @@ class TestBatch:
         dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64]),
         depth=st.integers(-1, 3),
     )
-    def test_laws(self, seed, count, channels, size, dtype, depth):
-        """Same generator, same result; shape, dtype and range are kept, and the input is as before."""
+    def test_properties(self, seed, count, channels, size, dtype, depth):
+        """Draws are reproducible; shape, dtype and range are preserved, and the input is not modified."""
         white = 255 if dtype == torch.uint8 else 1
         images = (torch.rand(count, channels, *size) * white).to(dtype)
         before = images.clone()
@@ -94,7 +94,7 @@ class TestBatch:
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
     def test_depth_zero_is_the_identity(self, dtype: torch.dtype, device: torch.device):
-        """Chains without operations leave every bit, in a new tensor."""
+        """Chains without operations return a bit-identical copy."""
         images = (torch.rand(4, 3, 5, 6, device=device) * 200).to(dtype)
 
         output = cf.augmix_batch(images, depth=0)
@@ -103,14 +103,14 @@ class TestBatch:
         assert output.data_ptr() != images.data_ptr()
 
     def test_mixing_zero_is_the_identity(self):
-        """With no weight, chains do not show."""
+        """With mixing 0 the chains have no effect."""
         images, draws = torch.rand(4, 3, 5, 6), cf.draw_augmix(4)
         draws = cf.AugMixDraws(draws.operations, draws.magnitudes, draws.weights, torch.zeros(4))
 
         assert torch.equal(cf.augmix_batch(images, draws=draws), images)
 
-    def test_memory_format_is_kept(self, device: torch.device):
-        """Channels last stays channels last, with the same values."""
+    def test_memory_format_is_preserved(self, device: torch.device):
+        """Channels-last input gives channels-last output with the same values."""
         images, draws = torch.rand(6, 3, 8, 9, device=device), cf.draw_augmix(6)
 
         output = cf.augmix_batch(images.contiguous(memory_format=torch.channels_last), draws=draws)
@@ -118,8 +118,8 @@ class TestBatch:
         assert output.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(output, cf.augmix_batch(images, draws=draws))
 
-    def test_other_samples_do_not_matter(self):
-        """A sample alone comes out as in its batch."""
+    def test_samples_are_independent(self):
+        """A sample alone gives the same result as in its batch."""
         images, draws = torch.rand(9, 3, 8, 9), cf.draw_augmix(9)
 
         together = cf.augmix_batch(images, draws=draws)
@@ -131,8 +131,8 @@ class TestBatch:
             )
             assert torch.equal(cf.augmix_batch(images[own], draws=alone), together[own])
 
-    def test_compiles_without_a_break(self):
-        """With the draws handed in, one graph serves all of them."""
+    def test_compiles_to_one_graph(self):
+        """With draws as inputs, one graph is compiled."""
         graphs = []
         compiled = torch.compile(
             cf.augmix_batch, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph
@@ -150,7 +150,7 @@ class TestBatch:
 
 class TestDrawAugmix:
     def test_shapes(self):
-        """A weight for each chain, of each sample; the chains' weights add up to one."""
+        """There is a weight for each chain of each sample; the chains' weights sum to one."""
         draws = cf.draw_augmix(7, depth=2, width=4)
 
         assert draws.operations.shape == draws.magnitudes.shape == (2, 4, 7)
@@ -159,7 +159,7 @@ class TestDrawAugmix:
         assert (draws.operations > 0).all()
 
     def test_random_depth_is_one_two_or_three(self):
-        """Chains end after 1, 2 or 3 operations, as often, and nothing comes after an end."""
+        """Chains have 1, 2 or 3 operations with equal probability, and none after an end."""
         operations = cf.draw_augmix(1000, generator=torch.Generator().manual_seed(1)).operations
 
         lengths = (operations > 0).sum(0)
@@ -169,8 +169,8 @@ class TestDrawAugmix:
         assert stats.chisquare(counts[1:].tolist()).pvalue > 0.001
 
     @pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
-    def test_weights_are_distributed_as_the_paper_says(self, alpha: float):
-        """Each weight of a Dirichlet distribution is one of a Beta distribution; mixing is as well."""
+    def test_weight_distributions(self, alpha: float):
+        """Each Dirichlet weight has a Beta marginal distribution; mixing is Beta distributed too."""
         draws = cf.draw_augmix(2000, width=3, alpha=alpha, generator=torch.Generator().manual_seed(1))
 
         one_of_three = stats.kstest(draws.weights[1].tolist(), stats.beta(alpha, 2 * alpha).cdf)
@@ -178,7 +178,7 @@ class TestDrawAugmix:
         assert stats.kstest(draws.mixing.tolist(), stats.beta(alpha, alpha).cdf).pvalue > 0.001
 
     def test_extreme_alpha(self):
-        """Neither a tiny nor a huge alpha gives weights that are none."""
+        """A tiny or huge alpha gives valid weights."""
         for alpha in (1e-4, 1e4):
             draws = cf.draw_augmix(50, alpha=alpha)
 
@@ -188,8 +188,8 @@ class TestDrawAugmix:
 
 class TestImage:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-    def test_a_tensor_is_a_batch_of_one(self, dtype: torch.dtype):
-        """The same draw gives the same as in a batch."""
+    def test_tensor_equals_batch_of_one(self, dtype: torch.dtype):
+        """The same draw gives the same result as in a batch."""
         images, draws = (torch.rand(1, 3, 9, 8) * 255).to(dtype), cf.draw_augmix(1)
 
         output = cf.augmix_image(images[0], draws=draws)
@@ -197,8 +197,8 @@ class TestImage:
         assert torch.equal(output, cf.augmix_batch(images, draws=draws)[0])
 
     @given(seed=st.integers(0, 2**40))
-    def test_pil_images_blend_as_the_formula_says(self, seed: int):
-        """The chains that RandAugment would apply, without what it does not interpolate, weighed and rounded once."""
+    def test_pil_images_match_the_formula(self, seed: int):
+        """RandAugment's chains, without interpolated operations, are weighted and rounded once."""
         img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
         draws = cf.draw_augmix(1, augmentation_set="all", generator=torch.Generator().manual_seed(seed))
         pointwise = draws.operations.where((draws.operations < 9) | (draws.operations > 11), 0)
@@ -213,8 +213,8 @@ class TestImage:
         assert (output.mode, output.size) == (img.mode, img.size)
         assert (pil_to_tensor(output) - expected).abs().max() <= 0.501
 
-    def test_same_generator_same_image(self):
-        """A PIL image has the draws of its generator, and stays as it is."""
+    def test_draws_depend_on_the_generator(self):
+        """A PIL image is augmented with its generator's draws and not modified."""
         img = to_pil_image(torch.randint(256, (1, 9, 14), dtype=torch.uint8))
         before = img.tobytes()
 
@@ -226,13 +226,13 @@ class TestImage:
         assert img.tobytes() == before
 
     def test_depth_zero_is_the_identity(self):
-        """Without operations a PIL image is as before, bit for bit."""
+        """Without operations a PIL image is bit-identical."""
         img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
 
         assert cf.augmix_image(img, depth=0).tobytes() == img.tobytes()
 
-    def test_ones_own_functions(self):
-        """Chains of functions are blended by the same formula; -1 is the end of one."""
+    def test_custom_functions(self):
+        """Chains of functions are blended by the same formula; -1 ends a chain."""
         img = torch.ones(1, 2, 2)
         draws = cf.AugMixDraws(
             torch.tensor([[[0], [1]], [[0], [-1]]]),
@@ -248,8 +248,8 @@ class TestImage:
         assert in_bytes.dtype == torch.uint8
         assert (in_bytes == round(5 + 0.5 * (0.25 * 40 + 0.75 * 13))).all()
 
-    def test_chains_of_ones_own_functions_end(self):
-        """One, two or three of them make a chain; what comes after its end is not the first function."""
+    def test_custom_chains_end(self):
+        """Chains have one, two or three functions, and none after the end."""
         img = torch.ones(1, 1, 1)
 
         outputs = [float(cf.augmix_image(img, width=1, alpha=1e6, augmentation_set=[double])) for _ in range(60)]
@@ -257,8 +257,8 @@ class TestImage:
         # A huge alpha gives even weights: half of the image, and half of it doubled once, twice or thrice.
         assert {round(output, 1) for output in outputs} == {1.5, 2.5, 4.5}
 
-    def test_ones_own_functions_take_pil_images(self):
-        """Functions of PIL images are blended as PIL images, whatever the length of their chains."""
+    def test_custom_functions_on_pil_images(self):
+        """Functions of PIL images are blended as PIL images, for any chain length."""
         img = to_pil_image(torch.full((3, 4, 5), 40, dtype=torch.uint8))
 
         output = cf.augmix_image(img, augmentation_set=[lambda img, level: img.point(lambda value: 255 - value)])
@@ -269,8 +269,8 @@ class TestImage:
 
 
 class TestTransform:
-    def test_settings_arrive(self):
-        """What the transform was made with is what it does, shows, and keeps in a pickle."""
+    def test_settings(self):
+        """The transform applies, shows and pickles its settings."""
         transform = pickle.loads(pickle.dumps(cf.augmix(4, 2, 2, 0.5, "safe")))
         img = torch.rand(3, 8, 8)
         torch.manual_seed(2)
@@ -283,35 +283,35 @@ class TestTransform:
         )
 
 
-class TestRefused:
+class TestErrors:
     @pytest.mark.parametrize("alpha", [0, -1.0, math.nan, math.inf])
     def test_alpha_out_of_range(self, alpha: float):
-        """It parametrises two distributions."""
+        """Alpha parametrizes two distributions."""
         with pytest.raises(ValueError, match=f"alpha must be positive and finite, got {alpha}"):
             cf.augmix_batch(torch.rand(2, 3, 4, 4), alpha=alpha)
         with pytest.raises(ValueError, match=f"alpha must be positive and finite, got {alpha}"):
             cf.augmix(alpha=alpha)
 
     def test_no_chains(self):
-        """There must be one."""
+        """At least one chain is required."""
         with pytest.raises(ValueError, match="width must be at least 1, got 0"):
             cf.augmix_image(torch.rand(3, 4, 4), width=0)
         with pytest.raises(ValueError, match="width must be at least 1, got 0"):
             cf.augmix(width=0)
 
     @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 4, 4), (2, 2, 4, 4)])
-    def test_other_shapes(self, shape: tuple[int, ...]):
-        """Colours need three channels, and a batch samples."""
+    def test_invalid_shape(self, shape: tuple[int, ...]):
+        """Three channels and a batch dimension are required."""
         with pytest.raises(ValueError, match=r"input must be a batch \(N, C, H, W\) with .* got shape"):
             cf.augmix_batch(torch.zeros(shape))
 
-    def test_other_dtypes(self):
-        """Of integers only bytes have a known white."""
+    def test_invalid_dtype(self):
+        """Of integer dtypes only uint8 is supported."""
         with pytest.raises(TypeError, match=r"input must be uint8, or floating point .* got torch.int64"):
             cf.augmix_batch(torch.zeros(2, 3, 4, 4, dtype=torch.int64))
 
-    def test_draws_of_other_shapes(self):
-        """Operations, weights and mixing belong to the same samples and chains."""
+    def test_mismatched_draws(self):
+        """Operations, weights and mixing must have matching shapes."""
         draws, images = cf.draw_augmix(2), torch.rand(2, 3, 4, 4)
         others = [
             cf.draw_augmix(3),

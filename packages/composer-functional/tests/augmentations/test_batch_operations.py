@@ -48,7 +48,7 @@ MAGNITUDES = {
 }
 
 
-def apply_theirs(img: Tensor, name: str, magnitude: float, mode: InterpolationMode) -> Tensor:
+def apply_torchvision(img: Tensor, name: str, magnitude: float, mode: InterpolationMode) -> Tensor:
     """Apply torchvision's operation to one image."""
     height, width = img.shape[-2:]
     white = 255 if img.dtype == torch.uint8 else 1
@@ -96,7 +96,7 @@ def make_bytes(channels: int = 3, size: tuple[int, int] = (23, 34)) -> Tensor:
     return images
 
 
-def apply_ours(images: Tensor, draws: cf.RandAugmentDraws, interpolation: str) -> Tensor:
+def apply_batch(images: Tensor, draws: cf.RandAugmentDraws, interpolation: str) -> Tensor:
     """Apply one operation to each sample; AugMix is the one that interpolates."""
     if interpolation == "nearest":
         return cf.randaugment_batch(images, draws=draws)
@@ -108,7 +108,7 @@ def apply_each(images: Tensor, name: str, interpolation: str) -> Tensor:
     magnitudes = torch.tensor(MAGNITUDES[name]).tolist()  # as float32 has them
     mode = InterpolationMode(interpolation)
     pairs = zip(images, magnitudes, strict=True)
-    return torch.stack([apply_theirs(img, name, magnitude, mode) for img, magnitude in pairs])
+    return torch.stack([apply_torchvision(img, name, magnitude, mode) for img, magnitude in pairs])
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
@@ -116,14 +116,14 @@ def apply_each(images: Tensor, name: str, interpolation: str) -> Tensor:
 class TestAgainstTorchvision:
     @pytest.mark.parametrize("name", NAMES)
     def test_bytes(self, name: str, channels: int, interpolation: str, device: torch.device):
-        """Bytes are the same, but for a few that are rounded to the next.
+        """Bytes are equal up to rounding.
 
-        Torchvision truncates ``x / scale`` and ``a x + b y``, where we compute ``y + a (x - y)`` as Pillow does; and an
-        interpolated value at a half is rounded either way.
+        Torchvision truncates ``x / scale`` and ``a x + b y``, while this library computes ``y + a (x - y)`` as Pillow
+        does; interpolated values at a half are rounded either way.
         """
         images = make_bytes(channels).to(device)
 
-        output = apply_ours(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
+        output = apply_batch(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
 
         differences = (output.int() - apply_each(images, name, interpolation).int()).abs()
         is_interpolated = interpolation == "bilinear" and name in {"rotate", "shear_x", "shear_y"}
@@ -134,18 +134,18 @@ class TestAgainstTorchvision:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("name", [name for name in NAMES if name != "posterize"])
     def test_floats(self, name: str, channels: int, interpolation: str, dtype: torch.dtype, device: torch.device):
-        """Floats are the same up to rounding errors, but for posterize, which torchvision does by powers of two."""
+        """Floats are equal up to rounding, except for posterize, which torchvision computes with powers of two."""
         images = make_bytes(channels).to(device, dtype) / 255
 
-        output = apply_ours(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
+        output = apply_batch(images, one_step([name] * 3, MAGNITUDES[name]), interpolation)
 
         torch.testing.assert_close(output, apply_each(images, name, interpolation), atol=2e-5, rtol=0)
 
 
 class TestAgainstKornia:
     @pytest.mark.parametrize("name", ["equalize", "solarize", "color", "contrast", "brightness", "sharpness"])
-    def test_each_sample_its_own_magnitude(self, name: str):
-        """Kornia's operations, which take a magnitude for each sample too, give the same."""
+    def test_per_sample_magnitudes(self, name: str):
+        """Kornia's operations with one magnitude per sample give the same."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what kornia's import says is not ours
             from kornia import enhance
@@ -168,7 +168,7 @@ class TestAgainstKornia:
 
 class TestPosterize:
     def test_floats_are_posterized_as_bytes(self):
-        """What a data loader makes of bytes is treated as the bytes are; a fraction of a bit counts as one."""
+        """Floats that a data loader converts from bytes are treated as bytes; a fraction of a bit counts as one."""
         images = make_bytes()
         draws = one_step(["posterize"] * 3, (2.5, 0.3, 4.0))
 
@@ -180,7 +180,7 @@ class TestPosterize:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
     def test_all_bits_are_the_identity_for_bytes(self, dtype: torch.dtype):
-        """A byte is recognised in any precision, whichever way its 255th was rounded."""
+        """Bytes are recognized in any precision, for any rounding of 1/255."""
         images = (torch.arange(256, dtype=torch.float64) / 255).to(dtype).view(1, 1, 16, 16)
 
         output = cf.randaugment_batch(images, draws=one_step(["posterize"], (8.0,)))
@@ -188,7 +188,7 @@ class TestPosterize:
         assert torch.equal(output, images)
 
     def test_zero_bits_are_black(self):
-        """Nothing kept is nothing left."""
+        """With 0 bits the image is black."""
         output = cf.randaugment_batch(make_bytes(), draws=one_step(["posterize"] * 3, (0.0, 0.0, 0.0)))
 
         assert not output.any()
@@ -196,8 +196,8 @@ class TestPosterize:
 
 class TestEveryOperation:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-    def test_other_samples_do_not_matter(self, dtype: torch.dtype):
-        """All operations in one batch, two steps, give each sample what it gets alone."""
+    def test_samples_are_independent(self, dtype: torch.dtype):
+        """In a batch with all operations, two steps, each sample has the same result as alone."""
         count = len(NAMES)
         images = torch.randint(256, (count, 3, 13, 17), dtype=torch.uint8)
         images = images if dtype == torch.uint8 else images.to(dtype) / 255
@@ -211,8 +211,8 @@ class TestEveryOperation:
             alone = cf.RandAugmentDraws(steps[:, row : row + 1], magnitudes[:, row : row + 1])
             assert torch.equal(together[row : row + 1], cf.randaugment_batch(images[row : row + 1], draws=alone))
 
-    def test_large_batches_are_worked_on_in_parts(self, monkeypatch: pytest.MonkeyPatch):
-        """How many images fit in the cache does not show in the result."""
+    def test_chunk_size_does_not_matter(self, monkeypatch: pytest.MonkeyPatch):
+        """The number of images per chunk does not change the result."""
         images = torch.rand(11, 3, 8, 8)
         draws, mixture = cf.draw_randaugment(11), cf.draw_augmix(11)
         whole = cf.randaugment_batch(images, draws=draws), cf.augmix_batch(images, draws=mixture)
@@ -223,8 +223,8 @@ class TestEveryOperation:
         assert torch.equal(cf.augmix_batch(images, draws=mixture), whole[1])
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_images_without_an_inside(self, name: str):
-        """One row, one column or one pixel is enough, and one colour is as good as another."""
+    def test_tiny_images(self, name: str):
+        """One row, one column or one pixel is supported, for any color."""
         for size in [(1, 1), (1, 5), (5, 1), (2, 2)]:
             for images in (torch.rand(3, 3, *size), torch.full((3, 3, *size), 77, dtype=torch.uint8)):
                 output = cf.randaugment_batch(images, draws=one_step([name] * 3, MAGNITUDES[name]))
@@ -233,8 +233,8 @@ class TestEveryOperation:
                 assert not output.isnan().any()
 
     @pytest.mark.parametrize("name", ["autocontrast", "equalize"])
-    def test_one_colour_stays(self, name: str):
-        """A constant image has no contrast."""
+    def test_constant_images(self, name: str):
+        """A constant image has no contrast and does not change."""
         images = torch.rand(3, 3, 1, 1).expand(3, 3, 4, 5)
         output = cf.randaugment_batch(images, draws=one_step([name] * 3, (0.0, 0.0, 0.0)))
         in_bytes = cf.randaugment_batch((images * 255).byte(), draws=one_step([name] * 3, (0.0, 0.0, 0.0)))
@@ -243,7 +243,7 @@ class TestEveryOperation:
         assert torch.equal(in_bytes, (images * 255).byte())
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_nothing_waits_for_a_device(self, name: str):
+    def test_does_not_synchronize(self, name: str):
         """A meta tensor has no values: reading one would raise."""
         images = torch.empty(3, 3, 8, 8, device="meta")
         draws = one_step([name] * 3, MAGNITUDES[name])
@@ -252,7 +252,7 @@ class TestEveryOperation:
         assert cf.augmix_batch(images, draws=one_chain(draws)).device.type == "meta"
 
     def test_gradients_flow(self):
-        """Images that are computed can be changed; a factor scales the gradient."""
+        """Gradients flow to computed images; a factor scales the gradient."""
         images = torch.full((1, 3, 4, 4), 0.25, requires_grad=True)
 
         cf.randaugment_batch(images, draws=one_step(["brightness"], (1.5,))).sum().backward()
@@ -261,7 +261,7 @@ class TestEveryOperation:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_backward_runs(self, name: str):
-        """No operation changes in place what the backward pass needs."""
+        """No operation modifies in place what the backward pass needs."""
         images = torch.rand(3, 3, 6, 6, requires_grad=True)
         draws = one_step([name] * 3, MAGNITUDES[name])
         twice = cf.RandAugmentDraws(draws.operations.repeat(2, 1), draws.magnitudes.repeat(2, 1))
@@ -286,10 +286,10 @@ class _Recorder:
 
 
 @pytest.mark.parametrize(("is_compiling", "steps"), [(False, ("pinned", "cuda", True)), (True, ("cuda", False))])
-def test_nothing_is_pinned_while_compiling(
+def test_does_not_pin_memory_while_compiling(
     is_compiling: bool, steps: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """The fake tensors that a graph is made with cannot be; otherwise that is what keeps a copy from waiting."""
+    """Fake tensors cannot be pinned; outside of compilation, pinning avoids a synchronization."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
 
     assert send(_Recorder(), torch.device("cuda")).steps == steps

@@ -42,7 +42,7 @@ class TestColoutBatch:
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_keeps_the_rows_and_columns(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
-        """What is left are the rows and columns with these indices, laid out as before."""
+        """The output has the rows and columns with these indices, in the input's memory format."""
         images = torch.randint(0, 99, (2, 3, 6, 7), device=device).to(dtype).contiguous(memory_format=format)
         rows, columns = [0, 1, 4], [2, 3, 5, 6]
         before = images.clone()
@@ -63,8 +63,10 @@ class TestColoutBatch:
         ("p_row", "p_col", "size"),
         [(0.15, 0.15, (17, 34)), (0.5, 0, (10, 40)), (0, 0.99, (20, 1)), (0.99, 0.31, (1, 28))],
     )
-    def test_shares_say_how_many_go(self, shape: tuple[int, ...], p_row: float, p_col: float, size: tuple[int, int]):
-        """Rows by the first, columns by the second; the rest is rounded, and something is always left."""
+    def test_number_of_dropped_rows_and_columns(
+        self, shape: tuple[int, ...], p_row: float, p_col: float, size: tuple[int, int]
+    ):
+        """Numbers are rounded, and at least one row and column remains."""
         output = cf.colout_batch(torch.rand(shape), p_row, p_col)
 
         assert output.shape == (*shape[:-2], *size)
@@ -76,8 +78,8 @@ class TestColoutBatch:
         p_row=st.floats(0, 0.99),
         p_col=st.floats(0, 0.99),
     )
-    def test_draws_what_can_be_handed_in(self, seed: int, height: int, width: int, p_row: float, p_col: float):
-        """The same generator keeps the same rows, then columns, in their order, in all images and channels."""
+    def test_draws_can_be_passed_in(self, seed: int, height: int, width: int, p_row: float, p_col: float):
+        """The same generator selects the same sorted rows and columns in all images and channels."""
         images = torch.arange(height * width).view(height, width).expand(2, 3, height, width)
         generator = _seeded(seed)
 
@@ -89,7 +91,7 @@ class TestColoutBatch:
         assert torch.equal(first, cf.colout_batch(images, p_row, p_col, generator=_seeded(seed)))
 
     def test_dropping_nothing_is_the_identity(self):
-        """With shares of 0, images pass bit for bit, in new memory."""
+        """With fractions of 0 a bit-identical copy is returned."""
         images = torch.rand(2, 3, 5, 6)
 
         output = cf.colout_batch(images, 0, 0)
@@ -97,13 +99,13 @@ class TestColoutBatch:
         assert torch.equal(output, images)
         assert output.data_ptr() != images.data_ptr()
 
-    def test_default_drops_what_it_says(self):
-        """Fifteen percent of rows and of columns go."""
+    def test_defaults(self):
+        """Fifteen percent of rows and of columns are dropped."""
         assert cf.colout_batch(torch.rand(1, 3, 100, 200)).shape == (1, 3, 85, 170)
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-    def test_gradient_is_zero_where_it_was_dropped(self, format: torch.memory_format):
-        """Every pixel that is left gets its gradient, the others none."""
+    def test_gradient_of_dropped_pixels_is_zero(self, format: torch.memory_format):
+        """Selected pixels receive their gradient, dropped ones none."""
         images = torch.rand(2, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=format).requires_grad_()
         rows, columns = torch.tensor([0, 2]), torch.tensor([1, 2])
 
@@ -115,8 +117,8 @@ class TestColoutBatch:
         assert torch.equal(gradient, kept.expand_as(gradient))
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-    def test_compiles_without_a_break(self, format: torch.memory_format):
-        """With the draws handed in, it is one graph, for a pair as well."""
+    def test_compiles_to_one_graph(self, format: torch.memory_format):
+        """With draws as inputs, one graph is compiled, also for a pair."""
         compiled = torch.compile(cf.colout_batch, fullgraph=True, backend="eager")
         images, masks = torch.rand(2, 3, 5, 6).contiguous(memory_format=format), torch.rand(2, 5, 6)
         rows, columns = [0, 2, 3], [1, 4]
@@ -127,13 +129,13 @@ class TestColoutBatch:
         assert torch.equal(smaller, _pick(masks, rows, columns))
 
     @pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4, 4, 4)])
-    def test_other_shapes_are_refused(self, shape: tuple[int, ...]):
-        """The last two dimensions have to be height and width."""
+    def test_invalid_shape_raises(self, shape: tuple[int, ...]):
+        """The last two dimensions must be height and width."""
         with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) or \(C, H, W\) with at least one"):
             cf.colout_batch(torch.rand(shape))
 
     @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 0, 4)])
-    def test_empty_batch_is_refused(self, shape: tuple[int, ...]):
+    def test_empty_batch_raises(self, shape: tuple[int, ...]):
         """There must be something left."""
         with pytest.raises(ValueError, match="at least one pixel"):
             cf.colout_batch(torch.rand(shape))
@@ -141,29 +143,29 @@ class TestColoutBatch:
             cf.colout_batch(PIL.Image.new("L", (0, 3)))
 
     @pytest.mark.parametrize("sample", ["image", np.zeros((3, 4, 4)), (1, 2), (torch.rand(3, 4, 4),) * 3])
-    def test_other_types_are_refused(self, sample: object):
-        """It takes tensors, PIL images and pairs."""
+    def test_invalid_type_raises(self, sample: object):
+        """Tensors, PIL images and pairs are supported."""
         with pytest.raises(TypeError, match="sample must be a tensor, a PIL image, or a pair"):
             cf.colout_batch(sample)
 
     @pytest.mark.parametrize("p", [-0.1, 1.0, math.nan])
     @pytest.mark.parametrize("name", ["p_row", "p_col"])
-    def test_share_out_of_range_is_refused(self, p: float, name: str):
-        """The message names the parameter, its range and what came."""
+    def test_fraction_out_of_range_raises(self, p: float, name: str):
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\), got {p}"):
             cf.colout_batch(torch.rand(3, 4, 4), **{name: p})
 
     @pytest.mark.parametrize("name", ["row_indices", "col_indices"])
-    def test_bad_indices_are_refused(self, name: str):
-        """A list of at least one index is needed."""
+    def test_bad_indices_raise(self, name: str):
+        """A list of at least one index is required."""
         for indices in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
             with pytest.raises(
                 ValueError, match=rf"{name} must hold the indices of those that remain, shape \(K,\), got"
             ):
                 cf.colout_batch(torch.rand(3, 4, 4), **{name: indices})
 
-    def test_unknown_setting_is_refused(self):
-        """The message names the three."""
+    def test_unknown_resize_target_raises(self):
+        """The error lists the three values."""
         with pytest.raises(ValueError, match="resize_target must be True, False or 'auto', got 'always'"):
             cf.colout_batch(torch.rand(3, 4, 4), resize_target="always")
 
@@ -171,8 +173,8 @@ class TestColoutBatch:
 class TestTargets:
     @pytest.mark.parametrize("container", [tuple, list])
     @pytest.mark.parametrize("shape", [(4, 20, 40), (4, 1, 20, 40)])
-    def test_masks_lose_the_same(self, container: type, shape: tuple[int, ...]):
-        """Targets of the images' size go on fitting, and a pair comes back as it came."""
+    def test_masks_are_reduced_alike(self, container: type, shape: tuple[int, ...]):
+        """Targets of the images' size lose the same rows and columns, and a pair is returned as a pair."""
         masks = torch.randint(0, 50, shape)
         images = masks.view(4, 1, 20, 40).float()
 
@@ -186,14 +188,14 @@ class TestTargets:
         "target",
         [torch.arange(20), torch.rand(20, 40), torch.rand(20, 9, 4), torch.rand(3, 20, 40), {"boxes": 1}, None, 7],
     )
-    def test_other_targets_pass(self, target: object):
-        """Labels, boxes and whatever else have nothing to lose."""
+    def test_other_targets_are_unchanged(self, target: object):
+        """Labels, boxes and other targets do not change."""
         _, passed = cf.colout_batch((torch.rand(20, 3, 20, 40), target))
 
         assert passed is target
 
-    def test_off_means_off(self):
-        """A mask is left alone if so wished."""
+    def test_resize_target_false(self):
+        """With resize_target=False a mask does not change."""
         masks = torch.rand(2, 8, 8)
 
         images, passed = cf.colout_batch((torch.rand(2, 3, 8, 8), masks), 0.5, 0.5, resize_target=False)
@@ -202,7 +204,7 @@ class TestTargets:
         assert images.shape == (2, 3, 4, 4)
 
     def test_mask_of_a_single_image(self):
-        """Beside an image (C, H, W), a mask has two dimensions or three."""
+        """The mask of an image (C, H, W) has two or three dimensions."""
         mask = torch.randint(0, 50, (20, 40))
 
         image, smaller = cf.colout_batch((mask[None].float(), mask), resize_target=True)
@@ -212,8 +214,8 @@ class TestTargets:
         assert cubed.shape == (1, 17, 34)
 
     @pytest.mark.parametrize("target", [torch.arange(4), torch.rand(4, 9, 8), torch.rand(3, 8, 8), [1, 2], None])
-    def test_what_cannot_lose_is_refused(self, target: object):
-        """With resize_target=True a target without pixels is an error, with the remedy."""
+    def test_target_without_pixels_raises(self, target: object):
+        """With resize_target=True, a target without pixels raises an error with the remedy."""
         with pytest.raises(
             ValueError, match=r"target must be an image or a mask with .* \(8, 8\).* resize_target=False"
         ):
@@ -222,8 +224,8 @@ class TestTargets:
 
 class TestPilImages:
     @pytest.mark.parametrize("mode", MODES)
-    def test_keeps_the_rows_and_columns(self, mode: str):
-        """The pixels left are those of the array, in any mode, and the picture is as before."""
+    def test_selects_rows_and_columns(self, mode: str):
+        """The pixels equal those of the array, in any mode, and the input is not modified."""
         picture = _picture(mode)
         pixels = np.asarray(picture)
         rows, columns = [1, 2, 5, 6], [0, 3, 4, 8]
@@ -235,7 +237,7 @@ class TestPilImages:
         assert output.getpalette() == picture.getpalette()
         assert np.array_equal(np.asarray(picture), pixels)
 
-    def test_loses_what_a_tensor_loses(self):
+    def test_equals_tensor_result(self):
         """The same generator drops the same rows and columns of a PIL image as of a tensor."""
         picture = _picture("RGB", 30, 20)
         tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
@@ -248,8 +250,8 @@ class TestPilImages:
         )
 
     @pytest.mark.parametrize("setting", [True, "auto"])
-    def test_masks_lose_the_same(self, setting: bool | str):
-        """A mask beside the picture may be a PIL image or a tensor."""
+    def test_masks_are_reduced_alike(self, setting: bool | str):
+        """The mask of a PIL image may be a PIL image or a tensor."""
         picture = _picture("L", 30, 20)
         mask = torch.from_numpy(np.array(picture))
 
@@ -261,8 +263,8 @@ class TestPilImages:
         for other in (smaller, tensor.numpy(), of_tensor):
             assert np.array_equal(np.asarray(output), np.asarray(other))
 
-    def test_picture_of_another_size_passes(self):
-        """Only a target of the input's size is one of its pixels."""
+    def test_image_of_another_size_is_unchanged(self):
+        """Only a target of the input's size is reduced."""
         thumbnail = _picture("L", 4, 4)
 
         _, passed = cf.colout_batch((_picture("RGB"), thumbnail))
@@ -270,9 +272,9 @@ class TestPilImages:
         assert passed is thumbnail
 
 
-class TestDrawKept:
-    def test_every_one_is_dropped_as_often(self):
-        """In many draws each of ten is kept with probability 0.7."""
+class TestDrawSelected:
+    def test_each_index_is_equally_likely(self):
+        """In many draws each of ten indices is selected with probability 0.7."""
         counts = torch.zeros(10)
 
         for seed in range(2000):
@@ -283,22 +285,22 @@ class TestDrawKept:
         assert counts.sum() == 2000 * 7
         assert (counts / 2000 - 0.7).abs().max() < 4.5 * math.sqrt(0.7 * 0.3 / 2000)
 
-    def test_follows_a_tensor(self, device: torch.device):
-        """For a tensor the indices are on its device, and those that a number would give."""
+    def test_device_follows_the_tensor(self, device: torch.device):
+        """For a tensor the indices are on its device, with the same values as for a number."""
         kept = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=_seeded(1))
 
         assert kept.device.type == device.type
         assert kept.tolist() == cf.draw_kept(9, 0.5, generator=_seeded(1)).tolist()
 
-    def test_share_out_of_range_is_refused(self):
-        """All cannot go."""
+    def test_fraction_out_of_range_raises(self):
+        """Not all can be dropped."""
         with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1"):
             cf.draw_kept(4, 1)
 
 
 class TestColOutTransform:
-    def test_is_what_colout_makes(self):
-        """The function's arguments are the transform's, and both are checked."""
+    def test_equals_colout_batch(self):
+        """The transform has the function's arguments, and both are validated."""
         transform = cf.colout(0.25, 0.5, resize_target=False)
         mask = torch.rand(8, 8)
 
@@ -313,7 +315,7 @@ class TestColOutTransform:
             cf.ColOutTransform(resize_target="never")
 
     def test_can_be_pickled(self):
-        """A copy by pickle does the same."""
+        """A pickled copy gives the same result."""
         transform = cf.colout(0.25, 0.5)
         image = torch.rand(3, 16, 16)
 
@@ -327,8 +329,8 @@ class TestColOutTransform:
     # From 3.12 on Python says so of any process with threads, and torch has some.
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
-    def test_works_in_the_workers_of_a_loader(self, context: str, workers: int):
-        """Composed with torchvision's transforms, it drops other rows and columns of each image, as many of all."""
+    def test_works_in_worker_processes(self, context: str, workers: int):
+        """In worker processes it drops different rows and columns of each image, the same number of all."""
         transform = transforms.Compose([cf.colout(0.25, 0.5), transforms.PILToTensor()])
         plain, dropped = (
             FakeData(size=4, image_size=(3, 16, 16), transform=each) for each in (transforms.PILToTensor(), transform)

@@ -23,7 +23,7 @@ class TestCutmixBatch:
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_pastes_the_partners_box(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
-        """A pixel is the partner's if it lies in the box, rows first, and the sample's own otherwise."""
+        """Pixels in the box are the partner's, others the sample's own."""
         images = torch.randint(0, 100, (4, 3, 5, 7), device=device).to(dtype).contiguous(memory_format=format)
         partners = torch.tensor([2, 0, 3, 1], device=device)
 
@@ -43,7 +43,7 @@ class TestCutmixBatch:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_agrees_with_torchvision(self, seed: int, monkeypatch: pytest.MonkeyPatch):
-        """With torchvision's box, and its partner, the neighbour in the batch, images and labels are the same."""
+        """With torchvision's box and partner, the neighbour in the batch, images and labels are equal."""
         images, labels = torch.rand(6, 3, 16, 24), torch.tensor([0, 1, 2, 3, 1, 0])
         boxes = []
         original = v2.CutMix.make_params
@@ -68,16 +68,16 @@ class TestCutmixBatch:
     @pytest.mark.parametrize(
         ("size", "length", "sides"), [((32, 32), 0.5, (16, 16)), ((20, 40), 0.26, (5, 10)), ((9, 7), 1.0, (9, 7))]
     )
-    def test_length_is_a_share_of_each_side(self, size: tuple[int, int], length: float, sides: tuple[int, int]):
-        """The box has the image's proportions, its sides rounded to pixels; where it is not cut off, exactly."""
+    def test_length_is_a_fraction_of_each_side(self, size: tuple[int, int], length: float, sides: tuple[int, int]):
+        """The box has the image's aspect ratio, with sides rounded to pixels."""
         boxes = [cf.draw_cutmix_box(size, length, generator=_seeded(seed)) for seed in range(200)]
 
         assert max(x2 - x1 for x1, _, x2, _ in boxes) == sides[0]
         assert max(y2 - y1 for _, y1, _, y2 in boxes) == sides[1]
 
     @pytest.mark.parametrize("settings", [{"length": 0}, {"alpha": 0}, {"length": 0, "uniform_sampling": True}])
-    def test_without_a_box_it_is_the_identity(self, settings: dict[str, float]):
-        """Nothing is pasted, and all weight is the sample's own."""
+    def test_empty_box_is_the_identity(self, settings: dict[str, float]):
+        """Nothing is pasted, and the sample has weight 1."""
         images = torch.rand(4, 3, 5, 6)
 
         mixed, _, weight, _ = cf.cutmix_batch(images, torch.arange(4), **settings)
@@ -92,8 +92,10 @@ class TestCutmixBatch:
         length=st.none() | st.floats(0, 1),
         uniform=st.booleans(),
     )
-    def test_same_generator_same_result(self, seed: int, count: int, alpha: float, length: float | None, uniform: bool):
-        """What is drawn depends on the generator alone, and can be handed in; the weight is what is left of oneself."""
+    def test_draws_depend_on_the_generator(
+        self, seed: int, count: int, alpha: float, length: float | None, uniform: bool
+    ):
+        """Draws are reproducible and can be passed in; the weight is the remaining area."""
         images, labels = torch.arange(count).view(-1, 1, 1, 1).expand(count, 1, 6, 5), torch.arange(count)
 
         def run(**draws: object) -> tuple[torch.Tensor, torch.Tensor, float, tuple[int, ...]]:
@@ -111,8 +113,8 @@ class TestCutmixBatch:
             own = (first[0][sample] == sample).double().mean()
             torch.testing.assert_close(own.item(), 1.0 if partner == sample else first[2])
 
-    def test_inputs_are_untouched(self):
-        """Images and labels are as before, even where the batch is one image seen several times."""
+    def test_inputs_are_not_modified(self):
+        """Images and labels are not modified, also in an expanded batch."""
         images, labels = torch.rand(1, 3, 6, 6).expand(4, 3, 6, 6), torch.arange(4)
         images_before, labels_before = images.clone(), labels.clone()
 
@@ -123,7 +125,7 @@ class TestCutmixBatch:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_gradients_flow_to_both_images(self, format: torch.memory_format):
-        """Each output pixel passes its gradient to the one that it was taken from."""
+        """Each output pixel passes its gradient to its source."""
         images = torch.rand(2, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=format).requires_grad_()
         swap = torch.tensor([1, 0])
 
@@ -133,8 +135,8 @@ class TestCutmixBatch:
         assert torch.autograd.gradcheck(paste, images)
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-    def test_compiles_without_a_break(self, format: torch.memory_format):
-        """With the draws handed in, it is one graph, and other boxes are right as well."""
+    def test_compiles_to_one_graph(self, format: torch.memory_format):
+        """With draws as inputs, one graph serves all boxes."""
         compiled = torch.compile(cf.cutmix_batch, fullgraph=True, backend="eager")
         images = torch.zeros(2, 3, 6, 6).contiguous(memory_format=format)
         images[1] = 1
@@ -150,23 +152,23 @@ class TestCutmixBatch:
             assert weight == 1 - 6 / 36
 
     @pytest.mark.parametrize("shape", [(2, 6, 8), (2, 1, 6, 8)])
-    def test_masks_are_refused(self, shape: tuple[int, ...]):
-        """A weight for the whole image does not suit a mask; the message says what does."""
+    def test_masks_raise(self, shape: tuple[int, ...]):
+        """Masks raise an error that names the function for them."""
         with pytest.raises(ValueError, match=r"target must be one label for each image, got a mask .* Use cutmix"):
             cf.cutmix_batch(torch.rand(2, 3, 6, 8), torch.zeros(shape))
 
     @pytest.mark.parametrize("shape", [(3, 4, 4), (4, 4), (2, 3, 4, 4, 4)])
-    def test_other_shapes_are_refused(self, shape: tuple[int, ...]):
-        """Images come as (N, C, H, W)."""
+    def test_invalid_shape_raises(self, shape: tuple[int, ...]):
+        """Images have the shape (N, C, H, W)."""
         with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) with at least one pixel"):
             cf.cutmix_batch(torch.rand(shape), torch.arange(shape[0]))
 
-    def test_empty_batch_is_refused(self):
-        """There must be something to mix."""
+    def test_empty_batch_raises(self):
+        """At least one sample is required."""
         with pytest.raises(ValueError, match="at least one pixel, got shape"):
             cf.cutmix_batch(torch.rand(0, 3, 4, 4), torch.arange(0))
 
-    def test_other_types_are_refused(self):
+    def test_invalid_type_raises(self):
         """Images and targets are tensors."""
         with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
             cf.cutmix_batch([[1.0]], torch.arange(1))
@@ -177,18 +179,18 @@ class TestCutmixBatch:
                 cf.cutmix_batch(torch.rand(2, 3, 4, 4), torch.arange(2), indices=indices)
 
     @pytest.mark.parametrize("target", [torch.arange(3), torch.tensor(1)])
-    def test_target_of_another_batch_is_refused(self, target: torch.Tensor):
-        """Samples and targets come in pairs."""
+    def test_mismatched_target_raises(self, target: torch.Tensor):
+        """Samples and targets must have the same length."""
         with pytest.raises(ValueError, match="target must have the input's 2 samples"):
             cf.cutmix_batch(torch.rand(2, 3, 4, 4), target)
 
-    def test_partners_of_another_batch_are_refused(self):
+    def test_mismatched_partners_raise(self):
         """Each sample needs one partner."""
         with pytest.raises(ValueError, match="indices must be a permutation of the 2 samples"):
             cf.cutmix_batch(torch.rand(2, 3, 4, 4), torch.arange(2), indices=torch.arange(3))
 
-    def test_bad_numbers_are_refused(self):
-        """The message names the parameter, its range and what came."""
+    def test_values_out_of_range_raise(self):
+        """The error states the parameter, its range and the value."""
         images, labels = torch.rand(2, 3, 4, 6), torch.arange(2)
 
         with pytest.raises(
@@ -208,8 +210,8 @@ class TestCutmixBatch:
 
 
 class TestDrawCutmixBox:
-    def test_area_is_what_the_beta_draw_leaves(self):
-        """With alpha 1 the area is uniform before it is cut off: boxes that lie inside have a share of any size."""
+    def test_area_follows_the_beta_draw(self):
+        """With alpha 1 the area before clipping is uniformly distributed."""
         size = (400, 800)
 
         for seed in range(50):
@@ -222,7 +224,7 @@ class TestDrawCutmixBox:
             assert y1 == 0 or y2 == size[1] or abs(y2 - y1 - columns) <= 0.5
 
     def test_uniform_sampling_covers_each_pixel_equally_often(self):
-        """The corner is covered as often as the middle, and less often without."""
+        """The corner is covered as often as the center, and less often without uniform sampling."""
         size, draws = (6, 6), 3000
         uniform, default = torch.zeros(size), torch.zeros(size)
 
@@ -237,8 +239,8 @@ class TestDrawCutmixBox:
 
 
 class TestCutmix:
-    def test_weighs_class_ids_by_area(self):
-        """Each row holds the sample's class and the partner's, with their shares of the area."""
+    def test_class_ids_are_weighted_by_area(self):
+        """Each row has the weights of the sample's class and the partner's."""
         images, labels, partners = torch.rand(3, 2, 4, 4), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])
 
         mixed, soft = cf.cutmix(images, labels, num_classes=3, bbox=(0, 0, 2, 2), indices=partners)
@@ -249,8 +251,8 @@ class TestCutmix:
         torch.testing.assert_close(soft, torch.tensor([[0.25, 0, 0.75], [0.75, 0.25, 0], [0, 0.75, 0.25]]))
 
     @given(seed=st.integers(0, 2**40), alpha=st.floats(0, 5))
-    def test_mass_of_probabilities_is_kept(self, seed: int, alpha: float):
-        """Rows that sum to one still do, and the target handed in is as before."""
+    def test_sum_of_probabilities_is_preserved(self, seed: int, alpha: float):
+        """Rows still sum to one, and the target is not modified."""
         generator = _seeded(seed)
         target = torch.softmax(torch.randn(6, 4, generator=generator), 1)
         before = target.clone()
@@ -262,7 +264,7 @@ class TestCutmix:
 
     @pytest.mark.parametrize("uniform", [False, True])
     def test_agrees_with_cutmix_batch(self, uniform: bool):
-        """The loss of the mixed target is the weighed loss."""
+        """The loss of the mixed target is the weighted loss."""
         images, labels, logits = torch.rand(5, 2, 8, 8), torch.tensor([0, 1, 2, 0, 1]), torch.randn(5, 3)
         settings = {"length": 0.6, "uniform_sampling": uniform}
 
@@ -278,8 +280,8 @@ class TestCutmix:
 
     @pytest.mark.parametrize("shape", [(4, 6, 8), (4, 1, 6, 8), (4, 5, 6, 8)])
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
-    def test_pastes_the_box_into_masks(self, shape: tuple[int, ...], dtype: torch.dtype):
-        """A mask goes with its pixels: each has the value that it has in the image that it was taken from."""
+    def test_masks_are_mixed_like_images(self, shape: tuple[int, ...], dtype: torch.dtype):
+        """Each mask pixel comes from the same source as its image pixel."""
         masks = torch.randint(0, 20, shape).to(dtype)
         images = masks.view(4, -1, 6, 8).float()
         before = masks.clone()
@@ -291,8 +293,8 @@ class TestCutmix:
         assert not torch.equal(mixed_masks, masks)
         assert torch.equal(masks, before)
 
-    def test_bytes_give_probabilities_in_float32(self):
-        """The images' dtype decides only where it is a wider one."""
+    def test_uint8_images_give_float32_probabilities(self):
+        """The images' dtype is used only if it is a wider floating-point dtype."""
         images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.arange(2)
 
         _, narrow = cf.cutmix(images, labels, num_classes=2)
@@ -301,8 +303,8 @@ class TestCutmix:
         assert narrow.dtype == torch.float32
         assert wide.dtype == torch.float64
 
-    def test_compiles_without_a_break(self):
-        """With the draws handed in, it is one graph, for ids and for masks."""
+    def test_compiles_to_one_graph(self):
+        """With draws as inputs, one graph is compiled for ids and one for masks."""
         compiled = torch.compile(cf.cutmix, fullgraph=True, backend="eager")
         images, masks, swap = torch.rand(2, 3, 4, 4), torch.zeros(2, 4, 4), torch.tensor([1, 0])
         masks[1] = 1
@@ -313,18 +315,18 @@ class TestCutmix:
         torch.testing.assert_close(soft, torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
         assert mixed_masks.sum((1, 2)).tolist() == [4, 12]
 
-    def test_class_ids_need_their_number(self):
+    def test_class_ids_without_num_classes_raise(self):
         """How many classes there are cannot be seen from ids."""
         with pytest.raises(ValueError, match="num_classes must be given"):
             cf.cutmix(torch.rand(2, 3, 4, 4), torch.arange(2))
 
     @pytest.mark.parametrize("target", [torch.rand(2, 7, 4), torch.rand(2), torch.zeros(2, 3, dtype=torch.int64)])
-    def test_boxes_and_other_targets_are_refused(self, target: torch.Tensor):
+    def test_other_targets_raise(self, target: torch.Tensor):
         """Only class ids, class probabilities and masks can be mixed."""
         with pytest.raises(ValueError, match=r"target must be class ids \(N,\), integers, class probabilities"):
             cf.cutmix(torch.rand(2, 3, 8, 8), target, num_classes=3)
 
-    def test_masks_of_another_batch_are_refused(self):
-        """Samples and masks come in pairs."""
+    def test_mismatched_masks_raise(self):
+        """Samples and masks must have the same length."""
         with pytest.raises(ValueError, match="target must have the input's 2 samples"):
             cf.cutmix(torch.rand(2, 3, 8, 8), torch.zeros(3, 8, 8))

@@ -20,8 +20,8 @@ def _seeded(seed: int) -> torch.Generator:
 
 class TestCutoutBatch:
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_blanks_the_boxes_and_nothing_else(self, dtype: torch.dtype, device: torch.device):
-        """A pixel is zero if it lies in a box, rows first, and as before otherwise; in every image and channel."""
+    def test_zeros_only_the_boxes(self, dtype: torch.dtype, device: torch.device):
+        """Pixels in a box are zero in every image and channel, others do not change."""
         images = torch.randint(1, 9, (2, 3, 5, 7), device=device).to(dtype)
 
         output = cf.cutout_batch(images, boxes=[(1, 0, 3, 2), (2, 5, 5, 7)])
@@ -34,8 +34,8 @@ class TestCutoutBatch:
         assert torch.equal(output, expected)
         assert output.dtype == dtype
 
-    def test_takes_a_single_image(self):
-        """Without a batch dimension, it is the same."""
+    def test_single_image(self):
+        """Without a batch dimension the result is the same."""
         image = torch.rand(3, 6, 8)
         boxes = [(0, 2, 3, 8)]
 
@@ -46,8 +46,8 @@ class TestCutoutBatch:
     @pytest.mark.parametrize(
         ("shape", "length", "side"), [((20, 30), 0.5, 10), ((30, 20), 0.26, 5), ((9, 7), 0.5, 4), ((8, 8), 0.75, 6)]
     )
-    def test_side_is_a_share_of_the_shorter_one(self, shape: tuple[int, int], length: float, side: int):
-        """The hole is a square, its side rounded to pixels; a hole that is not cut off has side² pixels."""
+    def test_length_is_a_fraction_of_the_shorter_side(self, shape: tuple[int, int], length: float, side: int):
+        """The hole is a square with its side rounded to pixels."""
         images = torch.ones(1, 1, *shape)
 
         areas = {int((cf.cutout_batch(images, length=length, generator=_seeded(i)) == 0).sum()) for i in range(60)}
@@ -55,8 +55,8 @@ class TestCutoutBatch:
         assert max(areas) == side**2
 
     @given(seed=st.integers(0, 2**40), holes=st.integers(0, 4), length=st.floats(0, 1), uniform=st.booleans())
-    def test_draws_what_can_be_handed_in(self, seed: int, holes: int, length: float, uniform: bool):
-        """The same generator gives the same holes, those of draw_holes, and one hole is at most as large as asked."""
+    def test_draws_can_be_passed_in(self, seed: int, holes: int, length: float, uniform: bool):
+        """The same generator gives the same holes, those of draw_holes."""
         images = torch.ones(2, 1, 9, 12)
 
         first = cf.cutout_batch(images, holes, length, uniform, generator=_seeded(seed))
@@ -71,7 +71,7 @@ class TestCutoutBatch:
     @pytest.mark.parametrize(("holes", "length"), [(0, 0.5), (3, 0)])
     @pytest.mark.parametrize("uniform", [False, True])
     def test_no_holes_are_the_identity(self, holes: int, length: float, uniform: bool):
-        """Without holes, or with holes of no size, images pass bit for bit, in new memory."""
+        """Without holes a bit-identical copy is returned."""
         images = torch.rand(2, 3, 4, 4)
 
         output = cf.cutout_batch(images, holes, length, uniform)
@@ -80,8 +80,8 @@ class TestCutoutBatch:
         assert output.data_ptr() != images.data_ptr()
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-    def test_memory_format_is_kept_and_input_untouched(self, format: torch.memory_format):
-        """The result is laid out as the input, which is as before."""
+    def test_preserves_memory_format_and_input(self, format: torch.memory_format):
+        """The output has the input's memory format; the input is not modified."""
         images = torch.rand(4, 3, 6, 5).contiguous(memory_format=format)
         before = images.clone()
 
@@ -91,8 +91,8 @@ class TestCutoutBatch:
         assert output.shape == images.shape
         assert torch.equal(images, before)
 
-    def test_expanded_input_is_not_written_through(self):
-        """A batch that is one image seen several times gets memory of its own."""
+    def test_expanded_input_is_copied(self):
+        """An expanded batch is copied before writing."""
         images = torch.ones(1, 1, 4, 4).expand(3, 2, 4, 4)
 
         output = cf.cutout_batch(images, boxes=[(0, 0, 2, 2)])
@@ -101,7 +101,7 @@ class TestCutoutBatch:
         assert output.sum() == 72
 
     def test_gradient_is_zero_in_the_holes(self):
-        """What was blanked has no influence."""
+        """Zeroed pixels have no gradient."""
         images = torch.rand(1, 1, 3, 3, requires_grad=True)
 
         cf.cutout_batch(images, boxes=[(0, 1, 2, 3)]).sum().backward()
@@ -109,8 +109,8 @@ class TestCutoutBatch:
         assert images.grad is not None
         assert images.grad[0, 0].tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
 
-    def test_compiles_without_a_break(self):
-        """With the holes handed in, it is one graph, and other holes are right as well."""
+    def test_compiles_to_one_graph(self):
+        """With holes as inputs, one graph serves all holes."""
         compiled = torch.compile(cf.cutout_batch, fullgraph=True, backend="eager")
         images = torch.rand(2, 3, 6, 6)
 
@@ -121,35 +121,35 @@ class TestCutoutBatch:
             assert (output == 0).sum() == 2 * 3 * 2 * 4
 
     @pytest.mark.parametrize("images", [torch.rand(4, 4), torch.rand(2, 3, 4, 4, 4), torch.tensor(1.0)])
-    def test_other_shapes_are_refused(self, images: torch.Tensor):
-        """The last two dimensions have to be height and width."""
+    def test_invalid_shape_raises(self, images: torch.Tensor):
+        """The last two dimensions must be height and width."""
         with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) or \(C, H, W\) with at least one"):
             cf.cutout_batch(images)
 
     @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 3, 0, 4)])
-    def test_empty_batch_is_refused(self, shape: tuple[int, ...]):
-        """There must be something to blank."""
+    def test_empty_batch_raises(self, shape: tuple[int, ...]):
+        """At least one sample is required."""
         with pytest.raises(ValueError, match="at least one pixel"):
             cf.cutout_batch(torch.rand(shape))
 
-    def test_other_types_are_refused(self):
-        """It takes tensors."""
+    def test_invalid_type_raises(self):
+        """Only tensors are supported."""
         with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
             cf.cutout_batch([[[0.0]]])
 
     @pytest.mark.parametrize("length", [-0.1, 1.1, math.nan])
-    def test_length_out_of_range_is_refused(self, length: float):
-        """The message names the parameter, its range and what came."""
+    def test_length_out_of_range_raises(self, length: float):
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"length must lie in \[0, 1\], got {length}"):
             cf.cutout_batch(torch.rand(1, 3, 4, 4), length=length)
 
-    def test_length_on_a_device_is_refused(self):
-        """A tensor would have to be waited for."""
+    def test_tensor_length_raises(self):
+        """Reading a tensor would synchronize."""
         with pytest.raises(TypeError, match="length must be a number, got a tensor"):
             cf.cutout_batch(torch.rand(1, 3, 4, 4), length=torch.tensor(0.5))
 
-    def test_bad_number_of_holes_is_refused(self):
-        """Holes are counted."""
+    def test_invalid_num_holes_raises(self):
+        """The number of holes is an integer."""
         with pytest.raises(ValueError, match="num_holes must be at least 0, got -1"):
             cf.cutout_batch(torch.rand(1, 3, 4, 4), -1)
         with pytest.raises(TypeError, match=r"num_holes must be an int, got 1\.5"):
@@ -158,24 +158,24 @@ class TestCutoutBatch:
     @pytest.mark.parametrize(
         "box", [(-1, 0, 2, 2), (0, 0, 5, 2), (3, 0, 2, 2), (0, -1, 2, 2), (0, 0, 2, 7), (0, 3, 2, 2)]
     )
-    def test_box_outside_is_refused(self, box: tuple[int, int, int, int]):
-        """The message says along which dimension each number counts."""
+    def test_box_outside_the_image_raises(self, box: tuple[int, int, int, int]):
+        """The error states the dimension of each number."""
         with pytest.raises(
             ValueError, match=r"each of boxes must be .* x2 <= 4 \(the height\) .* y2 <= 6 \(the width\)"
         ):
             cf.cutout_batch(torch.rand(1, 3, 4, 6), boxes=[(0, 0, 4, 6), box])
 
     @pytest.mark.parametrize("box", [(0, 0, 2), (0, 0, 2, 2.0)])
-    def test_box_of_other_numbers_is_refused(self, box: tuple[float, ...]):
-        """A box is four ints."""
+    def test_invalid_box_raises(self, box: tuple[float, ...]):
+        """A box is four integers."""
         with pytest.raises(TypeError, match="each of boxes must be four ints"):
             cf.cutout_batch(torch.rand(1, 3, 4, 6), boxes=[box])
 
 
 class TestDrawHoles:
     @pytest.mark.parametrize("uniform", [False, True])
-    def test_each_is_a_box_of_its_own(self, uniform: bool):
-        """Holes are squares drawn one after the other, with the chosen kind of sampling."""
+    def test_holes_are_drawn_one_after_the_other(self, uniform: bool):
+        """Holes are squares drawn one after the other, with the selected sampling."""
         generator = _seeded(5)
 
         holes = cf.draw_holes((9, 12), 20, 0.5, uniform, generator=_seeded(5))
@@ -185,8 +185,8 @@ class TestDrawHoles:
 
 
 class TestDrawBox:
-    def test_centre_is_any_pixel(self):
-        """By default every pixel is the centre of some box, and each equally often; boxes are cut off at the border."""
+    def test_centre_is_uniform(self):
+        """By default every pixel is the center of a box with equal probability; boxes are clipped at the border."""
         counts = torch.zeros(5, 4)
 
         for seed in range(4000):
@@ -197,14 +197,14 @@ class TestDrawBox:
         assert counts.min() > 200 - 4 * math.sqrt(200)
         assert counts.max() < 200 + 4 * math.sqrt(200)
 
-    def test_box_lies_around_its_centre(self):
-        """Boxes of three in six begin at one less than the centre, and stop at the border."""
+    def test_box_is_around_its_centre(self):
+        """Boxes of side 3 start one pixel before the center and are clipped at the border."""
         boxes = {cf.draw_box((6, 6), (3, 1), generator=_seeded(seed))[::2] for seed in range(200)}
 
         assert boxes == {(0, 2), (0, 3), (1, 4), (2, 5), (3, 6), (4, 6)}
 
     def test_uniform_sampling_covers_each_pixel_equally_often(self):
-        """Every place that touches the image is drawn: a pixel is covered with probability side / (size + side - 1)."""
+        """A pixel is covered with probability side / (size + side - 1)."""
         covered = torch.zeros(5, 4)
         draws = 6000
 
@@ -217,7 +217,7 @@ class TestDrawBox:
         assert (covered / draws - share).abs().max() < 4.5 * spread
 
     def test_default_covers_the_border_less(self):
-        """Boxes whose centre lies in the image reach a corner half as often along each dimension."""
+        """Without uniform sampling a corner is covered half as often along each dimension."""
         covered = torch.zeros(8, 8)
 
         for seed in range(3000):
@@ -235,7 +235,7 @@ class TestDrawBox:
         seed=st.integers(0, 2**40),
     )
     def test_lies_within_the_image(self, height: int, width: int, rows: int, columns: int, uniform: bool, seed: int):
-        """Whatever the sizes, it is a box within the image, at most as large as asked, empty only if asked for none."""
+        """For any sizes, the box lies within the image and has at most the requested side."""
         x1, y1, x2, y2 = cf.draw_box((height, width), (rows, columns), uniform, generator=_seeded(seed))
 
         assert 0 <= x1 <= x2 <= height
@@ -244,20 +244,20 @@ class TestDrawBox:
         assert min(1, columns) <= y2 - y1 <= columns
 
     def test_draws_on_the_cpu(self):
-        """Numbers are drawn on the CPU although new tensors go elsewhere by default."""
+        """Numbers are drawn on the CPU, independent of the default device."""
         with torch.device("meta"):
             box = cf.draw_box((4, 4), (2, 2))
 
         assert all(type(edge) is int for edge in box)
 
     @pytest.mark.parametrize(("size", "sides"), [((0, 4), (1, 1)), ((4, 4), (1, -1))])
-    def test_bad_sizes_are_refused(self, size: tuple[int, int], sides: tuple[int, int]):
-        """An image has pixels, and a box has no negative side."""
+    def test_invalid_sizes_raise(self, size: tuple[int, int], sides: tuple[int, int]):
+        """Image sizes must be positive, and the side must not be negative."""
         with pytest.raises(ValueError, match="size must be at least 1 and sides at least 0, got"):
             cf.draw_box(size, sides)
 
     @pytest.mark.gpu
-    def test_generator_of_a_gpu_is_refused(self):
-        """A number drawn on a device would have to be waited for."""
+    def test_cuda_generator_raises(self):
+        """Reading a number drawn on a device would synchronize."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):
             cf.draw_box((4, 4), (2, 2), generator=torch.Generator("cuda"))

@@ -25,8 +25,8 @@ class TestSets:
         ("name", "numbers"),
         [("all", [*range(1, 14)]), ("safe", [1, 2, 3, 4, *range(9, 14)]), ("original", [*range(1, 14)])],
     )
-    def test_each_operation_is_as_likely(self, name: str, numbers: list[int]):
-        """The sets hold what they say, the identity never, and each as often up to four standard deviations."""
+    def test_operations_are_equally_likely(self, name: str, numbers: list[int]):
+        """Each operation of a set is drawn with equal frequency within four standard deviations, the identity never."""
         drawn = draw_many(9, name)
 
         expected = 6000 / len(numbers)
@@ -47,7 +47,7 @@ class TestSets:
         ],
     )
     def test_ranges_at_severity_8(self, number: int, low: float, high: float):
-        """Magnitudes fill the range of the severity, and both signs where there are two."""
+        """Magnitudes cover the range of the severity, with both signs where applicable."""
         magnitudes = draw_many(8)[number]
         magnitudes = magnitudes.ceil() if number == 3 else magnitudes
 
@@ -56,7 +56,7 @@ class TestSets:
         assert high - slack <= magnitudes.max() <= high + 1e-6
 
     def test_original_ranges(self):
-        """The authors' enhancements go from 0.1 upwards, and so are darkest where they should be weakest."""
+        """The original enhancement factors start at 0.1, so that the weakest level is the darkest."""
         drawn = draw_many(5, "original")
 
         for number in ENHANCEMENTS:
@@ -65,8 +65,8 @@ class TestSets:
         assert drawn[9].abs().max() <= 15
 
     @pytest.mark.parametrize("name", ["all", "safe"])
-    def test_severity_zero_is_the_identity_but_for_three(self, name: str):
-        """Only what has no strength, and posterize, change an image at severity 0."""
+    def test_severity_zero_is_the_identity_except_for_three(self, name: str):
+        """Only operations without strength, and posterize, change an image at severity 0."""
         images = torch.rand(3000, 3, 2, 2)
         draws = cf.draw_randaugment(3000, 0, 1, name)
 
@@ -80,8 +80,8 @@ class TestSets:
 
 class TestDraws:
     @given(seed=st.integers(0, 2**40), count=st.integers(1, 9), depth=st.integers(0, 4), severity=st.floats(0, 10))
-    def test_same_generator_same_draws(self, seed: int, count: int, depth: int, severity: float):
-        """Draws depend on the generator alone, lie on the CPU, and have a row for each step."""
+    def test_draws_depend_on_the_generator(self, seed: int, count: int, depth: int, severity: float):
+        """Draws depend only on the generator, are on the CPU, and have a row for each step."""
         first, second = (
             cf.draw_randaugment(count, severity, depth, generator=torch.Generator().manual_seed(seed)) for _ in range(2)
         )
@@ -91,8 +91,8 @@ class TestDraws:
         assert first.operations.shape == first.magnitudes.shape == (depth, count)
         assert (first.operations.dtype, first.magnitudes.dtype) == (torch.int64, torch.float32)
 
-    def test_the_default_generator_is_torchs(self):
-        """Without a generator, torch's seed decides; it is what loader workers are given."""
+    def test_default_generator(self):
+        """Without a generator torch's global one is used, which is seeded in loader workers."""
         torch.manual_seed(5)
         first, mixture = cf.draw_randaugment(7), cf.draw_augmix(7)
         torch.manual_seed(5)
@@ -100,32 +100,32 @@ class TestDraws:
         assert torch.equal(first.magnitudes, cf.draw_randaugment(7).magnitudes)
         assert torch.equal(mixture.weights, cf.draw_augmix(7).weights)
 
-    def test_severity_is_a_largest_level(self):
-        """Levels are even from 0 up: their mean is half of the severity."""
+    def test_severity_is_the_largest_level(self):
+        """Levels are uniform from 0: their mean is half of the severity."""
         degrees = draw_many(8)[9].abs()
 
         assert abs(degrees.mean() - 12) < 4 * degrees.std() / math.sqrt(len(degrees))
 
 
 @pytest.mark.parametrize("draw", [cf.draw_randaugment, cf.draw_augmix])
-class TestRefused:
+class TestErrors:
     @pytest.mark.parametrize("severity", [-0.1, 10.1, math.nan])
     def test_severity_out_of_range(self, draw, severity: float):
-        """There are ten levels."""
+        """Severity is at most 10."""
         with pytest.raises(ValueError, match=rf"severity must lie in \[0, 10\], got {severity}"):
             draw(2, severity)
 
     def test_no_samples(self, draw):
-        """There must be something to draw for."""
+        """At least one sample is required."""
         with pytest.raises(ValueError, match="count must be at least 1, got 0"):
             draw(0)
 
-    def test_unknown_set(self, draw):
-        """The message lists those that there are."""
+    def test_unknown_augmentation_set(self, draw):
+        """The error lists the available sets."""
         with pytest.raises(ValueError, match='augmentation_set must be "all", "safe" or "original", got \'most\''):
             draw(2, augmentation_set="most")
 
-    def test_functions(self, draw):
-        """Functions are for one image."""
+    def test_functions_for_draws(self, draw):
+        """Functions are applied to single images only."""
         with pytest.raises(TypeError, match=r"augmentation_set must be .* for a batch, got list\. Functions are for"):
             draw(2, augmentation_set=[abs])

@@ -62,8 +62,8 @@ def differences(one: Image.Image, other: Image.Image | Tensor) -> Tensor:
 
 class TestPointwise:
     @pytest.mark.parametrize("name", POINTWISE)
-    def test_is_pillows(self, name: str, img: Image.Image):
-        """A PIL image is changed as Pillow does it, to the bit."""
+    def test_equals_pillow(self, name: str, img: Image.Image):
+        """A PIL image is changed exactly as by Pillow."""
         number, magnitude, theirs, _ = POINTWISE[name]
 
         output = cf.randaugment_image(img, draws=draw(number, magnitude))
@@ -73,7 +73,7 @@ class TestPointwise:
 
     @pytest.mark.parametrize("name", POINTWISE)
     def test_tensors_agree(self, name: str, img: Image.Image):
-        """The same draw changes a tensor of the same bytes in the same way, up to one for the rounding of grey."""
+        """The same draw changes a tensor of the same bytes alike, up to rounding of gray by one."""
         number, magnitude, _, tolerance = POINTWISE[name]
 
         output = cf.randaugment_image(img, draws=draw(number, magnitude))
@@ -84,8 +84,8 @@ class TestPointwise:
 
 class TestWarps:
     @pytest.mark.parametrize("name", WARPS)
-    def test_is_pillows(self, name: str, img: Image.Image):
-        """RandAugment takes the nearest pixel, AugMix interpolates."""
+    def test_equals_pillow(self, name: str, img: Image.Image):
+        """RandAugment uses the nearest pixel, AugMix interpolates."""
         number, magnitude, theirs = WARPS[name]
 
         nearest = cf.randaugment_image(img, draws=draw(number, magnitude))
@@ -96,9 +96,9 @@ class TestWarps:
 
     @pytest.mark.parametrize("name", WARPS)
     def test_tensors_agree(self, name: str, img: Image.Image):
-        """The nearest pixel is the same but at ties; an interpolated one is rounded down by Pillow.
+        """Nearest pixels are equal except for ties; Pillow rounds interpolated ones down.
 
-        At the border of what was moved Pillow cuts off sharply, where tensors fade to black within a pixel.
+        At borders Pillow cuts off sharply, while tensors fade to black within a pixel.
         """
         number, magnitude, _ = WARPS[name]
         pixels = pil_to_tensor(img)
@@ -120,7 +120,7 @@ class TestWarps:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (6, 1), (2, 2)])
 def test_small_images_are_sharpened_as_by_pillow(size: tuple[int, int]):
-    """Where there is no inside, nothing happens."""
+    """An image without interior pixels does not change."""
     img = to_pil_image(torch.randint(256, (3, *size), dtype=torch.uint8))
 
     output = cf.randaugment_image(img, draws=draw(8, 1.5))

@@ -79,8 +79,8 @@ PIPELINES = {
 
 class TestDraws:
     @pytest.mark.parametrize("name", PIPELINES)
-    def test_laws(self, name):
-        """Draws follow from the generator alone, can be used again, and are kornia's own of the same seed."""
+    def test_properties(self, name):
+        """Draws depend only on the generator, can be reused, and equal kornia's for the same seed."""
         augmentation, batch = PIPELINES[name](), images()
         before = torch.get_rng_state()
 
@@ -95,15 +95,15 @@ class TestDraws:
             assert torch.equal(augmentation(batch), output)
 
     @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DETERMINISTIC])
-    def test_another_generator_draws_others(self, name):
-        """Of several seeds, some give other draws; those of deterministic classes are left out."""
+    def test_other_seeds_give_other_draws(self, name):
+        """Some of several seeds give other draws; deterministic classes are excluded."""
         augmentation, batch = PIPELINES[name](), images()
 
         outputs = [cf.augment_batch(batch, augmentation, generator=seeded(seed)) for seed in range(5)]
 
         assert any(not torch.equal(outputs[0], other) for other in outputs[1:])
 
-    def test_the_default_generator(self):
+    def test_default_generator(self):
         """Without a generator, torch's global one determines the draws."""
         augmentation, batch = ka.RandomRotation(30.0, p=1.0), images()
 
@@ -113,7 +113,7 @@ class TestDraws:
         assert not torch.equal(first, second)
 
     def test_videos(self):
-        """All frames of a video are moved alike."""
+        """All frames of a video are transformed alike."""
         augmentation = ka.VideoSequential(ka.RandomRotation(90.0, p=1.0))
         frames = images(2)[:, None].expand(-1, 5, -1, -1, -1)
 
@@ -122,14 +122,14 @@ class TestDraws:
         assert output.shape == frames.shape
         assert (output == output[:, :1]).all()
 
-    def test_left_out_classes_exist(self):
-        """Each exception is a class that kornia has; one that is gone needs no exception."""
+    def test_excluded_classes_exist(self):
+        """Each excluded class exists in kornia."""
         assert set(LEFT_OUT) <= set(CLASSES)
 
 
 class TestImages:
     def test_uint8(self):
-        """8-bit images are augmented as the floating point images that they are, and rounded."""
+        """8-bit images are augmented as floating-point images, and rounded."""
         augmentation = ka.ColorJitter(0.3, 0.3, 0.3, 0.1, p=1.0)
         batch = (images() * 255).to(torch.uint8)
 
@@ -141,7 +141,7 @@ class TestImages:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_dtypes(self, dtype):
-        """The dtype is kept, also under autocast."""
+        """The dtype is preserved, also under autocast."""
         batch = images().to(dtype)
 
         with torch.autocast("cpu", torch.bfloat16):
@@ -152,7 +152,7 @@ class TestImages:
         torch.testing.assert_close(output.float(), expected, atol=1e-2, rtol=0)
 
     def test_channels_last(self):
-        """The memory format is kept."""
+        """The memory format is preserved."""
         batch = images().to(memory_format=torch.channels_last)
 
         output = cf.augment_batch(batch, ka.RandomHorizontalFlip(p=1.0), generator=seeded())
@@ -230,18 +230,18 @@ def check_together(augmentation, seed):
 class TestTogether:
     @pytest.mark.parametrize("name", GEOMETRIC)
     def test_single_augmentations(self, name):
-        """A rectangle, its mask and its box are moved together."""
+        """A rectangle, its mask and its box are transformed together."""
         for seed in range(3):
             check_together(GEOMETRIC[name](), seed)
 
     @settings(max_examples=40, deadline=None)
     @given(st.lists(st.sampled_from(IN_SEQUENCES), min_size=3, max_size=3), st.integers(0, 99))
     def test_sequences(self, names, seed):
-        """Three augmentations in a row move them together."""
+        """Three augmentations in sequence transform them together."""
         check_together(ka.AugmentationSequential(*(GEOMETRIC[name]() for name in names)), seed)
 
-    def test_flip_as_torchvision(self):
-        """Images, masks, boxes and keypoints are flipped to where torchvision's transforms flip them."""
+    def test_flip_equals_torchvision(self):
+        """Images, masks, boxes and keypoints are flipped as by torchvision's transforms."""
         batch, masks, boxes = rectangles(seeded())
         points = [one.reshape(-1, 2) for one in boxes]
         sample = {
@@ -282,7 +282,7 @@ class TestTogether:
             torch.testing.assert_close(back, exact)
 
     def test_boxes_that_leave_the_image(self):
-        """Boxes are clipped to the image; those with too little left are dropped with their labels."""
+        """Boxes are clipped to the image; those with too small a visible part are dropped with their labels."""
         boxes = [torch.tensor([[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0], [20.0, 20.0, 30.0, 30.0]])]
         labels = [torch.tensor([1, 2, 3])]
         crop = ka.CenterCrop((16, 16))
@@ -294,8 +294,8 @@ class TestTogether:
         assert some.labels[0].tolist() == [2, 3]
         assert most.labels[0].tolist() == [2]
 
-    def test_boxes_that_stay_whole(self):
-        """Boxes that stay inside the image are kept with min_visible=1, and each keeps its own dtype."""
+    def test_fully_visible_boxes(self):
+        """Boxes inside the image are preserved with min_visible=1, and each has its own dtype."""
         boxes = [torch.tensor([[0, 0, 10, 10], [0, 0, 224, 224]]), torch.tensor([[1.6, 2.6, 9.6, 9.6]])]
         turn = ka.RandomRotation90((1, 1), p=1.0)
 
@@ -306,7 +306,7 @@ class TestTogether:
         torch.testing.assert_close(moved[1], torch.tensor([[2.6, 214.4, 9.6, 222.4]]), rtol=0, atol=1e-3)
 
     def test_boxes_in_a_tensor(self):
-        """Boxes of a tensor stay as many as they were."""
+        """The number of boxes in a tensor does not change."""
         boxes = torch.tensor([[[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0]]])
 
         moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes).boxes
@@ -315,7 +315,7 @@ class TestTogether:
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32])
     def test_values_of_masks(self, dtype):
-        """Masks keep their values and dtype: nothing is interpolated."""
+        """Masks keep their values and dtype: they are not interpolated."""
         masks = torch.randint(2 if dtype is torch.bool else 200, (4, 2, 32, 32), generator=seeded()).to(dtype)
 
         moved = cf.augment_batch(images(4), ka.RandomRotation(30.0, p=1.0), masks=masks, generator=seeded()).masks
@@ -361,13 +361,13 @@ class TestBadInput:
         ],
     )
     def test_errors(self, changes, error, text):
-        """Each is refused with the parameter, what was expected and what came."""
+        """Each error states the parameter, what was expected and the value."""
         arguments = {"input": torch.zeros(4, 3, 8, 8), "augmentation": ka.RandomHorizontalFlip()} | changes
 
         with pytest.raises(error, match=text):
             cf.augment_batch(**arguments)
 
-    def test_generator_of_a_device(self):
-        """A generator must be on the CPU, so that nothing waits for a device."""
+    def test_cuda_generator_raises(self):
+        """A generator must be on the CPU, so that nothing synchronizes."""
         with pytest.raises(TypeError, match="generator"):
             cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=17)

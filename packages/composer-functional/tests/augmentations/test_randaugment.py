@@ -52,8 +52,8 @@ class TestBatch:
         dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64]),
         augmentation_set=st.sampled_from(["all", "safe", "original"]),
     )
-    def test_laws(self, seed, count, channels, size, dtype, augmentation_set):
-        """Same generator, same result; shape, dtype and range are kept, and the input is as before."""
+    def test_properties(self, seed, count, channels, size, dtype, augmentation_set):
+        """Draws are reproducible; shape, dtype and range are preserved, and the input is not modified."""
         white = 255 if dtype == torch.uint8 else 1
         images = (torch.rand(count, channels, *size) * white).to(dtype)
         before = images.clone()
@@ -72,7 +72,7 @@ class TestBatch:
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
     def test_depth_zero_is_the_identity(self, dtype: torch.dtype, device: torch.device):
-        """With nothing to do, samples pass through bit for bit, in a new tensor."""
+        """With depth 0 a bit-identical copy is returned."""
         images = (torch.rand(4, 3, 5, 6, device=device) * 200).to(dtype)
 
         output = cf.randaugment_batch(images, depth=0)
@@ -80,7 +80,7 @@ class TestBatch:
         assert torch.equal(output, images)
         assert output.data_ptr() != images.data_ptr()
 
-    def test_half_precision_is_worked_on_in_single(self):
+    def test_half_precision_is_computed_in_float32(self):
         """Coordinates in bfloat16 would be off by pixels: only the result is rounded."""
         images, draws = torch.rand(40, 3, 64, 64).bfloat16(), cf.draw_randaugment(40)
 
@@ -89,8 +89,8 @@ class TestBatch:
         assert torch.equal(output, cf.randaugment_batch(images.float(), draws=draws).bfloat16())
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-    def test_memory_format_is_kept(self, dtype: torch.dtype, device: torch.device):
-        """Channels last stays channels last, with the same values."""
+    def test_memory_format_is_preserved(self, dtype: torch.dtype, device: torch.device):
+        """Channels-last input gives channels-last output with the same values."""
         images, draws = (torch.rand(6, 3, 8, 9, device=device) * 200).to(dtype), cf.draw_randaugment(6)
         last = images.contiguous(memory_format=torch.channels_last)
 
@@ -99,8 +99,8 @@ class TestBatch:
         assert output.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(output, cf.randaugment_batch(images, draws=draws))
 
-    def test_steps_follow_each_other(self):
-        """The first row of the draws comes first: dark pixels inverted and then halved are not halved and inverted."""
+    def test_steps_are_applied_in_order(self):
+        """The first row of the draws is applied first: inverting and halving do not commute."""
         images = torch.full((2, 1, 2, 2), 0.8)
         invert_halve = cf.RandAugmentDraws(torch.tensor([[4, 7], [7, 4]]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
 
@@ -109,8 +109,8 @@ class TestBatch:
         torch.testing.assert_close(output[:, 0, 0, 0], torch.tensor([0.1, 0.6]))
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-    def test_compiles_without_a_break(self, dtype: torch.dtype):
-        """With the draws handed in, one graph serves all of them."""
+    def test_compiles_to_one_graph(self, dtype: torch.dtype):
+        """With draws as inputs, one graph is compiled."""
         graphs = []
         compiled = torch.compile(
             cf.randaugment_batch, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph
@@ -126,7 +126,7 @@ class TestBatch:
         assert len(graphs) == 1
 
     def test_each_sample_has_its_own_draw(self):
-        """Copies of one image come out differently."""
+        """Copies of one image are augmented differently."""
         images = torch.rand(1, 3, 16, 16).expand(20, 3, 16, 16)
 
         output = cf.randaugment_batch(images)
@@ -136,8 +136,8 @@ class TestBatch:
 
 class TestImage:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-    def test_a_tensor_is_a_batch_of_one(self, dtype: torch.dtype):
-        """The same draw gives the same as in a batch."""
+    def test_tensor_equals_batch_of_one(self, dtype: torch.dtype):
+        """The same draw gives the same result as in a batch."""
         images, draws = (torch.rand(1, 3, 9, 8) * 255).to(dtype), cf.draw_randaugment(1)
 
         output = cf.randaugment_image(images[0], draws=draws)
@@ -146,8 +146,8 @@ class TestImage:
 
     @pytest.mark.parametrize("mode", ["RGB", "L"])
     @pytest.mark.parametrize("augmentation_set", ["all", "safe", "original"])
-    def test_pil_images_keep_mode_and_size(self, mode: str, augmentation_set: str):
-        """Every operation gives an image like its input, which is as before."""
+    def test_pil_mode_and_size_are_preserved(self, mode: str, augmentation_set: str):
+        """Every operation gives an image of the same mode and size; the input is not modified."""
         img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8)).convert(mode)
         before = img.tobytes()
 
@@ -158,8 +158,8 @@ class TestImage:
         assert len({output.tobytes() for output in outputs}) > 20
 
     @given(seed=st.integers(0, 2**40))
-    def test_same_generator_same_image(self, seed: int):
-        """A PIL image and a tensor have the same draws, which depend on the generator alone."""
+    def test_draws_depend_on_the_generator(self, seed: int):
+        """A PIL image and a tensor have the same draws, which depend only on the generator."""
         img = to_pil_image(torch.randint(256, (3, 9, 14), dtype=torch.uint8))
 
         first, second = (cf.randaugment_image(img, generator=torch.Generator().manual_seed(seed)) for _ in range(2))
@@ -167,8 +167,8 @@ class TestImage:
 
         assert first.tobytes() == second.tobytes() == cf.randaugment_image(img, draws=draws).tobytes()
 
-    def test_ones_own_functions(self):
-        """Functions get the image and a level from 0 to the severity, one after the other."""
+    def test_custom_functions(self):
+        """Functions receive the image and a level from 0 to the severity, one after the other."""
         img = torch.ones(2, 2)[None]
         draws = cf.RandAugmentDraws(torch.tensor([[1], [0]]), torch.tensor([[3.0], [0.0]]))
 
@@ -179,16 +179,16 @@ class TestImage:
         assert 0 <= min(levels) < 1
         assert 3 < max(levels) <= 4
 
-    def test_ones_own_functions_take_pil_images(self):
-        """What a function returns is the result."""
+    def test_custom_functions_on_pil_images(self):
+        """A function's return value is the result."""
         img = to_pil_image(torch.zeros(3, 4, 5, dtype=torch.uint8))
 
         output = cf.randaugment_image(img, augmentation_set=[lambda img, level: img.rotate(90, expand=True)], depth=1)
 
         assert output.size == (4, 5)
 
-    def test_pillow_is_not_needed(self):
-        """Tensors are changed where Pillow, NumPy and torchvision are not installed."""
+    def test_pillow_is_optional(self):
+        """Tensors are augmented without Pillow, NumPy and torchvision."""
         code = (
             "import sys; sys.modules.update(dict.fromkeys(['PIL', 'PIL.Image', 'torchvision', 'kornia']));"
             "import torch; from composer import functional as cf;"
@@ -202,8 +202,8 @@ class TestImage:
 
 
 class TestTransform:
-    def test_settings_arrive(self):
-        """What the transform was made with is what it does, and what it shows."""
+    def test_settings(self):
+        """The transform applies and shows its settings."""
         transform, three_times = cf.randaugment(4, 3, "safe"), cf.randaugment(4, 3, [halve])
         img = torch.rand(3, 8, 8)
         torch.manual_seed(2)
@@ -215,7 +215,7 @@ class TestTransform:
         assert repr(transform) == "RandAugmentTransform(severity=4, depth=3, augmentation_set='safe')"
 
     def test_can_be_pickled(self):
-        """A copy from a pickle draws and does the same."""
+        """A pickled copy draws and computes the same."""
         transform = pickle.loads(pickle.dumps(cf.RandAugmentTransform(5, 2, [halve, brighten])))
         img = torch.rand(3, 8, 8)
         torch.manual_seed(2)
@@ -226,8 +226,8 @@ class TestTransform:
 
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("make", [cf.randaugment, cf.augmix])
-    def test_in_a_data_loader(self, make, workers: int):
-        """In a composition, in worker processes: each sample, epoch and seed has other draws, a seed the same."""
+    def test_works_in_worker_processes(self, make, workers: int):
+        """In worker processes each sample, epoch and seed has other draws; equal seeds have the same."""
         normalize = transforms.Normalize([0.5] * 3, [0.5] * 3)
         pictures = Pictures(transforms.Compose([make(), transforms.ToTensor(), normalize]))
         loader = DataLoader(pictures, batch_size=8, num_workers=workers)
@@ -243,37 +243,37 @@ class TestTransform:
         assert len({tuple(image.flatten().tolist()) for image in first}) > 8
 
 
-class TestRefused:
+class TestErrors:
     @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (3, 4, 4), (2, 2, 4, 4), (2, 3, 0, 4), (2, 4, 4, 4)])
-    def test_other_shapes(self, shape: tuple[int, ...]):
-        """Colours need three channels, and a batch samples."""
+    def test_invalid_shape(self, shape: tuple[int, ...]):
+        """Three channels and a batch dimension are required."""
         with pytest.raises(ValueError, match=r"input must be a batch \(N, C, H, W\) with .* got shape"):
             cf.randaugment_batch(torch.zeros(shape))
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64])
-    def test_other_dtypes(self, dtype: torch.dtype):
-        """Of integers only bytes have a known white."""
+    def test_invalid_dtype(self, dtype: torch.dtype):
+        """Of integer dtypes only uint8 is supported."""
         with pytest.raises(TypeError, match=rf"input must be uint8, or floating point .* got {dtype}"):
             cf.randaugment_batch(torch.zeros(2, 3, 4, 4, dtype=dtype))
 
-    def test_no_tensor(self):
+    def test_non_tensor(self):
         """A batch is a tensor."""
         with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
             cf.randaugment_batch([1, 2])
 
     def test_functions_for_a_batch(self):
-        """They would need a loop over samples."""
+        """Functions would need a loop over samples."""
         with pytest.raises(TypeError, match="Functions are for randaugment_image"):
             cf.randaugment_batch(torch.rand(2, 3, 4, 4), augmentation_set=[halve])
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_draws_for_other_samples(self, count: int):
+    def test_mismatched_draws(self, count: int):
         """Each sample needs its draw."""
         with pytest.raises(ValueError, match=r"draws must hold operations and magnitudes of shape \(depth, 2\)"):
             cf.randaugment_batch(torch.rand(2, 3, 4, 4), draws=cf.draw_randaugment(count))
 
     def test_draws_on_a_device(self):
-        """To read them there would mean to wait."""
+        """Reading draws on a device would synchronize."""
         draws = cf.RandAugmentDraws(torch.zeros(1, 2, dtype=torch.int64, device="meta"), torch.zeros(1, 2))
 
         with pytest.raises(ValueError, match="draws must be on the CPU, got meta"):
@@ -281,14 +281,14 @@ class TestRefused:
 
     @pytest.mark.parametrize("call", [cf.draw_randaugment, cf.randaugment])
     def test_negative_depth(self, call):
-        """There is no less than nothing to do."""
+        """Depth must not be negative."""
         arguments = {"count": 1} if call is cf.draw_randaugment else {}
         with pytest.raises(ValueError, match="depth must be at least 0, got -1"):
             call(**arguments, depth=-1)
 
     @pytest.mark.parametrize("make", [cf.randaugment, cf.augmix])
     def test_settings_of_transforms(self, make):
-        """They are checked where they are written, not in a worker."""
+        """Settings are validated at construction, not in a worker."""
         with pytest.raises(ValueError, match=r"severity must lie in \[0, 10\], got nan"):
             make(severity=math.nan)
         with pytest.raises(ValueError, match="augmentation_set must be"):
@@ -301,8 +301,8 @@ class TestRefused:
             make(augmentation_set=[])
 
     @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
-    def test_other_images(self, change):
-        """One image: three dimensions, or a grey or colour image of Pillow's."""
+    def test_invalid_image(self, change):
+        """An image has three dimensions, or is a gray or color PIL image."""
         with pytest.raises(TypeError, match=r"img must be a PIL image or a tensor .* got str"):
             change("cat.jpg")
         with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\), got shape \(1, 3, 4, 4\)"):
@@ -313,8 +313,8 @@ class TestRefused:
             change(to_pil_image(torch.rand(3, 5, 5)).crop((0, 0, 0, 5)))
 
     @pytest.mark.parametrize("change", [cf.randaugment_image, cf.augmix_image])
-    def test_other_tensors(self, change):
-        """One image has no batch to speak of; one's own functions may take what they like."""
+    def test_invalid_tensor(self, change):
+        """An image has no batch dimension; custom functions accept any tensor."""
         with pytest.raises(ValueError, match=r"img must be one image \(C, H, W\) with 1 or 3 .* got shape \(4, 5, 5\)"):
             change(torch.rand(4, 5, 5))
         with pytest.raises(ValueError, match=r"img must be one image .* at least one pixel, got shape \(3, 0, 5\)"):
@@ -324,8 +324,8 @@ class TestRefused:
         assert change(torch.rand(4, 5, 5), augmentation_set=[lambda img, _: img]).shape == (4, 5, 5)
 
     @pytest.mark.parametrize("draws", [3, (torch.zeros(1, 2), torch.zeros(1, 2))])
-    def test_draws_of_another_kind(self, draws):
-        """The message says who makes them."""
+    def test_invalid_draws(self, draws):
+        """The error names the function that returns draws."""
         images = torch.rand(2, 3, 4, 4)
         for batch, image, name in (
             (cf.randaugment_batch, cf.randaugment_image, "draw_randaugment"),
@@ -337,8 +337,8 @@ class TestRefused:
                 image(images[0], draws=draws)
 
     @pytest.mark.parametrize("draw", [cf.draw_randaugment, cf.draw_augmix])
-    def test_parts_of_samples_and_of_operations(self, draw):
-        """They are counted in whole numbers."""
+    def test_fractional_counts(self, draw):
+        """Counts are integers."""
         with pytest.raises(TypeError, match=r"count must be an int, got 3\.5\. It is the number of samples\."):
             draw(3.5)
         with pytest.raises(TypeError, match=r"depth must be an int, got 1\.5\. It is the number of operations"):
@@ -347,14 +347,14 @@ class TestRefused:
             cf.augmix(width=1.5)
 
     @pytest.mark.gpu
-    def test_generator_on_a_device(self):
-        """Draws are made on the CPU."""
+    def test_cuda_generator(self):
+        """Draws are on the CPU."""
         with pytest.raises(ValueError, match="generator must be on the CPU"):
             cf.draw_randaugment(2, generator=torch.Generator("cuda"))
 
 
-def test_pixels_of_pil_images_and_tensors_are_close():
-    """Over many draws of two steps, the two ways of working differ by one or two in nearly all pixels."""
+def test_pil_images_and_tensors_agree():
+    """Over many draws of two steps, nearly all pixels differ by at most one or two."""
     pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 6, 6), size=(48, 40), mode="bicubic").clamp(0, 1)[0]
     pixels = (pixels * 255).byte()
     img = to_pil_image(pixels)

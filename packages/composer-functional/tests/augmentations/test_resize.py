@@ -24,7 +24,7 @@ def _seeded(seed: int) -> torch.Generator:
 class TestResize:
     @pytest.mark.parametrize(("scale", "size"), [(0.5, (6, 10)), (0.75, (9, 15)), (0.3, (4, 6)), (0.01, (1, 1))])
     def test_size_is_rounded(self, scale: float, size: tuple[int, int]):
-        """Height and width are their share of the old ones, to the nearest pixel, and never nothing."""
+        """Height and width are scaled, rounded to pixels, and at least 1."""
         for mode in ("resize", "crop"):
             images, _ = cf.resize_batch(torch.rand(2, 3, 12, 20), None, scale, mode)
 
@@ -32,8 +32,8 @@ class TestResize:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", FLOATS)
-    def test_constant_stays(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
-        """An image of one colour stays of that colour, in its dtype and memory format."""
+    def test_constant_image(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
+        """A constant image stays constant, in its dtype and memory format."""
         colors = torch.tensor([0.25, 0.5, 1.0], device=device).to(dtype)
         images = colors.view(1, 3, 1, 1).expand(2, 3, 9, 11).contiguous(memory_format=format)
 
@@ -42,8 +42,8 @@ class TestResize:
         torch.testing.assert_close(output, colors.view(1, 3, 1, 1).expand(2, 3, 5, 7).contiguous())
         assert output.is_contiguous(memory_format=format)
 
-    def test_ramp_is_seen_at_the_centres(self):
-        """A pixel has the value of a linear ramp at its centre, (i + 1/2) * old / new - 1/2, along both dimensions."""
+    def test_linear_ramp(self):
+        """A pixel has the value of a linear ramp at its center, (i + 1/2) * old / new - 1/2, along both dimensions."""
         rows, columns = torch.arange(12.0)[:, None], torch.arange(20.0)
         images = (3 * rows + columns).view(1, 1, 12, 20)
 
@@ -53,7 +53,7 @@ class TestResize:
         torch.testing.assert_close(output[0, 0], 3 * row[:, None] + column)
 
     def test_half_is_the_mean_of_four(self):
-        """At half the size each pixel is the mean of the four that it replaces, as in Pillow's reduction."""
+        """At half the size each pixel is the mean of four, as in Pillow's reduction."""
         picture = torch.randint(0, 256, (3, 8, 12), dtype=torch.uint8)
         theirs = pil_to_tensor(to_pil_image(picture).reduce(2))
 
@@ -62,8 +62,8 @@ class TestResize:
         assert (output[0] - theirs.float()).abs().max() <= 0.5
 
     @given(scale=st.floats(0.05, 1), height=st.integers(1, 12), width=st.integers(1, 12))
-    def test_labels_of_masks_are_the_nearest_pixels(self, scale: float, height: int, width: int):
-        """Integer masks keep their values: that of the pixel that holds the new one's centre."""
+    def test_integer_masks_use_nearest_pixels(self, scale: float, height: int, width: int):
+        """Integer masks have the value of the pixel that contains the new one's center."""
         masks = torch.arange(height * width, dtype=torch.int32).view(1, height, width)
 
         images, smaller = cf.resize_batch(torch.rand(1, 1, height, width), masks, scale, resize_targets=True)
@@ -75,7 +75,7 @@ class TestResize:
         assert smaller[0].tolist() == [[row * width + column for column in columns] for row in rows]
 
     def test_masks_agree_with_pillow(self):
-        """Pillow takes the same pixels for its nearest neighbours."""
+        """Pillow selects the same nearest pixels."""
         masks = torch.randint(0, 256, (1, 17, 23), dtype=torch.uint8)
         picture = to_pil_image(masks).resize((16, 12), Image.Resampling.NEAREST)
 
@@ -85,8 +85,8 @@ class TestResize:
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("shape", [(2, 8, 12), (2, 4, 8, 12)])
-    def test_masks_become_as_small_as_images(self, shape: tuple[int, ...], dtype: torch.dtype):
-        """Masks with and without channels, of any dtype, keep their dtype and fit the images."""
+    def test_masks_have_the_images_size(self, shape: tuple[int, ...], dtype: torch.dtype):
+        """Masks with and without channels, of any dtype, keep their dtype and are resized to the images' size."""
         masks = torch.ones(shape).to(dtype)
 
         images, smaller = cf.resize_batch(torch.rand(2, 3, 8, 12), masks, 0.75, resize_targets=True)
@@ -98,7 +98,7 @@ class TestResize:
 
     @pytest.mark.parametrize("shape", [(2, 8, 12), (2, 3, 8, 12)])
     def test_soft_masks_are_interpolated(self, shape: tuple[int, ...]):
-        """Probabilities for each pixel are blended as the images are."""
+        """Probabilities are interpolated like images."""
         masks = torch.rand(shape)
         images = masks if masks.ndim == 4 else masks[:, None]
 
@@ -108,13 +108,13 @@ class TestResize:
         assert smaller.unique().numel() > masks.unique().numel() // 2
 
     def test_gradients_flow(self):
-        """Interpolation is linear, and so is its gradient."""
+        """Interpolation is linear, as is its gradient."""
         images = torch.rand(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
 
         assert torch.autograd.gradcheck(lambda x: cf.resize_batch(x, None, 0.5)[0], images)
 
-    def test_bytes_are_refused(self):
-        """Bytes cannot be interpolated everywhere; the message says what to do."""
+    def test_uint8_raises(self):
+        """Bytes cannot be interpolated on every device; the error states the remedy."""
         with pytest.raises(TypeError, match=r"input must be floating point .* got torch.uint8. Convert it"):
             cf.resize_batch(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), None, 0.5)
 
@@ -122,8 +122,8 @@ class TestResize:
 class TestCrop:
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8])
-    def test_is_one_piece(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
-        """Images and masks are cut out at the same place, rows first, in new memory of the same layout."""
+    def test_crops_images_and_masks_alike(self, dtype: torch.dtype, format: torch.memory_format, device: torch.device):
+        """Images and masks are cropped at the same position, to new memory of the same format."""
         images = torch.randint(0, 99, (2, 3, 6, 8), device=device).to(dtype).contiguous(memory_format=format)
         masks = torch.randint(0, 99, (2, 6, 8), device=device)
 
@@ -134,8 +134,8 @@ class TestCrop:
         assert output.dtype == dtype
         assert output.is_contiguous(memory_format=format)
 
-    def test_result_is_no_window(self):
-        """Writing into the crop leaves the batch alone."""
+    def test_result_is_a_copy(self):
+        """Writing to the crop does not change the batch."""
         images, masks = torch.zeros(1, 1, 4, 4), torch.zeros(1, 4, 4)
 
         for output in cf.resize_batch(images, masks, 0.5, "crop", True):
@@ -144,8 +144,8 @@ class TestCrop:
         assert images.sum() == masks.sum() == 0
 
     @given(seed=st.integers(0, 2**40), scale=st.floats(0.05, 0.99))
-    def test_draws_what_can_be_handed_in(self, seed: int, scale: float):
-        """The same generator gives the same crop, at the place of draw_corner, and masks alike."""
+    def test_draws_can_be_passed_in(self, seed: int, scale: float):
+        """The same generator gives the same crop, at the position of draw_corner."""
         images = torch.arange(10 * 14).view(1, 1, 10, 14)
 
         first, mask = cf.resize_batch(images, images, scale, "crop", True, generator=_seeded(seed))
@@ -156,8 +156,8 @@ class TestCrop:
         assert torch.equal(first, mask)
         assert divmod(int(first[0, 0, 0, 0]), 14) == corner
 
-    def test_every_place_is_drawn(self):
-        """Each place within the image is as likely as the others."""
+    def test_positions_are_uniform(self):
+        """Each position within the image is equally likely."""
         counts: dict[tuple[int, int], int] = {}
         for seed in range(1200):
             corner = cf.draw_corner((4, 6), (3, 4), generator=_seeded(seed))
@@ -167,19 +167,19 @@ class TestCrop:
         assert min(counts.values()) > 200 - 4.5 * math.sqrt(200)
 
     @pytest.mark.parametrize("corner", [(-1, 0), (0, -1), (3, 0), (0, 5)])
-    def test_place_outside_is_refused(self, corner: tuple[int, int]):
-        """The message names the last place that fits."""
+    def test_position_outside_raises(self, corner: tuple[int, int]):
+        """The error states the last valid position."""
         with pytest.raises(ValueError, match=r"corner must lie between \(0, 0\) and \(2, 4\)"):
             cf.resize_batch(torch.rand(1, 1, 4, 8), None, 0.5, "crop", corner=corner)
 
     @pytest.mark.parametrize("corner", [(0,), (0, 1.5)])
-    def test_place_of_other_numbers_is_refused(self, corner: tuple[float, ...]):
-        """A place is two ints."""
+    def test_invalid_position_raises(self, corner: tuple[float, ...]):
+        """A position is two integers."""
         with pytest.raises(TypeError, match="corner must be two ints"):
             cf.resize_batch(torch.rand(1, 1, 4, 8), None, 0.5, "crop", corner=corner)
 
     @pytest.mark.parametrize("crop_size", [(5, 4), (4, 7), (0, 4)])
-    def test_crop_larger_than_the_image_is_refused(self, crop_size: tuple[int, int]):
+    def test_crop_larger_than_the_image_raises(self, crop_size: tuple[int, int]):
         """A crop lies within the image."""
         with pytest.raises(ValueError, match=r"crop_size must be at least 1 and at most .* \(4, 6\)"):
             cf.draw_corner((4, 6), crop_size)
@@ -188,8 +188,8 @@ class TestCrop:
 class TestBoth:
     @pytest.mark.parametrize("mode", ["resize", "crop"])
     @pytest.mark.parametrize("scale", [1, 1.0, 0.99])
-    def test_size_that_stays_is_the_identity(self, mode: str, scale: float):
-        """Where no pixel goes, images and targets are passed on themselves."""
+    def test_unchanged_size_is_the_identity(self, mode: str, scale: float):
+        """If the size does not change, images and targets are returned themselves."""
         images, masks = torch.rand(2, 3, 8, 8), torch.zeros(2, 8, 8)
 
         output, passed = cf.resize_batch(images, masks, scale, mode, resize_targets=True)
@@ -199,7 +199,7 @@ class TestBoth:
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
     @pytest.mark.parametrize("target", [torch.arange(2), torch.rand(2, 8, 8), {"boxes": 1}, None])
-    def test_targets_pass_by_default(self, mode: str, target: object):
+    def test_targets_are_unchanged_by_default(self, mode: str, target: object):
         """Unless asked for, no target is changed."""
         images = torch.rand(2, 3, 8, 8)
         before = images.clone()
@@ -211,8 +211,8 @@ class TestBoth:
         assert torch.equal(images, before)
 
     @pytest.mark.parametrize("mode", ["resize", "crop"])
-    def test_compiles_without_a_break(self, mode: str):
-        """With the place handed in, it is one graph a size."""
+    def test_compiles_to_one_graph(self, mode: str):
+        """With the position as input, one graph per size is compiled."""
         compiled = torch.compile(cf.resize_batch, fullgraph=True, backend="eager")
         images, masks = torch.rand(2, 3, 8, 8), torch.randint(0, 9, (2, 8, 8))
 
@@ -227,39 +227,39 @@ class TestBoth:
     @pytest.mark.parametrize(
         "target", [torch.arange(2), torch.rand(2, 5, 4), torch.rand(8, 8), torch.rand(3, 8, 8), torch.rand(2, 8, 4)]
     )
-    def test_targets_without_pixels_are_refused(self, mode: str, target: torch.Tensor):
-        """Labels and boxes cannot be resized; the message says what can, and the remedy."""
+    def test_targets_without_pixels_raise(self, mode: str, target: torch.Tensor):
+        """Labels and boxes cannot be resized; the error states the remedy."""
         with pytest.raises(ValueError, match=r"target must be masks of shape \(2, 8, 8\).* resize_targets=False"):
             cf.resize_batch(torch.rand(2, 3, 8, 8), target, 0.5, mode, resize_targets=True)
 
-    def test_targets_of_other_types_are_refused(self):
+    def test_non_tensor_targets_raise(self):
         """Only tensors can be resized."""
         with pytest.raises(TypeError, match=r"target must be a tensor of masks .* got dict\. .* resize_targets=False"):
             cf.resize_batch(torch.rand(2, 3, 8, 8), {"boxes": 1}, 0.5, resize_targets=True)
 
     @pytest.mark.parametrize("scale", [0, -0.5, 1.5, math.nan])
-    def test_scale_out_of_range_is_refused(self, scale: float):
-        """The message names the parameter, its range and what came."""
+    def test_scale_out_of_range_raises(self, scale: float):
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"scale_factor must lie in \(0, 1\], got {scale}"):
             cf.resize_batch(torch.rand(2, 3, 8, 8), None, scale)
 
-    def test_scale_on_a_device_is_refused(self):
-        """A tensor would have to be waited for."""
+    def test_tensor_scale_raises(self):
+        """Reading a tensor would synchronize."""
         with pytest.raises(TypeError, match="scale_factor must be a number, got a tensor"):
             cf.resize_batch(torch.rand(2, 3, 8, 8), None, torch.tensor(0.5))
 
-    def test_unknown_mode_is_refused(self):
-        """The message names the two."""
+    def test_unknown_mode_raises(self):
+        """The error lists the two modes."""
         with pytest.raises(ValueError, match='mode must be "resize" or "crop", got \'shrink\''):
             cf.resize_batch(torch.rand(2, 3, 8, 8), None, 0.5, "shrink")
 
     @pytest.mark.parametrize("shape", [(3, 8, 8), (0, 3, 8, 8), (2, 3, 0, 8)])
-    def test_other_shapes_are_refused(self, shape: tuple[int, ...]):
-        """Images come as (N, C, H, W), with something to see."""
+    def test_invalid_shape_raises(self, shape: tuple[int, ...]):
+        """Images have the shape (N, C, H, W) and are not empty."""
         with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\) with at least one pixel"):
             cf.resize_batch(torch.rand(shape), None, 0.5)
 
-    def test_other_types_are_refused(self):
-        """It takes tensors."""
+    def test_invalid_type_raises(self):
+        """Only tensors are supported."""
         with pytest.raises(TypeError, match=r"input must be a tensor .* got list"):
             cf.resize_batch([[1.0]], None, 0.5)

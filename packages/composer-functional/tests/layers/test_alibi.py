@@ -15,26 +15,26 @@ from composer import functional as cf
 from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedding
 
 
-def _by_hand(slopes: list[float], queries: int, keys: int, start: int) -> torch.Tensor:
+def _reference_bias(slopes: list[float], queries: int, keys: int, start: int) -> torch.Tensor:
     """The bias, number by number."""
     rows = [[[-slope * abs(start + i - j) for j in range(keys)] for i in range(queries)] for slope in slopes]
     return torch.tensor([rows])
 
 
 class TestAlibiSlopes:
-    def test_the_papers_example(self):
+    def test_example_of_the_paper(self):
         """Eight heads have the slopes 1/2, 1/4, ..., 1/256."""
         assert cf.alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
 
     @pytest.mark.parametrize("num_heads", [*range(1, 18), 40])
-    def test_as_bloom(self, num_heads: int):
-        """They are those of BLOOM, which has any number of heads."""
+    def test_equals_bloom(self, num_heads: int):
+        """The slopes equal those of BLOOM, for any number of heads."""
         grows = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
 
         torch.testing.assert_close(cf.alibi_slopes(num_heads), grows[:, 0, 1])
 
     def test_dtype_and_device(self, device: torch.device):
-        """They come as they are asked for."""
+        """The slopes have the requested dtype and device."""
         slopes = cf.alibi_slopes(6, dtype=torch.float64, device=device)
 
         assert slopes.dtype == torch.float64
@@ -42,38 +42,38 @@ class TestAlibiSlopes:
         assert slopes[4].item() == pytest.approx(2**-1, abs=1e-15)
 
     @pytest.mark.parametrize("num_heads", [0, -2])
-    def test_no_heads_are_refused(self, num_heads: int):
-        """An attention has a head."""
+    def test_zero_heads_raise(self, num_heads: int):
+        """At least one head is required."""
         with pytest.raises(ValueError, match=f"num_heads must be at least 1, got {num_heads}"):
             cf.alibi_slopes(num_heads)
 
     @pytest.mark.parametrize("num_heads", [2.0, True, "8", None, float("nan")])
-    def test_what_is_no_number_of_heads_is_refused(self, num_heads: object):
-        """Heads are counted."""
+    def test_invalid_number_of_heads_raises(self, num_heads: object):
+        """The number of heads is an integer."""
         with pytest.raises(TypeError, match="num_heads must be an int, got"):
             cf.AlibiBias(num_heads)
 
 
 class TestAlibiBias:
     def test_formula(self):
-        """Each head's slope times the distance, to both sides, with the last query at the last key."""
+        """Each head's slope times the distance, in both directions, with the last query at the last key."""
         bias = cf.AlibiBias(4, causal=False)(3, 5)
 
-        torch.testing.assert_close(bias, _by_hand([2**-2, 2**-4, 2**-6, 2**-8], 3, 5, 2), rtol=0, atol=0)
+        torch.testing.assert_close(bias, _reference_bias([2**-2, 2**-4, 2**-6, 2**-8], 3, 5, 2), rtol=0, atol=0)
 
     @given(queries=st.integers(1, 6), keys=st.integers(1, 9), start=st.integers(0, 9), heads=st.integers(1, 5))
-    def test_offset_says_where_queries_begin(self, queries: int, keys: int, start: int, heads: int):
-        """A number or a tensor gives the first query's place."""
+    def test_offset_is_the_first_query_position(self, queries: int, keys: int, start: int, heads: int):
+        """A number or a tensor gives the first query's position."""
         layer = cf.AlibiBias(heads, causal=False)
 
         by_number = layer(queries, keys, offset=start)
         by_tensor = layer(queries, keys, offset=torch.tensor(start))
 
-        torch.testing.assert_close(by_number, _by_hand(cf.alibi_slopes(heads).tolist(), queries, keys, start))
+        torch.testing.assert_close(by_number, _reference_bias(cf.alibi_slopes(heads).tolist(), queries, keys, start))
         assert torch.equal(by_number, by_tensor)
 
     def test_causal_without_a_mask(self):
-        """Nobody looks ahead if no mask is there to forbid it; a single query is the last one."""
+        """Without a mask causal attention is masked here; a single query is the last one."""
         layer = cf.AlibiBias(2)
 
         probabilities = layer(4, 6).softmax(-1)
@@ -84,7 +84,7 @@ class TestAlibiBias:
         torch.testing.assert_close(layer(1, 6), cf.AlibiBias(2, causal=False)(1, 6))
 
     def test_boolean_mask(self):
-        """Where the mask is false the lowest number stands, elsewhere the bias, causal or not."""
+        """Where the mask is false the bias is the dtype's minimum, causal or not."""
         mask = torch.rand(2, 1, 4, 4) > 0.4
 
         bias = cf.AlibiBias(2, causal=True)(4, 4, mask)
@@ -94,7 +94,7 @@ class TestAlibiBias:
         assert torch.equal(bias[everywhere], plain[everywhere])
         assert (bias[~everywhere] == torch.finfo(torch.float32).min).all()
 
-    def test_mask_of_numbers(self):
+    def test_additive_mask(self):
         """Numbers are added."""
         mask = torch.randn(3, 1, 1, 4)
 
@@ -104,8 +104,8 @@ class TestAlibiBias:
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("boolean", [True, False])
-    def test_queries_that_see_nothing_give_no_nan(self, dtype: torch.dtype, boolean: bool, device: torch.device):
-        """The lowest number of each dtype is kept, though the bias would take it lower."""
+    def test_fully_masked_queries_give_no_nan(self, dtype: torch.dtype, boolean: bool, device: torch.device):
+        """The bias does not exceed the minimum of each dtype."""
         nothing = torch.zeros(1, 1, 2, 400, dtype=torch.bool, device=device)
         mask = nothing if boolean else torch.full(nothing.shape, torch.finfo(dtype).min, dtype=dtype, device=device)
 
@@ -116,13 +116,13 @@ class TestAlibiBias:
         assert bias.isfinite().all()
 
     def test_near_keys_are_exact_in_bfloat16(self):
-        """Distances count from the query, so that the nearest keys of a long sequence keep their differences."""
+        """Distances are relative to the query, so that near keys of a long sequence stay distinct."""
         bias = cf.AlibiBias(8)(2, 3000, offset=2000, dtype=torch.bfloat16)
 
         assert bias[0, 0, 0, 1990:2001].tolist() == [-distance / 2 for distance in range(10, -1, -1)]
 
-    def test_the_last_bias_is_kept_until_forgotten(self):
-        """All layers of a forward pass get one tensor."""
+    def test_last_bias_is_cached(self):
+        """All layers of a forward pass share one tensor."""
         layer = cf.AlibiBias(2)
         mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
 
@@ -132,8 +132,8 @@ class TestAlibiBias:
         layer.forget()
         assert layer(4, 4, mask) is not first
 
-    def test_what_differs_is_computed_anew(self):
-        """Another mask, a mask that was changed, another length, place or dtype gives another bias."""
+    def test_cache_is_invalidated(self):
+        """Another or changed mask, length, position or dtype gives another bias."""
         layer = cf.AlibiBias(2)
         mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
         first = layer(4, 4, mask)
@@ -149,7 +149,7 @@ class TestAlibiBias:
         assert layer(4, 5).shape == (1, 2, 4, 5)
 
     def test_training_follows_evaluation_in_inference_mode(self):
-        """What was kept in inference mode is not used where gradients are wanted."""
+        """A bias cached in inference mode is not used where gradients are required."""
         layer = cf.AlibiBias(2)
         with torch.inference_mode():
             layer(4, 4, torch.ones(1, 1, 4, 4, dtype=torch.bool))
@@ -160,8 +160,8 @@ class TestAlibiBias:
 
         assert torch.equal(scores.grad, layer(4, 4))
 
-    def test_nothing_to_save(self):
-        """There are no parameters and no buffers, and copies do not carry the last bias."""
+    def test_cache_is_not_saved(self):
+        """There are no parameters and buffers, and copies do not include the cache."""
         layer = cf.AlibiBias(2)
         bias = layer(64, 64)
 
@@ -175,7 +175,7 @@ class TestAlibiBias:
         assert layer(64, 64) is bias
         assert str(layer) == "AlibiBias(num_heads=2, causal=True)"
 
-    def test_compiles_without_a_break(self):
+    def test_compiles_to_one_graph(self):
         """In a graph the bias is computed from the lengths."""
         layer = cf.AlibiBias(3)
         mask = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
@@ -185,9 +185,9 @@ class TestAlibiBias:
         torch.testing.assert_close(compiled(mask), layer(4, 4, mask))
 
 
-class TestStandIns:
-    def test_positions_add_nothing(self):
-        """Zeros come in the dtype of the module, for ids of any shape."""
+class TestReplacements:
+    def test_position_embeddings_are_zero(self):
+        """Zeros have the module's dtype, for ids of any shape."""
         layer = NoPositionEmbedding(6).to(torch.bfloat16)
         tokens = torch.randn(2, 9, 6, dtype=torch.bfloat16)
 
@@ -196,8 +196,8 @@ class TestStandIns:
         assert not layer.state_dict()
         assert not list(layer.parameters())
 
-    def test_angles_turn_nothing(self):
-        """Cosines are 1 and sines 0, in the shape that a rotary embedding gives."""
+    def test_rotary_embeddings_are_the_identity(self):
+        """Cosines are 1 and sines 0, in the shape of a rotary embedding."""
         cosines, sines = NoRotaryEmbedding(6)(torch.randn(2, 5, 12, dtype=torch.float64), torch.arange(5)[None])
 
         assert cosines.shape == sines.shape == (1, 5, 6)

@@ -14,7 +14,7 @@ from torch import nn
 from composer import functional as cf
 
 
-def _blur_by_hand(images: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
+def _reference_blur(images: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
     """Add nine shifted copies of the zero-padded images, then take every stride-th pixel."""
     rows, columns = images.shape[-2:]
     padded = torch.zeros(*images.shape[:-2], rows + 2, columns + 2, dtype=images.dtype)
@@ -29,28 +29,28 @@ def _blur_by_hand(images: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor
 class TestBlurPool2d:
     @pytest.mark.parametrize("stride", [1, 2, 3, (1, 2)])
     @pytest.mark.parametrize("size", [(1, 1), (5, 6), (8, 8)])
-    def test_equals_the_sum_by_hand(self, stride: int | tuple[int, int], size: tuple[int, int]):
-        """Each output is the binomially weighted sum of nine neighbours, zeros outside."""
+    def test_matches_the_formula(self, stride: int | tuple[int, int], size: tuple[int, int]):
+        """Each output is the binomially weighted sum of nine neighbours, with zero padding."""
         images = torch.randn(2, 3, *size, dtype=torch.float64)
 
         blurred = cf.BlurPool2d(stride).double()(images)
 
         pair = stride if isinstance(stride, tuple) else (stride, stride)
-        torch.testing.assert_close(blurred, _blur_by_hand(images, pair))
+        torch.testing.assert_close(blurred, _reference_blur(images, pair))
 
     @pytest.mark.parametrize("stride", [1, 2])
     def test_gradient(self, stride: int):
-        """The gradient is that of finite differences."""
+        """Analytical and numerical gradients agree."""
         images = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
 
         assert torch.autograd.gradcheck(cf.BlurPool2d(stride).double(), images)
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-    def test_dtype_and_memory_format_are_kept(
+    def test_dtype_and_memory_format_are_preserved(
         self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
     ):
-        """The layer adapts to its input, without being converted itself."""
+        """The layer follows its input without being converted."""
         images = torch.rand(2, 4, 6, 6, device=device).to(dtype).contiguous(memory_format=format)
 
         blurred = cf.BlurPool2d(2).to(device)(images)
@@ -58,15 +58,15 @@ class TestBlurPool2d:
         assert blurred.dtype == dtype
         assert blurred.is_contiguous(memory_format=format)
 
-    def test_has_nothing_to_train_or_save(self):
-        """A checkpoint of a blurred model holds what the plain one's holds."""
+    def test_has_no_parameters_or_buffers_to_save(self):
+        """The state dict of a blurred model equals the plain one's."""
         layer = cf.BlurPool2d()
 
         assert list(layer.parameters()) == []
         assert layer.state_dict() == {}
 
-    def test_survives_the_meta_device(self):
-        """After to_empty, reset_parameters brings the filter back."""
+    def test_meta_device(self):
+        """After to_empty, reset_parameters restores the filter."""
         with torch.device("meta"):
             layer = cf.BlurPool2d(2)
 
@@ -76,8 +76,8 @@ class TestBlurPool2d:
         assert torch.equal(layer(images), cf.BlurPool2d(2)(images))
 
     @pytest.mark.parametrize("stride", [0, (2, -1)])
-    def test_bad_stride_is_refused(self, stride: int | tuple[int, int]):
-        """A stride goes forward."""
+    def test_bad_stride_raises(self, stride: int | tuple[int, int]):
+        """A stride is positive."""
         with pytest.raises(ValueError, match="stride must be at least 1"):
             cf.BlurPool2d(stride)
 
@@ -92,10 +92,10 @@ class TestBlurMaxPool2d:
         dilation=st.integers(1, 2),
         ceil_mode=st.booleans(),
     )
-    def test_size_is_that_of_max_pooling(
+    def test_size_equals_max_pooling(
         self, rows: int, columns: int, kernel_size: int, stride: int, padding: int, dilation: int, ceil_mode: bool
     ):
-        """Whatever the arguments, the output is as large as torch's, and finite."""
+        """For any arguments, the output is finite and has the size of torch's."""
         assume(padding <= kernel_size // 2)
         assume(min(rows, columns) + 2 * padding >= dilation * (kernel_size - 1) + 1)
         images = torch.rand(1, 2, rows, columns)
@@ -108,28 +108,28 @@ class TestBlurMaxPool2d:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_is_a_blur_of_maxima(self, format: torch.memory_format):
-        """Maxima at every place, then the blur with the stride, in the input's memory format."""
+        """Dense maxima are blurred with the stride, in the input's memory format."""
         images = torch.randn(2, 3, 9, 8, dtype=torch.float64).contiguous(memory_format=format)
 
         pooled = cf.BlurMaxPool2d(3, 2, 1).double()(images)
 
-        torch.testing.assert_close(pooled, _blur_by_hand(nn.MaxPool2d(3, 1, 1)(images), (2, 2)))
+        torch.testing.assert_close(pooled, _reference_blur(nn.MaxPool2d(3, 1, 1)(images), (2, 2)))
         assert pooled.is_contiguous(memory_format=format)
 
-    def test_one_image_without_a_batch(self):
-        """Three dimensions do, as for torch's layer."""
+    def test_unbatched_image(self):
+        """Three-dimensional input is supported, as in torch's layer."""
         image = torch.rand(3, 8, 8)
 
         assert torch.equal(cf.BlurMaxPool2d(2)(image), cf.BlurMaxPool2d(2)(image[None])[0])
 
     def test_gradient(self):
-        """The gradient is that of finite differences."""
+        """Analytical and numerical gradients agree."""
         images = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
 
         assert torch.autograd.gradcheck(cf.BlurMaxPool2d(2, 2).double(), images)
 
-    def test_compiles_without_a_break(self):
-        """The layer is one graph."""
+    def test_compiles_to_one_graph(self):
+        """The layer compiles to one graph."""
         layer = cf.BlurMaxPool2d(3, 2, 1, ceil_mode=True)
         images = torch.rand(2, 3, 8, 8)
 
@@ -157,22 +157,22 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("size", [(8, 8), (9, 11)])
 class TestBlurConv2d:
     def test_blur_first(self, name: str, size: tuple[int, int]):
-        """It is the convolution of blurred images, with the same size as without the blur."""
+        """The output is the convolution of blurred images, with the same size as without blur."""
         conv = nn.Conv2d(4, 8, **CONVOLUTIONS[name], dtype=torch.float64)
         images = torch.randn(2, 4, *size, dtype=torch.float64)
-        expected = conv(_blur_by_hand(images, (1, 1)))
+        expected = conv(_reference_blur(images, (1, 1)))
 
         blurred = cf.BlurConv2d(conv).double()(images)
 
         torch.testing.assert_close(blurred, expected)
 
     def test_blur_last(self, name: str, size: tuple[int, int]):
-        """It is the blurred convolution without a stride, with the same size as without the blur."""
+        """The output is the blurred convolution without a stride, with the same size as without blur."""
         conv = nn.Conv2d(4, 8, **CONVOLUTIONS[name], dtype=torch.float64)
         images = torch.randn(2, 4, *size, dtype=torch.float64)
         whole = copy.deepcopy(conv)
         whole.stride = (1, 1)
-        expected = _blur_by_hand(whole(images), conv.stride)
+        expected = _reference_blur(whole(images), conv.stride)
 
         blurred = cf.BlurConv2d(conv, blur_first=False).double()(images)
 
@@ -182,7 +182,7 @@ class TestBlurConv2d:
 
 @pytest.mark.parametrize("blur_first", [True, False])
 def test_gradient_of_a_blurred_convolution(blur_first: bool):
-    """Gradients of input and weights are those of finite differences."""
+    """Analytical and numerical gradients of input and weights agree."""
     layer = cf.BlurConv2d(nn.Conv2d(2, 2, 3, stride=2, dtype=torch.float64), blur_first).double()
     images = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
 
@@ -192,7 +192,7 @@ def test_gradient_of_a_blurred_convolution(blur_first: bool):
     assert torch.autograd.gradcheck(run, (images, layer.conv.weight.detach().requires_grad_()))
 
 
-def test_a_convolution_without_a_stride_is_refused():
-    """Where nothing is skipped, nothing aliases."""
+def test_convolution_without_stride_raises():
+    """Without a stride there is no aliasing."""
     with pytest.raises(ValueError, match="conv must have a stride above 1"):
         cf.BlurConv2d(nn.Conv2d(3, 4, 3))

@@ -24,7 +24,7 @@ class TestFactorizeMatrix:
     @given(rows=st.integers(1, 12), columns=st.integers(1, 12), data=st.data())
     @settings(deadline=None)
     def test_nearest_to_the_weight(self, rows: int, columns: int, data: st.DataObject):
-        """No matrix of the rank is nearer."""
+        """No matrix of the rank is closer."""
         rank = data.draw(st.integers(1, min(rows, columns)))
         weight = torch.randn(rows, columns, dtype=torch.float64)
 
@@ -36,7 +36,7 @@ class TestFactorizeMatrix:
         assert error == pytest.approx(_least_error(weight, rank), abs=1e-9)
 
     def test_equals_the_truncated_svd(self):
-        """The product is that of scipy's first singular vectors and values."""
+        """The product equals scipy's truncated SVD."""
         weight = torch.randn(7, 9, dtype=torch.float64)
         left, values, right = scipy.linalg.svd(weight.numpy())
 
@@ -46,8 +46,8 @@ class TestFactorizeMatrix:
         torch.testing.assert_close(second @ first, expected)
 
     @pytest.mark.parametrize("with_inputs", [False, True])
-    def test_singular_values_are_shared(self, with_inputs: bool):
-        """Both factors have the roots of the product's singular values."""
+    def test_singular_values_are_split_evenly(self, with_inputs: bool):
+        """Both factors have the square roots of the product's singular values."""
         weight = torch.randn(7, 9, dtype=torch.float64)
         inputs = torch.randn(50, 9, dtype=torch.float64) if with_inputs else None
 
@@ -58,7 +58,7 @@ class TestFactorizeMatrix:
         torch.testing.assert_close(second.T @ second, torch.diag(roots**2))
 
     def test_full_rank_is_exact(self):
-        """With the highest rank nothing is lost."""
+        """With full rank the product is exact."""
         weight = torch.randn(4, 6, dtype=torch.float64)
 
         first, second = cf.factorize_matrix(weight, 4)
@@ -68,7 +68,7 @@ class TestFactorizeMatrix:
     @given(rank=st.integers(1, 5), rows=st.integers(1, 40))
     @settings(deadline=None)
     def test_nearest_outputs_for_inputs(self, rank: int, rows: int):
-        """No weight of the rank gives outputs nearer to the layer's."""
+        """No weight of the rank gives outputs closer to the layer's."""
         weight = torch.randn(5, 6, dtype=torch.float64)
         inputs = torch.randn(rows, 6, dtype=torch.float64) @ torch.diag(torch.logspace(-2, 1, 6, dtype=torch.float64))
 
@@ -79,7 +79,7 @@ class TestFactorizeMatrix:
         assert error == pytest.approx(_least_error(outputs, rank), abs=1e-8)
 
     def test_inputs_are_better_than_the_weight_alone(self):
-        """Where inputs differ in size, the truncated SVD of the weight is not the best."""
+        """If inputs differ in scale, the truncated SVD of the weight is not optimal."""
         weight = torch.randn(8, 8, dtype=torch.float64)
         inputs = torch.randn(100, 8, dtype=torch.float64) * torch.logspace(-2, 1, 8, dtype=torch.float64)
 
@@ -92,7 +92,7 @@ class TestFactorizeMatrix:
     @given(rank=st.integers(1, 5))
     @settings(deadline=None)
     def test_best_prediction_of_targets(self, rank: int):
-        """With targets the error is that of scipy's least squares, and what the rank cannot hold of its predictions."""
+        """With targets the error is that of scipy's least squares plus the truncation of its predictions."""
         weight = torch.randn(5, 6, dtype=torch.float64)
         inputs = torch.randn(30, 6, dtype=torch.float64)
         targets = inputs @ torch.randn(6, 5, dtype=torch.float64) + 0.5 * torch.randn(30, 5, dtype=torch.float64)
@@ -105,7 +105,7 @@ class TestFactorizeMatrix:
         assert (inputs @ (second @ first).T - targets).norm().item() == pytest.approx(least)
 
     def test_full_rank_with_targets_is_least_squares(self):
-        """Without a limit of the rank the product is scipy's solution, whatever the weight was."""
+        """Without a rank limit the product is scipy's solution, independent of the weight."""
         inputs, targets = torch.randn(30, 6, dtype=torch.float64), torch.randn(30, 5, dtype=torch.float64)
 
         first, second = cf.factorize_matrix(torch.randn(5, 6, dtype=torch.float64), 5, inputs=inputs, targets=targets)
@@ -114,8 +114,8 @@ class TestFactorizeMatrix:
         torch.testing.assert_close((second @ first).T, solution)
 
     @pytest.mark.parametrize("with_targets", [False, True])
-    def test_what_inputs_do_not_tell_stays(self, with_targets: bool):
-        """With enough rank and few inputs, the weight stays what it was in all other directions."""
+    def test_directions_without_inputs_are_unchanged(self, with_targets: bool):
+        """With few inputs the weight does not change in all other directions."""
         weight = torch.randn(5, 6, dtype=torch.float64)
         inputs = torch.zeros(2, 6, dtype=torch.float64)
         inputs[:, :2] = torch.randn(2, 2, dtype=torch.float64)
@@ -138,8 +138,8 @@ class TestFactorizeMatrix:
         assert all(map(torch.equal, factors, expected))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-    def test_dtype_and_device_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """Half precision is computed in float32; gradients do not flow; rows lie one after the other."""
+    def test_dtype_and_device_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """Half precision is computed in float32; gradients do not flow; rows are contiguous."""
         weight = torch.randn(6, 5, device=device).to(dtype).requires_grad_()
         inputs = torch.randn(9, 5, device=device).to(dtype)
 
@@ -151,8 +151,8 @@ class TestFactorizeMatrix:
             assert all(factor.is_contiguous() for factor in factors)
             torch.testing.assert_close(factors[1] @ factors[0], weight.detach(), atol=0.05, rtol=0.05)
 
-    def test_weight_is_not_changed(self):
-        """New tensors come out."""
+    def test_weight_is_not_modified(self):
+        """New tensors are returned."""
         weight = torch.randn(5, 5)
         before = weight.clone()
 
@@ -162,47 +162,47 @@ class TestFactorizeMatrix:
         assert torch.equal(weight, before)
 
     @pytest.mark.parametrize("rank", [0, -1, 5])
-    def test_bad_rank_is_refused(self, rank: float):
-        """The message names the highest."""
+    def test_bad_rank_raises(self, rank: float):
+        """The error states the highest rank."""
         with pytest.raises(ValueError, match=r"rank must lie between 1 and 4, .* shape \(4, 6\) can have, got"):
             cf.factorize_matrix(torch.rand(4, 6), rank)
 
     @pytest.mark.parametrize("rank", [float("nan"), 1.5, True, "2"])
-    def test_a_rank_that_is_no_whole_number_is_refused(self, rank: object):
-        """The message names it."""
+    def test_non_integer_rank_raises(self, rank: object):
+        """The error states the value."""
         with pytest.raises(TypeError, match="rank must be an int, got"):
             cf.factorize_matrix(torch.rand(4, 6), rank)
 
     @pytest.mark.parametrize("shape", [(4,), (4, 6, 3, 3), (0, 4)])
-    def test_bad_weight_is_refused(self, shape: tuple[int, ...]):
-        """A matrix has two dimensions and an element."""
+    def test_bad_weight_raises(self, shape: tuple[int, ...]):
+        """A matrix has two dimensions and is not empty."""
         with pytest.raises(ValueError, match=r"weight must have shape \(out, in\) and an element at least"):
             cf.factorize_matrix(torch.rand(shape), 1)
 
     @pytest.mark.parametrize("weight", [torch.ones(2, 2, dtype=torch.int64), [[1.0]]])
-    def test_what_is_no_weight_is_refused(self, weight: object):
-        """Integers have no factors, and lists are no tensors."""
+    def test_invalid_weight_type_raises(self, weight: object):
+        """Integer tensors and lists raise."""
         with pytest.raises(TypeError, match=r"weight must be a floating point tensor, got (torch\.int64|list)"):
             cf.factorize_matrix(weight, 1)
 
     @pytest.mark.parametrize("shape", [(), (10, 4), (0, 6)])
-    def test_bad_inputs_are_refused(self, shape: tuple[int, ...]):
-        """Inputs have the features that the weight has, and there are some."""
+    def test_bad_inputs_raise(self, shape: tuple[int, ...]):
+        """Inputs have the weight's features and are not empty."""
         with pytest.raises(ValueError, match=r"inputs must have shape \(\.\.\., 6\) and a row at least, got"):
             cf.factorize_matrix(torch.rand(4, 6), 1, inputs=torch.rand(shape))
 
-    def test_bad_targets_are_refused(self):
-        """One target for each input."""
+    def test_bad_targets_raise(self):
+        """There is one target for each input."""
         with pytest.raises(ValueError, match=r"targets must have shape \(10, 4\), got \(9, 4\)"):
             cf.factorize_matrix(torch.rand(4, 6), 1, inputs=torch.rand(10, 6), targets=torch.rand(9, 4))
 
-    def test_targets_alone_are_refused(self):
-        """Nothing says what they should be predicted from."""
+    def test_targets_without_inputs_raise(self):
+        """Targets require inputs."""
         with pytest.raises(ValueError, match="targets must come with the inputs"):
             cf.factorize_matrix(torch.rand(4, 6), 1, targets=torch.rand(9, 4))
 
-    def test_nan_is_refused(self):
-        """There is no SVD, and torch says so."""
+    def test_nan_raises(self):
+        """NaN has no SVD; torch's error propagates."""
         with pytest.raises(RuntimeError, match="non-finite"):
             cf.factorize_matrix(torch.full((3, 3), torch.nan), 1)
 
@@ -210,7 +210,7 @@ class TestFactorizeMatrix:
 class TestFactorizeConv2d:
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_nearest_to_the_weight(self, format: torch.memory_format):
-        """The two kernels together are the truncated SVD of the weight as a matrix, in its memory format."""
+        """The two kernels give the truncated SVD of the weight matrix, in its memory format."""
         weight = torch.randn(8, 5, 3, 2, dtype=torch.float64).contiguous(memory_format=format)
         left, values, right = scipy.linalg.svd(weight.reshape(8, 30).numpy(), full_matrices=False)
 
@@ -224,7 +224,7 @@ class TestFactorizeConv2d:
 
     @pytest.mark.parametrize("rank", [1, 3, 6])
     def test_nearest_outputs_for_images(self, rank: int):
-        """No two convolutions of the rank give outputs nearer to the convolution's, whatever its stride and so on."""
+        """No two convolutions of the rank give outputs closer to the convolution's, for any settings."""
         where = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
         weight = torch.randn(6, 3, 3, 2, dtype=torch.float64)
         images = torch.randn(4, 3, 9, 8, dtype=torch.float64).cumsum(-1)
@@ -237,7 +237,7 @@ class TestFactorizeConv2d:
         assert (approximate - outputs).norm().item() == pytest.approx(least, abs=1e-8)
 
     def test_best_prediction_of_targets(self):
-        """With targets and the full rank it is least squares over all places of all images."""
+        """With targets and full rank it is least squares over all positions of all images."""
         weight = torch.randn(4, 3, 2, 2, dtype=torch.float64)
         images = torch.randn(3, 3, 7, 7, dtype=torch.float64)
         targets = nn.functional.conv2d(images, torch.randn(4, 3, 2, 2, dtype=torch.float64), padding=1)
@@ -247,8 +247,8 @@ class TestFactorizeConv2d:
         approximate = nn.functional.conv2d(nn.functional.conv2d(images, first, padding=1), second)
         torch.testing.assert_close(approximate, targets)
 
-    def test_bad_shapes_are_refused(self):
-        """The messages name what is expected."""
+    def test_bad_shapes_raise(self):
+        """The errors state what is expected."""
         weight, images = torch.rand(4, 3, 2, 2), torch.rand(2, 3, 5, 5)
 
         with pytest.raises(ValueError, match=r"weight must have shape \(out, in, rows, columns\)"):
@@ -265,7 +265,7 @@ class TestFactorizeConv2d:
 
 class TestFactorizedLinear:
     def test_is_two_layers(self):
-        """A fraction is one of the smaller size; the second layer has the bias."""
+        """A fraction refers to the smaller size; the second layer has the bias."""
         layer = cf.FactorizedLinear(12, 8, latent_features=0.5)
         inputs = torch.rand(2, 3, 12)
 
@@ -274,15 +274,15 @@ class TestFactorizedLinear:
         assert torch.equal(layer(inputs), layer.second(layer.first(inputs)))
         assert cf.FactorizedLinear(12, 8, bias=False).second.bias is None
 
-    def test_reads_as_one_layer(self):
-        """Its weight and bias are those of the layer that gives the same outputs."""
+    def test_weight_and_bias_properties(self):
+        """Weight and bias are those of the equivalent single layer."""
         layer = cf.FactorizedLinear(12, 8, latent_features=3).double()
         inputs = torch.randn(5, 12, dtype=torch.float64)
 
         torch.testing.assert_close(nn.functional.linear(inputs, layer.weight, layer.bias), layer(inputs))
 
     def test_from_linear(self):
-        """The factors are the best ones, and the bias is the layer's own; no random numbers are drawn."""
+        """The factors are optimal, the bias is the layer's; no random numbers are drawn."""
         linear = nn.Linear(12, 8, dtype=torch.float64)
         state = torch.get_rng_state()
 
@@ -294,8 +294,8 @@ class TestFactorizedLinear:
         assert torch.equal(torch.get_rng_state(), state)
 
     @pytest.mark.parametrize("latent", [0, -2, 1.0, 1.5, float("nan")])
-    def test_bad_width_is_refused(self, latent: float):
-        """Neither a number of features nor a fraction."""
+    def test_bad_width_raises(self, latent: float):
+        """The value is neither a number of features nor a fraction."""
         with pytest.raises(ValueError, match="latent_features must be a whole number of at least 1, or a fraction"):
             cf.FactorizedLinear(8, 8, latent_features=latent)
 
@@ -311,8 +311,8 @@ CONVOLUTIONS = {
 
 class TestFactorizedConv2d:
     @pytest.mark.parametrize("name", CONVOLUTIONS)
-    def test_full_rank_is_the_convolution(self, name: str):
-        """With as many latent channels as the weight has ranks, outputs are the convolution's."""
+    def test_full_rank_equals_the_convolution(self, name: str):
+        """With full rank, outputs are the convolution's."""
         conv = nn.Conv2d(4, 4, **CONVOLUTIONS[name], dtype=torch.float64)
         images = torch.randn(2, 4, 7, 6, dtype=torch.float64)
 
@@ -323,8 +323,8 @@ class TestFactorizedConv2d:
         assert layer.bias is conv.bias
 
     @pytest.mark.parametrize("name", CONVOLUTIONS)
-    def test_reads_as_one_convolution(self, name: str):
-        """Its weight and bias are those of the convolution that gives the same outputs."""
+    def test_weight_and_bias_properties(self, name: str):
+        """Weight and bias are those of the equivalent single convolution."""
         layer = cf.FactorizedConv2d(6, 4, **CONVOLUTIONS[name], latent_channels=2).double()
         conv = nn.Conv2d(6, 4, **CONVOLUTIONS[name]).double()
         images = torch.randn(2, 6, 7, 6, dtype=torch.float64)
@@ -335,17 +335,17 @@ class TestFactorizedConv2d:
 
         torch.testing.assert_close(conv(images), layer(images))
 
-    def test_a_fraction_is_one_of_the_smaller_size(self):
-        """Rounded down, and at least 1."""
+    def test_fraction_refers_to_the_smaller_size(self):
+        """It is rounded down, and at least 1."""
         assert cf.FactorizedConv2d(9, 20, 3, latent_channels=0.5).first.weight.shape == (4, 9, 3, 3)
         assert cf.FactorizedConv2d(20, 9, 3, latent_channels=0.01).second.weight.shape == (9, 1, 1, 1)
 
-    def test_groups_are_refused(self):
-        """A grouped convolution is no matrix."""
+    def test_groups_raise(self):
+        """A grouped convolution cannot be factorized as a matrix."""
         with pytest.raises(ValueError, match="module must have one group, got 2"):
             cf.FactorizedConv2d.from_conv2d(nn.Conv2d(4, 4, 3, groups=2), 0, latent_channels=1)
 
-    def test_bad_width_is_refused(self):
-        """Neither a number of channels nor a fraction."""
+    def test_bad_width_raises(self):
+        """The value is neither a number of channels nor a fraction."""
         with pytest.raises(ValueError, match="latent_channels must be a whole number of at least 1, or a fraction"):
             cf.FactorizedConv2d(8, 8, 3, latent_channels=1.5)

@@ -12,7 +12,7 @@ from composer import functional as cf
 class TestGatedLinearUnit:
     @pytest.mark.parametrize("activation", [nn.GELU(), torch.relu])
     def test_formula(self, activation):
-        """The activation of the one layer times the other."""
+        """The activation of one layer times the other."""
         gated, beside = nn.Linear(4, 6), nn.Linear(4, 6, bias=False)
         inputs = torch.randn(3, 5, 4)
 
@@ -21,8 +21,8 @@ class TestGatedLinearUnit:
         inner = inputs @ gated.weight.T + gated.bias
         torch.testing.assert_close(output, activation(inner) * (inputs @ beside.weight.T))
 
-    def test_as_torch_has_it(self):
-        """With the sigmoid it is torch's glu of both halves, which gates by the second."""
+    def test_equals_torch_glu(self):
+        """With the sigmoid it equals torch's glu of both halves."""
         gated, beside = nn.Linear(4, 6), nn.Linear(4, 6)
         inputs = torch.randn(3, 4)
 
@@ -32,7 +32,7 @@ class TestGatedLinearUnit:
         torch.testing.assert_close(output, nn.functional.glu(halves))
 
     def test_gradients(self):
-        """Both layers learn."""
+        """Both layers receive gradients."""
         layer = cf.GatedLinearUnit(nn.Linear(2, 3).double(), nn.Linear(2, 3).double(), nn.Tanh())
 
         assert torch.autograd.gradcheck(layer, torch.randn(2, 2, dtype=torch.float64, requires_grad=True))
@@ -49,15 +49,15 @@ class TestGatedLinearUnit:
         assert output.dtype == dtype
         assert output.device.type == device.type
 
-    def test_compiles_without_a_break(self):
-        """It is one graph."""
+    def test_compiles_to_one_graph(self):
+        """The layer compiles to one graph."""
         layer = cf.GatedLinearUnit(nn.Linear(2, 3), nn.Linear(2, 3), nn.SiLU())
         inputs = torch.randn(4, 2)
 
         torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(inputs), layer(inputs))
 
     @pytest.mark.parametrize("activation", [nn.ReLU, "relu", None, 1])
-    def test_what_is_no_activation_is_refused(self, activation: object):
-        """A class is not a module, and a name is not a function."""
+    def test_invalid_activation_raises(self, activation: object):
+        """A class or a string is not an activation."""
         with pytest.raises(TypeError, match=r"act_fn must be a module or a function of one tensor.*, got"):
             cf.GatedLinearUnit(nn.Linear(2, 3), nn.Linear(2, 3), activation)

@@ -36,7 +36,7 @@ def _normalize_chunks(plain: nn.Module, chunks: list[torch.Tensor]) -> tuple[tor
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(("samples", "sizes"), [(8, [4, 4]), (10, [4, 3, 3]), (12, [4, 4, 4]), (5, [3, 2])])
 def test_equals_torch_on_chunks(name: str, samples: int, sizes: list[int]):
-    """Outputs are those of torch's layer on each chunk; running statistics move once, towards their average."""
+    """Outputs equal torch's layer on each chunk; running statistics move once, towards their average."""
     ghost_class, plain_class, shape = LAYERS[name]
     plain = plain_class(6, momentum=0.3, eps=0.01).double()
     nn.init.normal_(plain.weight)
@@ -55,7 +55,7 @@ def test_equals_torch_on_chunks(name: str, samples: int, sizes: list[int]):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_equal_torch_on_chunks(name: str):
-    """Gradients of input, weight and bias are those of torch's layer on each chunk."""
+    """Gradients of input, weight and bias equal those of torch's layer on each chunk."""
     ghost_class, plain_class, shape = LAYERS[name]
     layer, plain = ghost_class(6, 4).double(), plain_class(6).double()
     batch = torch.randn(10, 6, *shape, dtype=torch.float64, requires_grad=True)
@@ -72,8 +72,8 @@ def test_gradients_equal_torch_on_chunks(name: str):
 class TestGhostBatchNorm:
     @given(samples=st.integers(2, 40), ghost_batch_size=st.integers(2, 50))
     @settings(deadline=None)
-    def test_ghosts_are_as_few_and_as_equal_as_they_can_be(self, samples: int, ghost_batch_size: int):
-        """Whatever the sizes, each ghost batch has the mean 0; their sizes differ by one at most."""
+    def test_ghost_batches_are_balanced(self, samples: int, ghost_batch_size: int):
+        """Each ghost batch has mean 0; their sizes differ by at most one."""
         count = -(-samples // ghost_batch_size)
         sizes = [len(part) for part in torch.arange(samples).tensor_split(count)]
         batch = torch.randn(samples, 2, 3)
@@ -85,8 +85,8 @@ class TestGhostBatchNorm:
             assert part.mean((0, 2)).abs().max() < 1e-5
 
     @pytest.mark.parametrize("samples", [1, 3, 4])
-    def test_a_small_batch_is_one_ghost(self, samples: int):
-        """It is normalised as torch's layer does, to the bit, running statistics included."""
+    def test_small_batch_is_one_ghost_batch(self, samples: int):
+        """It is bit-identical to torch's layer, including running statistics."""
         layer, plain = cf.GhostBatchNorm2d(3, ghost_batch_size=4), nn.BatchNorm2d(3)
         images = torch.randn(samples, 3, 4, 4)
 
@@ -96,8 +96,8 @@ class TestGhostBatchNorm:
         assert torch.equal(layer.running_var, plain.running_var)
         assert layer.num_batches_tracked == 1
 
-    def test_evaluation_is_that_of_torch(self):
-        """In evaluation the batch is not cut, and the outputs are equal to the bit."""
+    def test_evaluation_equals_torch(self):
+        """In evaluation the batch is not split, and outputs are bit-identical to torch's."""
         layer, plain = cf.GhostBatchNorm2d(3, ghost_batch_size=2), nn.BatchNorm2d(3)
         layer(torch.randn(6, 3, 4, 4))
         plain.load_state_dict(layer.state_dict())
@@ -106,7 +106,7 @@ class TestGhostBatchNorm:
         assert torch.equal(layer.eval()(images), plain.eval()(images))
 
     def test_cumulative_average(self):
-        """With momentum None, running statistics are the averages over all batches, ghosts or not."""
+        """With momentum None, running statistics are averages over all batches."""
         layer = cf.GhostBatchNorm1d(3, ghost_batch_size=4, momentum=None).double()
         batches = [torch.randn(samples, 3, dtype=torch.float64) for samples in (8, 4, 8)]
         plain = nn.BatchNorm1d(3).double()
@@ -121,7 +121,7 @@ class TestGhostBatchNorm:
         assert layer.num_batches_tracked == 3
 
     def test_without_running_statistics(self):
-        """Training cuts the batch; evaluation takes the batch's own statistics, whole, as torch's layer does."""
+        """Training splits the batch; evaluation uses the complete batch's statistics, as torch's layer does."""
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2, track_running_stats=False)
         plain = nn.BatchNorm2d(3, track_running_stats=False)
         images = torch.randn(4, 3, 4, 4)
@@ -129,8 +129,8 @@ class TestGhostBatchNorm:
         assert torch.equal(layer(images), torch.cat([plain(images[:2]), plain(images[2:])]))
         assert torch.equal(layer.eval()(images), plain(images))
 
-    def test_tracking_can_be_switched_off(self):
-        """As in torch's layer, statistics that are there stay as they are."""
+    def test_tracking_can_be_disabled(self):
+        """As in torch's layer, existing statistics do not change."""
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
         layer.track_running_stats = False
 
@@ -140,7 +140,7 @@ class TestGhostBatchNorm:
         assert layer.num_batches_tracked == 0
 
     def test_without_weight_and_bias(self):
-        """Without affine there is nothing to train."""
+        """Without affine there are no parameters."""
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2, affine=False)
         images = torch.randn(4, 3, 4, 4)
         plain = nn.BatchNorm2d(3, affine=False)
@@ -148,8 +148,8 @@ class TestGhostBatchNorm:
         assert list(layer.parameters()) == []
         assert torch.equal(layer(images), torch.cat([plain(images[:2]), plain(images[2:])]))
 
-    def test_nan_stays_in_its_ghost(self):
-        """A sample that is not finite spoils its ghost batch, not the others; the running statistics are spoilt."""
+    def test_nan_affects_one_ghost_batch(self):
+        """A non-finite sample affects its ghost batch and the running statistics only."""
         images = torch.randn(4, 3, 4, 4)
         images[0, 0, 0, 0] = torch.nan
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
@@ -162,7 +162,7 @@ class TestGhostBatchNorm:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-    def test_dtype_and_memory_format_are_kept(
+    def test_dtype_and_memory_format_are_preserved(
         self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
     ):
         """What comes in leaves as it came."""
@@ -175,7 +175,7 @@ class TestGhostBatchNorm:
         assert output.is_contiguous(memory_format=format)
 
     def test_half_precision_inputs(self):
-        """As torch's layer, it keeps float32 weights and statistics for inputs in half precision."""
+        """Like torch's layer, it uses float32 weights and statistics for half-precision inputs."""
         layer = cf.GhostBatchNorm2d(3, 2)
         images = torch.randn(4, 3, 5, 5, dtype=torch.bfloat16)
         expected = torch.cat([nn.BatchNorm2d(3)(images[:2]), nn.BatchNorm2d(3)(images[2:])])
@@ -185,20 +185,20 @@ class TestGhostBatchNorm:
         assert torch.equal(output, expected)
         assert layer.running_mean.dtype == torch.float32
 
-    def test_state_dict_is_that_of_torch(self):
-        """A checkpoint fits before and after."""
+    def test_state_dict_equals_torch(self):
+        """Checkpoints are compatible with torch's layer."""
         layer, plain = cf.GhostBatchNorm2d(3), nn.BatchNorm2d(3)
 
         assert list(layer.state_dict()) == list(plain.state_dict())
         assert isinstance(layer, nn.BatchNorm2d)
 
-    def test_made_of_one_in_evaluation_it_is_too(self):
-        """The mode is that of the layer it is made of."""
+    def test_training_mode_is_preserved(self):
+        """The mode is that of the source layer."""
         assert not cf.GhostBatchNorm2d.from_batchnorm(nn.BatchNorm2d(3).eval(), 0, ghost_batch_size=2).training
         assert cf.GhostBatchNorm2d.from_batchnorm(nn.BatchNorm2d(3), 0, ghost_batch_size=2).training
 
-    def test_swa_renews_its_statistics(self):
-        """The update_bn of torch finds the layer, and averages over the batches."""
+    def test_swa_update_bn(self):
+        """Torch's update_bn finds the layer, and averages over the batches."""
         layer = cf.GhostBatchNorm1d(3, ghost_batch_size=2)
         layer.running_mean.fill_(7)
         batches = [torch.randn(4, 3), torch.randn(4, 3)]
@@ -207,12 +207,12 @@ class TestGhostBatchNorm:
 
         torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0))
 
-    def test_shows_its_size(self):
+    def test_repr_has_the_ghost_batch_size(self):
         """The size of the ghost batches is printed with the rest."""
         assert "ghost_batch_size=16" in repr(cf.GhostBatchNorm2d(3, 16))
 
-    def test_compiles_without_a_break(self):
-        """The layer is one graph, which moves the running statistics too."""
+    def test_compiles_to_one_graph(self):
+        """The layer compiles to one graph that updates the running statistics."""
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
         other = copy.deepcopy(layer)
         images = torch.randn(5, 3, 4, 4)
@@ -222,22 +222,22 @@ class TestGhostBatchNorm:
         torch.testing.assert_close(compiled(images), other(images))
         torch.testing.assert_close(layer.running_var, other.running_var)
 
-    def test_an_empty_batch_stays_empty(self):
-        """No sample in, no sample out, and nothing learnt, as with torch's layer."""
+    def test_empty_batch(self):
+        """An empty batch gives an empty output and changes no statistics, as in torch's layer."""
         layer = cf.GhostBatchNorm2d(3, ghost_batch_size=2)
 
         assert layer(torch.rand(0, 3, 4, 4)).shape == (0, 3, 4, 4)
         assert layer.running_mean.tolist() == [0, 0, 0]
 
     @pytest.mark.parametrize("size", [0, -1, 2.0, float("nan"), "32", None])
-    def test_bad_size_is_refused(self, size: object):
-        """Samples are counted."""
+    def test_bad_size_raises(self, size: object):
+        """The ghost batch size is a positive integer."""
         with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
             cf.GhostBatchNorm2d(3, size)
 
     @pytest.mark.parametrize(("samples", "size"), [(3, 2), (4, 1)])
-    def test_ghosts_of_a_single_value_are_refused(self, samples: int, size: int):
-        """One value has no variance; nothing is learnt from the batch, and the message says what to do."""
+    def test_ghost_batch_with_one_value_raises(self, samples: int, size: int):
+        """One value has no variance; statistics do not change, and the error states the remedy."""
         layer = cf.GhostBatchNorm1d(3, size)
 
         with pytest.raises(ValueError, match=rf"got {samples} samples of shape \(3,\) and {size}\. Take a larger one"):
@@ -253,7 +253,7 @@ class TestGhostBatchNorm:
             (cf.GhostBatchNorm3d(3, 2), (4, 3, 2, 2)),
         ],
     )
-    def test_bad_shape_is_refused(self, layer: nn.Module, shape: tuple[int, ...]):
-        """As torch's layer says it."""
+    def test_bad_shape_raises(self, layer: nn.Module, shape: tuple[int, ...]):
+        """The error is that of torch's layer."""
         with pytest.raises(ValueError, match=r"expected .*D input \(got .D input\)"):
             layer(torch.rand(shape))

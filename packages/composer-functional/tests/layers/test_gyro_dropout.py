@@ -17,21 +17,21 @@ def _layer(iters: int = 12, epochs: int = 2, p: float = 0.5, sigma: int = 8, tau
     return cf.GyroDropout(iters, epochs, p, sigma, tau)
 
 
-def _hash_by_hand(word: int) -> int:
+def _reference_hash(word: int) -> int:
     """The hash in Python's own integers."""
     word = ((word ^ word >> 16) * 0x21F0AAAD) % 2**32
     word = ((word ^ word >> 15) * 0x735A2D97) % 2**32
     return word ^ word >> 15
 
 
-def _mask_by_hand(seed: int, number: int, neurons: int, p: float) -> list[bool]:
-    key = _hash_by_hand(seed ^ number * 0x9E3779B1 % 2**32)
-    return [_hash_by_hand(key ^ neuron * 0x9E3779B1 % 2**32) >= p * 2**32 for neuron in range(neurons)]
+def _reference_mask(seed: int, number: int, neurons: int, p: float) -> list[bool]:
+    key = _reference_hash(seed ^ number * 0x9E3779B1 % 2**32)
+    return [_reference_hash(key ^ neuron * 0x9E3779B1 % 2**32) >= p * 2**32 for neuron in range(neurons)]
 
 
 class TestGyroDropout:
-    def test_masks_and_their_order_by_hand(self):
-        """Pass by pass, sample by sample, the masks are those that the definition says."""
+    def test_masks_match_the_definition(self):
+        """For each pass and sample, the mask is the one of the definition."""
         layer = _layer(p=0.3, sigma=7, tau=3)
         seed = layer.seed.item()
         x = torch.randn(5, 16).double()
@@ -40,11 +40,11 @@ class TestGyroDropout:
             output = layer(x)
 
             numbers = [(step // 11 * 3 + sample * 3 // 5) % 7 for sample in range(5)]
-            kept = torch.tensor([_mask_by_hand(seed, number, 16, 0.3) for number in numbers])
+            kept = torch.tensor([_reference_mask(seed, number, 16, 0.3) for number in numbers])
             torch.testing.assert_close(output, torch.where(kept, x / 0.7, 0))
 
     def test_each_mask_has_one_period_in_the_planned_training(self):
-        """In iters_per_epoch * max_epoch passes every one of sigma masks is used equally long."""
+        """In iters_per_epoch * max_epoch passes each of sigma masks is used equally long."""
         layer = _layer(iters=10, epochs=4, sigma=8, tau=2)
         x = torch.ones(2, 64)
 
@@ -56,11 +56,11 @@ class TestGyroDropout:
         assert layer(x).tolist() == [list(mask) for mask in passes[0]]
 
     def test_a_period_is_at_least_one_pass(self):
-        """More masks than there is training leave each one pass."""
+        """With more masks than passes, each is used for one pass."""
         assert _layer(iters=1, epochs=1, sigma=1024, tau=1).period == 1
 
     def test_masks_look_random(self):
-        """The share dropped is p, for each mask and each neuron, and masks and neurons are uncorrelated."""
+        """The dropped fraction is p for each mask and neuron, and masks and neurons are uncorrelated."""
         masks = (cf.GyroDropout(1, 1, 0.3, 512, 512)(torch.ones(512, 1000)) > 0).float()
 
         assert abs(masks.mean() - 0.7) < 0.003
@@ -71,8 +71,8 @@ class TestGyroDropout:
             assert correlation.std() == pytest.approx(rows.shape[1] ** -0.5, rel=0.1)
             assert correlation.abs().max() < 6 * rows.shape[1] ** -0.5
 
-    def test_two_layers_have_other_masks(self):
-        """Layers draw their seeds, and the global seed decides them."""
+    def test_layers_have_different_masks(self):
+        """Layers draw their seeds from the global generator."""
         x = torch.ones(2, 64)
         outputs = []
         for _ in range(2):
@@ -83,22 +83,22 @@ class TestGyroDropout:
         assert torch.equal(outputs[0][1], outputs[1][1])
         assert not torch.equal(*outputs[0])
 
-    def test_evaluation_changes_and_counts_nothing(self):
-        """In evaluation the input itself comes out."""
+    def test_evaluation_is_the_identity(self):
+        """In evaluation the input is returned, and the pass is not counted."""
         layer = _layer().eval()
         x = torch.randn(4, 6)
 
         assert layer(x) is x
         assert layer.position == 0
 
-    def test_nothing_dropped_is_the_identity(self):
-        """With p=0 all are kept, bit for bit."""
+    def test_p_zero_is_the_identity(self):
+        """With p=0 the output is bit-identical to the input."""
         x = torch.randn(4, 6)
 
         assert torch.equal(_layer(p=0.0)(x), x)
 
-    def test_resuming_goes_on_with_the_same_masks(self):
-        """A state dict taken in the middle lets another layer go on as the first would have."""
+    def test_resume(self):
+        """Another layer that loads a state dict continues with the same masks."""
         layer, again = _layer(), _layer()
         x = torch.ones(4, 32)
         for _ in range(7):
@@ -108,8 +108,8 @@ class TestGyroDropout:
 
         assert all(torch.equal(again(x), layer(x)) for _ in range(30))
 
-    def test_weights_of_a_model_without_it_can_be_loaded(self):
-        """A state dict that says nothing of it leaves masks and position, and is complete all the same."""
+    def test_state_dict_without_its_entries(self):
+        """A state dict without the layer's entries loads strictly and does not change masks and position."""
         plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
         model = nn.Sequential(nn.Linear(4, 4), _layer())
         model(torch.rand(2, 4))
@@ -127,7 +127,7 @@ class TestGyroDropout:
         assert torch.equal(output, output[:, :1].expand(4, 10, 32))
         assert output[0, 0].unique().tolist() == [0, 2]
 
-    def test_channels_are_dropped_as_a_whole(self):
+    def test_complete_channels_are_dropped(self):
         """With four dimensions the neurons are those of dimension 1."""
         output = _layer()(torch.ones(4, 32, 3, 5))
 
@@ -135,7 +135,7 @@ class TestGyroDropout:
         assert output[0, :, 0, 0].unique().tolist() == [0, 2]
 
     def test_gradient_is_the_mask(self):
-        """What was dropped gets no gradient, the rest gets it scaled."""
+        """Dropped inputs have no gradient, others a scaled one."""
         x = torch.ones(4, 32, requires_grad=True)
         output = _layer()(x)
 
@@ -145,7 +145,7 @@ class TestGyroDropout:
 
     @given(samples=st.integers(0, 9), sigma=st.integers(1, 9), data=st.data())
     def test_shape_dtype_and_range(self, samples: int, sigma: int, data):
-        """Any number of samples and masks: each entry is dropped or scaled, and the input stays as it was."""
+        """For any number of samples and masks, each entry is dropped or scaled; the input is not modified."""
         tau = data.draw(st.integers(1, sigma))
         for dtype in (torch.float64, torch.bfloat16):
             x = torch.ones(samples, 7, dtype=dtype)
@@ -156,8 +156,8 @@ class TestGyroDropout:
             assert set(output.flatten().tolist()) <= {0.0, 2.0}
             assert x.eq(1).all()
 
-    def test_works_on_a_device_without_values(self):
-        """Nothing reads a number back from the device; after to_empty the masks are drawn again."""
+    def test_meta_device(self):
+        """Nothing is read from the device; after to_empty masks are drawn again."""
         with torch.device("meta"):
             layer = _layer()
         output = layer(torch.ones(4, 6, device="meta"))
@@ -170,7 +170,7 @@ class TestGyroDropout:
         assert layer(torch.ones(4, 6)).unique().tolist() == [0, 2]
 
     def test_compiles_to_one_graph(self, device: torch.device):
-        """One graph serves all passes, from the first one on, with the same masks."""
+        """One graph serves all passes, with the same masks."""
         graphs: list[torch.fx.GraphModule] = []
 
         def count(graph, inputs):
@@ -186,13 +186,13 @@ class TestGyroDropout:
         assert all(torch.equal(compiled(x), twin(x)) for _ in range(20))
         assert len(graphs) == 1
 
-    def test_settings_are_printed(self):
-        """The numbers that matter are in the layer's text."""
+    def test_repr_has_the_settings(self):
+        """The repr contains the settings."""
         assert str(_layer()) == "GyroDropout(p=0.5, sigma=8, tau=2, period=6)"
 
     @pytest.mark.parametrize("shape", [(), (4,)])
-    def test_input_without_samples_is_refused(self, shape: tuple[int, ...]):
-        """There are samples to give masks to."""
+    def test_input_without_batch_dimension_raises(self, shape: tuple[int, ...]):
+        """A batch dimension is required."""
         with pytest.raises(ValueError, match=r"input must have shape \(N, ..., F\), got"):
             _layer()(torch.ones(shape))
 
@@ -208,7 +208,7 @@ class TestGyroDropout:
             ({"p": float("nan")}, r"p must lie in \[0, 1\), got nan"),
         ],
     )
-    def test_bad_settings_are_refused(self, settings: dict[str, float], message: str):
-        """Each wrong setting is named."""
+    def test_bad_settings_raise(self, settings: dict[str, float], message: str):
+        """The error names the setting."""
         with pytest.raises(ValueError, match=message):
             _layer(**settings)

@@ -36,7 +36,7 @@ def _reference(norm: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Te
 class TestLowPrecisionNorms:
     @pytest.mark.parametrize("dtype", LOW)
     def test_computes_in_low_precision_without_autocast(self, kind: str, dtype: torch.dtype, device: torch.device):
-        """Input and parameters are rounded exactly like explicit casts; the output has the input's dtype."""
+        """Input and parameters are rounded as by explicit casts; the output has the input's dtype."""
         norm = _make(kind, dtype).to(device)
         x = torch.randn(4, 8, device=device)
 
@@ -51,7 +51,7 @@ class TestLowPrecisionNorms:
     def test_computes_in_low_precision_under_autocast(
         self, kind: str, dtype: torch.dtype, given: bool, device: torch.device
     ):
-        """The precision that was given, or else autocast's, is that of the output too, whatever comes in."""
+        """The output has the configured precision, or else autocast's, for any input dtype."""
         norm = _make(kind, dtype if given else None).to(device)
         for x in (torch.randn(4, 8, device=device), torch.randn(4, 8, device=device).to(dtype)):
             with torch.autocast(device.type, dtype=dtype):
@@ -60,8 +60,8 @@ class TestLowPrecisionNorms:
             assert output.dtype == dtype
             assert torch.equal(output, _reference(norm, x, dtype))
 
-    def test_the_given_precision_comes_before_that_of_autocast(self, kind: str):
-        """What was asked for at surgery is what is computed."""
+    def test_precision_setting_precedes_autocast(self, kind: str):
+        """The configured precision is used."""
         norm = _make(kind, torch.float16)
         x = torch.randn(4, 8)
 
@@ -71,8 +71,8 @@ class TestLowPrecisionNorms:
         assert torch.equal(output, _reference(norm, x, torch.float16))
 
     @pytest.mark.parametrize("autocast", [torch.autocast("cpu", dtype=torch.bfloat16, enabled=False), nullcontext()])
-    def test_without_precision_and_autocast_it_is_the_plain_norm(self, kind: str, autocast):
-        """Nothing says low, so nothing is."""
+    def test_default_is_the_plain_norm(self, kind: str, autocast):
+        """Without a precision and autocast the plain norm is computed."""
         norm = _make(kind, None)
         x = torch.randn(4, 8)
 
@@ -82,8 +82,8 @@ class TestLowPrecisionNorms:
         assert torch.equal(output, _reference(norm, x, torch.float32))
 
     @pytest.mark.parametrize("dtype", LOW)
-    def test_gradients_are_the_references(self, kind: str, dtype: torch.dtype):
-        """Gradients flow back through the casts and keep the dtype of what they belong to."""
+    def test_gradients_match_the_reference(self, kind: str, dtype: torch.dtype):
+        """Gradients flow through the casts and have the dtype of their tensor."""
         norm = _make(kind, dtype)
         x = torch.randn(4, 8, requires_grad=True)
         expected = torch.autograd.grad(_reference(norm, x, dtype).float().square().sum(), [x, *norm.parameters()])
@@ -95,8 +95,8 @@ class TestLowPrecisionNorms:
             assert torch.equal(tensor.grad, gradient)
 
     @pytest.mark.parametrize("precision", [torch.bfloat16, None])
-    def test_compiles_without_graph_break(self, kind: str, precision: torch.dtype | None):
-        """One graph, under autocast and without."""
+    def test_compiles_to_one_graph(self, kind: str, precision: torch.dtype | None):
+        """One graph is compiled, with and without autocast."""
         norm = _make(kind, precision)
         x = torch.randn(4, 8)
         torch.compiler.reset()
@@ -106,17 +106,17 @@ class TestLowPrecisionNorms:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
                 assert torch.equal(compiled(x), norm(x))
 
-    def test_empty_batch_passes(self, kind: str):
-        """No samples give no samples."""
+    def test_empty_batch(self, kind: str):
+        """An empty batch gives an empty output."""
         assert _make(kind, torch.bfloat16)(torch.empty(0, 8)).shape == (0, 8)
 
     @pytest.mark.parametrize("precision", [torch.float32, torch.float64, torch.int8, "bf16"])
-    def test_other_precisions_are_refused(self, kind: str, precision: torch.dtype):
-        """The layer is for 16 bits."""
+    def test_other_precisions_raise(self, kind: str, precision: torch.dtype):
+        """Only 16-bit precisions are supported."""
         with pytest.raises(ValueError, match=r"precision must be torch\.bfloat16, torch\.float16 or None, got"):
             _make(kind, precision)
 
-    def test_settings_are_printed(self, kind: str):
+    def test_repr_has_the_precision(self, kind: str):
         """The precision stands beside the plain layer's settings."""
         text = str(_make(kind, torch.bfloat16))
 
@@ -126,7 +126,7 @@ class TestLowPrecisionNorms:
 
 @pytest.mark.parametrize(("affine", "bias"), [(False, False), (True, False)])
 def test_layer_norm_without_parameters(affine: bool, bias: bool):
-    """A layer norm may have no bias, or no parameters at all."""
+    """A layer norm without bias, or without parameters, is supported."""
     x = torch.randn(3, 2, 4)
 
     output = cf.LowPrecisionLayerNorm([2, 4], 1e-5, affine, bias, torch.bfloat16)(x)
@@ -134,8 +134,8 @@ def test_layer_norm_without_parameters(affine: bool, bias: bool):
     assert torch.equal(output, layer_norm(x.bfloat16(), (2, 4)).float())
 
 
-def test_group_norm_without_parameters_keeps_the_memory_format():
-    """A group norm may have no parameters; images with channels last stay so."""
+def test_group_norm_without_parameters_preserves_memory_format():
+    """A group norm without parameters preserves channels-last images."""
     x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
 
     output = cf.LowPrecisionGroupNorm(2, 4, affine=False, precision=torch.bfloat16)(x)

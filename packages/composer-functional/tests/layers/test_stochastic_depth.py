@@ -63,7 +63,7 @@ class TestStochasticDepthBlock:
     @pytest.mark.parametrize("method", ["block", "sample"])
     @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
     def test_rate_zero_is_the_plain_block(self, make, rule, method: str, training: bool):
-        """With nothing dropped, outputs are the plain block's bit for bit, and nothing is drawn."""
+        """With rate 0 outputs are bit-identical to the plain block's, and nothing is drawn."""
         plain = make().train(training)
         block = _stochastic(plain, 0.0, method, rule)
         x = torch.randn(5, 6)
@@ -76,7 +76,7 @@ class TestStochasticDepthBlock:
 
     @pytest.mark.parametrize("method", ["block", "sample"])
     def test_rate_one_is_the_shortcut(self, method: str):
-        """With all dropped, only the shortcut and the activation are left, and the branch is not computed."""
+        """With rate 1 the output is the activated shortcut, and the branch is not computed."""
         shortcut = nn.Linear(6, 4)
         called: list[nn.Module] = []
         parts = Parts(shortcut)
@@ -89,8 +89,8 @@ class TestStochasticDepthBlock:
         assert torch.equal(output, shortcut(x).relu())
         assert not called
 
-    def test_a_block_is_dropped_for_the_whole_batch(self):
-        """Each output is the plain block's or the input, and about a share of drop_rate is not computed."""
+    def test_block_is_dropped_for_the_complete_batch(self):
+        """Each output is the plain block's or the input; a fraction of drop_rate is not computed."""
         plain = Plain()
         block = _stochastic(plain, 0.3)
         x = torch.randn(2, 6)
@@ -102,8 +102,8 @@ class TestStochasticDepthBlock:
         assert block.calls == kept
         assert abs(kept / 600 - 0.7) < 0.07
 
-    def test_decisions_are_those_of_torchvision(self):
-        """Under the same seed a block is kept exactly when torchvision keeps a batch."""
+    def test_draws_equal_torchvision(self):
+        """With the same seed a block is dropped exactly when torchvision drops a batch."""
         from torchvision.ops import stochastic_depth
 
         block = _stochastic(Plain(), 0.4)
@@ -121,7 +121,7 @@ class TestStochasticDepthBlock:
 
     @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
     def test_evaluation_scales_the_branch(self, make, rule):
-        """With block, evaluation adds (1 - drop_rate) times the branch, the expectation in training."""
+        """With "block", evaluation scales the branch by (1 - drop_rate), its expectation in training."""
         plain = make().eval()
         x = torch.randn(5, 6)
         branch = plain.linear(x).tanh() if rule is None else plain.linear(x)
@@ -132,8 +132,8 @@ class TestStochasticDepthBlock:
         torch.testing.assert_close(output, expected if rule is None else expected.relu())
 
     @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
-    def test_each_sample_is_dropped_by_itself(self, make, rule):
-        """With sample, rows lose their branch, and the others' is scaled as torchvision scales it."""
+    def test_samples_are_dropped_independently(self, make, rule):
+        """With "sample", remaining branches are scaled as by torchvision."""
         from torchvision.ops import stochastic_depth
 
         plain = make()
@@ -154,7 +154,7 @@ class TestStochasticDepthBlock:
         assert abs(is_kept.float().mean() - 0.75) < 0.08
 
     def test_evaluation_by_sample_is_the_plain_block(self):
-        """With sample the scale is in training, so that evaluation changes nothing."""
+        """With "sample", training scales the branch, so that evaluation does not."""
         plain = Plain().eval()
         x = torch.randn(5, 6)
 
@@ -163,8 +163,8 @@ class TestStochasticDepthBlock:
         assert torch.equal(output, plain(x))
 
     @pytest.mark.parametrize("method", ["block", "sample"])
-    def test_global_seed_decides(self, method: str):
-        """The draws come from torch's default generator and can be repeated."""
+    def test_draws_use_the_global_generator(self, method: str):
+        """Draws are from torch's default generator and are reproducible."""
         block = _stochastic(Plain(), 0.5, method)
         x = torch.randn(4, 6)
         runs = []
@@ -177,8 +177,8 @@ class TestStochasticDepthBlock:
         assert not torch.equal(runs[0], runs[2])
 
     @pytest.mark.parametrize("rule", [None, RULE])
-    def test_a_dropped_block_leaves_its_input_alone(self, rule):
-        """What follows in place does not reach back through a dropped block; gradients are those of the shortcut."""
+    def test_dropped_block_does_not_alias_its_input(self, rule):
+        """Later in-place operations do not change the input; gradients are those of the shortcut."""
         block = _stochastic(Parts(), 1.0, "block", rule)
         x = torch.tensor([[-1.0, 2.0, 3.0, -4.0, 5.0, 6.0]], requires_grad=True)
         hidden = x.sigmoid()
@@ -192,8 +192,8 @@ class TestStochasticDepthBlock:
         torch.testing.assert_close(x.grad, 2 * before * (1 - before))
         assert all(parameter.grad is None for parameter in block.parameters())
 
-    def test_other_arguments_reach_the_block(self):
-        """What is called with after the input is handed on."""
+    def test_other_arguments_are_passed_on(self):
+        """Arguments after the input are passed on."""
         plain = Plain()
         block = _stochastic(plain, 0.5).eval()
         x = torch.randn(5, 6)
@@ -203,7 +203,7 @@ class TestStochasticDepthBlock:
         torch.testing.assert_close(output, x + 0.5 * 3 * plain.linear(x).tanh())
 
     @given(rate=st.floats(0, 1), training=st.booleans(), method=st.sampled_from(["block", "sample"]))
-    def test_shape_and_dtype_stay(self, rate: float, training: bool, method: str):
+    def test_shape_and_dtype_are_preserved(self, rate: float, training: bool, method: str):
         """Whatever is dropped, the output is like the input."""
         for dtype in (torch.float64, torch.bfloat16):
             block = _stochastic(Plain().to(dtype).train(training), rate, method)
@@ -213,12 +213,12 @@ class TestStochasticDepthBlock:
             assert (output.shape, output.dtype) == ((3, 2, 6), dtype)
 
     @pytest.mark.parametrize("method", ["block", "sample"])
-    def test_empty_batch_passes(self, method: str):
-        """No samples give no samples."""
+    def test_empty_batch(self, method: str):
+        """An empty batch gives an empty output."""
         assert _stochastic(Plain(), 0.5, method)(torch.empty(0, 6)).shape == (0, 6)
 
-    def test_a_model_can_be_copied_and_saved_whole(self):
-        """Copies and what is loaded from a pickle are blocks of the same class with the same settings."""
+    def test_deepcopy_and_pickle(self):
+        """Copies and unpickled blocks have the same class and settings."""
         block = cf.StochasticDepthBlock.around(nn.Linear(4, 4), 0.25, "sample")
         file = io.BytesIO()
         torch.save(block, file)
@@ -229,8 +229,8 @@ class TestStochasticDepthBlock:
             assert (again.drop_rate, again.stochastic_method, again.rule) == (0.25, "sample", None)
             assert torch.equal(again.weight, block.weight)
 
-    def test_class_and_names_stay(self):
-        """It is an instance of the plain class too, has its parameters and prints them with the settings."""
+    def test_is_a_subclass_of_the_plain_block(self):
+        """It is an instance of the plain class, with its parameter names, and shows its settings."""
         plain = Plain()
 
         block = cf.StochasticDepthBlock.around(plain, 0.25)
@@ -242,7 +242,7 @@ class TestStochasticDepthBlock:
         assert "drop_rate=0.25, stochastic_method='block'" in str(block)
 
     def test_by_sample_compiles_to_few_graphs(self):
-        """With sample there is no graph break, and a warm-up's many rates do not make a graph each."""
+        """With "sample" there is no graph break, and a warm-up does not compile a graph per rate."""
         graphs: list[torch.fx.GraphModule] = []
 
         def count(graph, inputs):
@@ -263,20 +263,20 @@ class TestStochasticDepthBlock:
         ("block", "came"), [(Pair(6, 6), "got tuple"), (nn.Linear(6, 4), r"of its input's shape \(5, 6\), got shape")]
     )
     @pytest.mark.parametrize("training", [True, False])
-    def test_a_block_without_residual_is_refused(self, block: nn.Module, came: str, training: bool):
-        """What cannot be x + f(x) is an error that says how to describe the block."""
+    def test_block_without_residual_raises(self, block: nn.Module, came: str, training: bool):
+        """A block that is not x + f(x) raises an error with the remedy."""
         stochastic = _stochastic(block.train(training), 0.01)
 
         with pytest.raises(TypeError, match=rf"{came}.* pass a ResidualRule"):
             stochastic(torch.randn(5, 6))
 
     @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-    def test_bad_rate_is_refused(self, rate: float):
-        """A probability lies between 0 and 1."""
+    def test_bad_rate_raises(self, rate: float):
+        """A rate is between 0 and 1."""
         with pytest.raises(ValueError, match=r"drop_rate must lie in \[0, 1\], got"):
             cf.StochasticDepthBlock.around(Plain(), rate)
 
-    def test_unknown_method_is_refused(self):
+    def test_unknown_method_raises(self):
         """There are two methods."""
         with pytest.raises(ValueError, match="stochastic_method must be 'block' or 'sample', got 'row'"):
             cf.StochasticDepthBlock.around(Plain(), 0.1, "row")

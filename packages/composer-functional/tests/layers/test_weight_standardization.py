@@ -14,7 +14,7 @@ from composer import functional as cf
 class TestStandardizeWeight:
     @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3), (5, 4, 3, 2), (5, 4, 3, 2, 2), (5, 1, 3, 3)])
     def test_equals_the_formula(self, shape: tuple[int, ...]):
-        """Each filter less its mean, divided by the root of its biased variance plus eps."""
+        """Each filter minus its mean, divided by the square root of its biased variance plus eps."""
         weight = torch.randn(shape, dtype=torch.float64) + 3
         expected = weight.clone()
         for filter in expected:
@@ -26,7 +26,7 @@ class TestStandardizeWeight:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_convolution_equals_timm(self, format: torch.memory_format):
-        """With the same parameter, the convolution is timm's, and its gradient too."""
+        """Outputs and gradients equal those of timm's convolution with the same parameter."""
         from timm.layers import StdConv2d
 
         theirs = StdConv2d(4, 6, 3, padding=0, bias=True).double()
@@ -43,10 +43,10 @@ class TestStandardizeWeight:
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-    def test_dtype_and_memory_format_are_kept(
+    def test_dtype_and_memory_format_are_preserved(
         self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
     ):
-        """The weight that convolutions get is laid out as the parameter; half precision is computed well."""
+        """The weight has the parameter's memory format; half precision is accurate."""
         weight = (torch.randn(6, 64, 3, 3, device=device) * 0.02).to(dtype).contiguous(memory_format=format)
 
         standardized = cf.standardize_weight(weight)
@@ -58,8 +58,8 @@ class TestStandardizeWeight:
 
     @given(scale=st.floats(0.1, 100), shift=st.floats(-10, 10))
     @settings(deadline=None)
-    def test_scale_and_shift_change_nothing(self, scale: float, shift: float):
-        """A filter and a multiple of it, moved by anything, are the same afterwards."""
+    def test_scale_and_shift_invariance(self, scale: float, shift: float):
+        """A scaled and shifted filter gives the same result."""
         weight = torch.randn(3, 4, 3, 3, dtype=torch.float64)
 
         moved = cf.standardize_weight(weight * scale + shift)
@@ -67,13 +67,13 @@ class TestStandardizeWeight:
         torch.testing.assert_close(moved, cf.standardize_weight(weight), atol=1e-3, rtol=1e-3)
 
     def test_gradient(self):
-        """The gradient is that of finite differences."""
+        """Analytical and numerical gradients agree."""
         weight = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
 
         assert torch.autograd.gradcheck(cf.standardize_weight, weight)
 
-    def test_equal_weights_become_zero(self):
-        """There is no NaN where there is no variance, in the gradient neither."""
+    def test_constant_filters_become_zero(self):
+        """Filters without variance give no NaN, also in the gradient."""
         weight = torch.full((2, 3, 3, 3), 0.5, requires_grad=True)
 
         standardized = cf.standardize_weight(weight)
@@ -82,8 +82,8 @@ class TestStandardizeWeight:
         assert torch.equal(standardized, torch.zeros_like(weight))
         assert weight.grad.isfinite().all()
 
-    def test_nan_stays_in_its_filter(self):
-        """A filter that is not finite spoils itself only."""
+    def test_nan_affects_one_filter(self):
+        """A non-finite filter does not affect others."""
         weight = torch.randn(2, 3, 3, 3)
         weight[0, 0, 0, 0] = torch.nan
 
@@ -92,8 +92,8 @@ class TestStandardizeWeight:
         assert standardized[0].isnan().all()
         assert standardized[1].isfinite().all()
 
-    def test_input_is_not_changed(self):
-        """A new tensor comes out."""
+    def test_input_is_not_modified(self):
+        """A new tensor is returned."""
         weight = torch.randn(2, 3, 3, 3)
         before = weight.clone()
 
@@ -101,35 +101,35 @@ class TestStandardizeWeight:
 
         assert torch.equal(weight, before)
 
-    def test_compiles_without_a_break(self):
-        """The kernel is one graph, in both memory formats."""
+    def test_compiles_to_one_graph(self):
+        """One graph is compiled in both memory formats."""
         compiled = torch.compile(cf.standardize_weight, fullgraph=True, backend="eager")
 
         for format in (torch.contiguous_format, torch.channels_last):
             weight = torch.randn(4, 3, 3, 3).contiguous(memory_format=format)
             torch.testing.assert_close(compiled(weight), cf.standardize_weight(weight))
 
-    def test_integers_are_refused(self):
-        """They have no unit variance."""
+    def test_integers_raise(self):
+        """Integers cannot be standardized."""
         with pytest.raises(TypeError, match=r"weight must be a floating point tensor, got torch\.int64"):
             cf.standardize_weight(torch.ones(2, 2, dtype=torch.int64))
 
     @pytest.mark.parametrize("shape", [(), (3,), (0, 3), (3, 0, 2)])
-    def test_bad_shape_is_refused(self, shape: tuple[int, ...]):
-        """Without filters there is nothing to standardise."""
+    def test_bad_shape_raises(self, shape: tuple[int, ...]):
+        """A filter dimension is required."""
         with pytest.raises(ValueError, match=r"weight must have shape \(out, in, ...\) and an element at least, got"):
             cf.standardize_weight(torch.rand(shape))
 
     @pytest.mark.parametrize("eps", [0, -1e-3, float("nan")])
-    def test_bad_eps_is_refused(self, eps: float):
-        """It has to keep something from being zero."""
+    def test_bad_eps_raises(self, eps: float):
+        """Eps must be positive."""
         with pytest.raises(ValueError, match=r"eps must lie in \(0, inf\], got"):
             cf.standardize_weight(torch.rand(2, 2), eps)
 
 
 class TestWeightStandardizer:
     def test_parametrizes(self):
-        """The convolution uses the standardised weight."""
+        """The convolution uses the standardized weight."""
         conv = nn.Conv1d(4, 6, 3)
         expected = cf.standardize_weight(conv.weight, eps=0.1)
 
@@ -137,6 +137,6 @@ class TestWeightStandardizer:
 
         assert torch.equal(conv.weight, expected)
 
-    def test_shows_its_setting(self):
-        """What keeps the division safe is printed."""
+    def test_repr_has_eps(self):
+        """The repr contains eps."""
         assert repr(cf.WeightStandardizer(0.5)) == "WeightStandardizer(eps=0.5)"

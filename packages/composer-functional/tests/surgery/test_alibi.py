@@ -149,8 +149,8 @@ def _expected_probabilities(length: int, causal: bool) -> torch.Tensor:
 
 class TestSlopes:
     @pytest.mark.parametrize("length", [12, 40])
-    def test_zero_queries_see_the_slope(self, family: Family, implementation: str, length: int):
-        """Without anything to compare, attention is the softmax of slope times distance, at any length."""
+    def test_zero_queries_give_softmax_of_bias(self, family: Family, implementation: str, length: int):
+        """With zero queries attention is the softmax of slope times distance, at any length."""
         model = family.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         attention = family.attention(model)
@@ -172,8 +172,8 @@ class TestSlopes:
         expected = (_expected_probabilities(length, family.causal) @ values).transpose(1, 2).flatten(2)
         torch.testing.assert_close(seen["context"], expected)
 
-    def test_zero_queries_give_the_probabilities(self, family: Family):
-        """Eager attention returns its probabilities: they are those of the formula, in every layer."""
+    def test_eager_probabilities_match_the_formula(self, family: Family):
+        """The probabilities of eager attention match the formula in every layer."""
         model = family.make(attn_implementation="eager").eval()
         cf.apply_alibi(model, 64)
 
@@ -189,7 +189,7 @@ class TestSlopes:
             torch.testing.assert_close(probabilities, expected)
 
     def test_any_number_of_heads(self):
-        """Six heads have the slopes of four, and two of eight between them."""
+        """Six heads have the slopes of four, and two of eight in between."""
         model = GPT2Model(GPT2Config(**TOKENS, n_embd=24, n_layer=1, n_head=6, attn_implementation="eager")).eval()
         cf.apply_alibi(model, 64)
 
@@ -201,7 +201,7 @@ class TestSlopes:
         torch.testing.assert_close(ratio, torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]))
 
     def test_upcast_attention_of_gpt2(self):
-        """GPT-2's attention in float32 takes the bias too."""
+        """GPT-2's attention in float32 also adds the bias."""
         torch.manual_seed(3)
         model = _gpt2(attn_implementation="eager", reorder_and_upcast_attn=True).eval()
         torch.manual_seed(3)
@@ -215,14 +215,14 @@ class TestSlopes:
 
 class TestPositions:
     def test_report(self, family: Family):
-        """The embedding was replaced and each self-attention changed, and nothing else."""
+        """The report has the embedding and each self-attention."""
         report = cf.apply_alibi(family.make(), 64)
 
         assert [entry.paths for entry in report] == [(family.replaced,), *((path,) for path in family.attentions)]
         assert all(entry.new == f"{entry.old} (ALiBi)" for entry in list(report)[1:])
 
-    def test_order_is_all_that_is_left(self, family: Family):
-        """The same token everywhere gives the same output everywhere: no position has a vector of its own."""
+    def test_position_embeddings_are_removed(self, family: Family):
+        """A constant sequence gives the same output at each position."""
         model = family.make().eval()
         cf.apply_alibi(model, 64)
 
@@ -230,7 +230,7 @@ class TestPositions:
 
         torch.testing.assert_close(logits, logits[:, :1].expand_as(logits))
 
-    def test_order_still_counts(self, family: Family):
+    def test_order_matters(self, family: Family):
         """The last token's output depends on the order of those before it."""
         model = family.make().eval()
         cf.apply_alibi(model, 64)
@@ -240,8 +240,8 @@ class TestPositions:
 
         assert not torch.allclose(*logits)
 
-    def test_longer_than_trained_and_longer_than_said(self, family: Family, implementation: str):
-        """What is said of a token does not depend on how much follows it, however long the sequence."""
+    def test_longer_sequences(self, family: Family, implementation: str):
+        """Outputs do not depend on later tokens, for any sequence length."""
         model = family.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 2 * TRAINED)
         ids = _ids(1, 3 * TRAINED)
@@ -256,8 +256,8 @@ class TestPositions:
         if family.causal:
             torch.testing.assert_close(logits[:, :10], model(ids[:, :10]).logits)
 
-    def test_configuration_says_the_length(self, family: Family):
-        """Who asks the configuration learns the new length."""
+    def test_configuration_has_the_new_length(self, family: Family):
+        """The configuration has the new maximum length."""
         model = family.make()
 
         cf.apply_alibi(model, 99)
@@ -265,8 +265,8 @@ class TestPositions:
         assert model.config.max_position_embeddings == 99
         assert model.base_model.config.max_position_embeddings == 99
 
-    def test_bert_does_without_token_types(self):
-        """Longer sequences get the token types that shorter ones do, given or not."""
+    def test_bert_token_types(self):
+        """Longer sequences use the same default token types as shorter ones."""
         model = BertModel(_bert().config).eval()
         cf.apply_alibi(model, 64)
         ids = _ids(2, 40)
@@ -278,7 +278,7 @@ class TestPositions:
 
 class TestMasks:
     def test_implementations_agree(self, family: Family):
-        """Eager and SDPA attention give the same, with padding and without."""
+        """Eager and SDPA attention agree, with and without padding."""
         models = []
         for name in ("eager", "sdpa"):
             torch.manual_seed(5)
@@ -294,8 +294,8 @@ class TestMasks:
         torch.testing.assert_close(*padded)
 
     @pytest.mark.parametrize("left", [True, False])
-    def test_padding_is_not_seen(self, family: Family, implementation: str, left: bool):
-        """A padded sequence gives what it gives alone, on whichever side the padding is."""
+    def test_padding_has_no_effect(self, family: Family, implementation: str, left: bool):
+        """A padded sequence gives the same outputs as alone, for left and right padding."""
         model = family.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids, mask = _padded(_ids(), 4, left=left)
@@ -307,8 +307,8 @@ class TestMasks:
         assert padded.isfinite().all()
         torch.testing.assert_close(padded[1][mask[1].bool()], alone[0])
 
-    def test_packed_sequences_do_not_see_each_other(self, decoder: Family, implementation: str):
-        """Positions that restart separate sequences, as in Transformers."""
+    def test_packed_sequences_are_separate(self, decoder: Family, implementation: str):
+        """Restarting positions separate sequences, as in Transformers."""
         model = decoder.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids = _ids(1, 10)
@@ -320,8 +320,8 @@ class TestMasks:
 
         torch.testing.assert_close(packed, apart)
 
-    def test_mask_by_position(self, family: Family, implementation: str):
-        """An attention that is called with its mask by position, not by name, has the bias too."""
+    def test_positional_mask(self, family: Family, implementation: str):
+        """An attention that is called with a positional mask has the bias too."""
         attention = family.attention(model := family.make(attn_implementation=implementation).eval())
         cf.apply_alibi(model, 64)
         hidden = torch.randn(1, 5, WIDTH)
@@ -336,8 +336,8 @@ class TestMasks:
 
         assert torch.equal(by_position, by_name)
 
-    def test_cross_attention_is_left_alone(self):
-        """Between two sequences there is no distance."""
+    def test_cross_attention_is_unchanged(self):
+        """Cross attention has no distances."""
         for make, path in ((_gpt2, "transformer.h.0.crossattention"), (_bert, "bert.encoder.layer.0.crossattention")):
             model = make(add_cross_attention=True, is_decoder=True).eval()
 
@@ -348,8 +348,8 @@ class TestMasks:
             assert not any(isinstance(each, cf.AlibiBias) for each in model.get_submodule(path).modules())
             assert out.isfinite().all()
 
-    def test_bert_as_a_decoder_looks_back(self, implementation: str):
-        """What follows does not change what came before."""
+    def test_bert_decoder_is_causal(self, implementation: str):
+        """Later tokens do not change earlier outputs."""
         model = _bert(is_decoder=True, attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids = _ids()
@@ -359,8 +359,8 @@ class TestMasks:
 
 class TestGeneration:
     @pytest.mark.parametrize("kind", ["dynamic", "static"])
-    def test_a_cache_changes_nothing(self, decoder: Family, implementation: str, kind: str):
-        """With a cache, growing or fixed, the same tokens come, far beyond the trained length."""
+    def test_cache_does_not_change_tokens(self, decoder: Family, implementation: str, kind: str):
+        """With a dynamic or static cache the same tokens are generated, beyond the trained length."""
         model = decoder.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids, mask = _padded(_ids(2, 8), 3, left=True)
@@ -374,7 +374,7 @@ class TestGeneration:
         assert torch.equal(without, with_cache)
 
     def test_cached_logits(self, decoder: Family, implementation: str):
-        """Several tokens after a cache give what they give in one go."""
+        """Several tokens after a cache give the logits of one complete pass."""
         model = decoder.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids = _ids(2, 30)
@@ -387,7 +387,7 @@ class TestGeneration:
         torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole)
 
     def test_beams_and_unpadded_static_cache(self, decoder: Family):
-        """Beam search reorders the cache, and a fixed cache without padding has no mask at first."""
+        """Beam search reorders the cache; a static cache without padding initially has no mask."""
         model = decoder.make(attn_implementation="sdpa").eval()
         cf.apply_alibi(model, 64)
         ids = _ids(2, 8)
@@ -403,8 +403,8 @@ class TestGeneration:
 
 class TestTraining:
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_one_step_moves_every_parameter(self, family: Family, implementation: str, make: Callable[..., Any]):
-        """The optimizer made before holds what the model has, and lets the positions go."""
+    def test_optimizer_updates_all_parameters(self, family: Family, implementation: str, make: Callable[..., Any]):
+        """An existing optimizer has the model's parameters, without the position embeddings."""
         model = family.make(attn_implementation=implementation)
         optimizer = make(model.parameters())
         embedding = model.get_submodule(family.replaced)
@@ -422,8 +422,8 @@ class TestTraining:
         assert not stale & {id(each) for each in held}
         assert not [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
 
-    def test_what_is_left_stays_as_it_was(self, family: Family):
-        """Names, parameters, modes and hooks are those of before, but for the positions."""
+    def test_other_parts_are_unchanged(self, family: Family):
+        """Names, parameters, modes and hooks do not change, except for position embeddings."""
         model = family.make().eval()
         names = [name for name in model.state_dict() if not name.startswith(family.replaced)]
         seen: list[str] = []
@@ -442,7 +442,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
     def test_dtypes(self, family: Family, implementation: str, dtype: torch.dtype, device: torch.device):
-        """Models of every dtype run, with padding, and give that dtype."""
+        """Models of every dtype run with padding, and return that dtype."""
         model = family.make(attn_implementation=implementation).to(device=device, dtype=dtype).eval()
         cf.apply_alibi(model, 64)
         ids, mask = (each.to(device) for each in _padded(_ids(2, 20), 4, left=True))
@@ -452,8 +452,8 @@ class TestTraining:
         assert logits.dtype == dtype
         assert logits.isfinite().all()
 
-    def test_a_model_cast_afterwards(self, family: Family):
-        """Casting after the surgery works as casting before it."""
+    def test_cast_after_surgery(self, family: Family):
+        """Casting after surgery equals casting before."""
         model = family.make().eval()
         cf.apply_alibi(model, 64)
         ids = _ids()
@@ -463,7 +463,7 @@ class TestTraining:
         assert model.bfloat16()(ids).logits.dtype == torch.bfloat16
 
     def test_autocast(self, family: Family, implementation: str):
-        """Under autocast the result is near that of float32."""
+        """Under autocast the result is close to float32."""
         model = family.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         ids, mask = _padded(_ids(), 4, left=True)
@@ -475,7 +475,7 @@ class TestTraining:
         torch.testing.assert_close(logits.float(), expected, rtol=0.05, atol=0.05)
 
     def test_gradient_checkpointing(self, family: Family):
-        """Layers that are computed again get the bias again."""
+        """Recomputed layers add the bias again."""
         model = family.make().double().train()
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -498,7 +498,7 @@ class TestTraining:
         torch.testing.assert_close(*gradients)
 
     def test_evaluation_in_inference_mode_then_training(self, family: Family):
-        """What was computed for an evaluation does not get into a training step."""
+        """A bias computed in inference mode is not used in training."""
         model = family.make()
         cf.apply_alibi(model, 64)
         with torch.inference_mode():
@@ -509,7 +509,7 @@ class TestTraining:
         assert all(each.alibi._last is None for each in map(model.get_submodule, family.attentions))
 
     def test_copies(self, family: Family):
-        """A model that was copied or pickled has its own biases."""
+        """A copied or pickled model has its own biases."""
         model = family.make().eval()
         cf.apply_alibi(model, 64)
         ids = _ids(2, 30)
@@ -524,8 +524,8 @@ class TestTraining:
 class TestTools:
     # torch 2.7 warns so about what it does itself under vmap, by which Transformers 4 makes masks.
     @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-    def test_compiles_without_a_break(self, family: Family):
-        """The model is one graph."""
+    def test_compiles_to_one_graph(self, family: Family):
+        """The model compiles to one graph."""
         model = family.make(attn_implementation="sdpa").eval()
         cf.apply_alibi(model, 64)
         ids = _ids()
@@ -539,7 +539,7 @@ class TestTools:
     @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
     @pytest.mark.filterwarnings("ignore:Node bert_lifted_tensor:UserWarning")
     def test_exports(self, family: Family):
-        """The model can be exported, for sequences longer than it was trained on."""
+        """The model can be exported, for sequences longer than in training."""
         if family.causal and int(transformers.__version__.partition(".")[0]) < 5:
             pytest.skip("Transformers 4 makes causal masks by what torch 2.7 cannot export, with ALiBi or without")
         model = family.make(attn_implementation="sdpa").eval()
@@ -553,7 +553,7 @@ class TestTools:
             torch.testing.assert_close(exported(ids, **settings).logits, model(ids, **settings).logits)
 
     def test_does_not_import_transformers(self):
-        """Where nobody imported it no model can be of it, and the refusal does not bring it."""
+        """If Transformers is not imported, the error does not import it."""
         code = (
             "import sys; from torch import nn; from composer import functional as cf\n"
             "try: cf.apply_alibi(nn.Sequential(nn.Linear(2, 2)), 8)\n"
@@ -565,8 +565,8 @@ class TestTools:
         assert run.stdout.strip() == "False"
 
 
-class TestRefusals:
-    def test_second_time_changes_nothing(self, family: Family):
+class TestErrors:
+    def test_is_idempotent(self, family: Family):
         """Biases are not added twice."""
         model = family.make().eval()
         cf.apply_alibi(model, 64)
@@ -580,24 +580,24 @@ class TestRefusals:
         assert str(model) == before[1]
         assert model.config.max_position_embeddings == 64
 
-    def test_a_model_inside_another(self, family: Family):
-        """Models are found wherever they are."""
+    def test_nested_model(self, family: Family):
+        """Nested models are found."""
         model = nn.ModuleDict({"model": family.make()})
 
         report = cf.apply_alibi(model, 64)
 
         assert report.replacements[0].paths == (f"model.{family.replaced}",)
 
-    def test_unknown_architecture_is_refused(self):
-        """The message names what is known, and the way for what is not."""
+    def test_unknown_architecture_raises(self):
+        """The error lists the supported architectures and the alternative."""
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
 
         with pytest.raises(ValueError, match=r"GPT-2, BERT, Llama .*, got a TransformerEncoder .*alibi_attention"):
             cf.apply_alibi(model, 64)
 
     @pytest.mark.parametrize("late", [True, False])
-    def test_flash_attention_is_refused(self, decoder: Family, late: bool):
-        """A kernel that takes no bias would leave it out without a word: before or after the surgery."""
+    def test_flash_attention_raises(self, decoder: Family, late: bool):
+        """A kernel without bias support raises, selected before or after surgery."""
         model = decoder.make()
         if late:
             cf.apply_alibi(model, 64)
@@ -609,18 +609,18 @@ class TestRefusals:
         assert late or not any(isinstance(module, cf.AlibiBias) for module in model.modules())
 
     @pytest.mark.parametrize("length", [0, -4])
-    def test_lengths_below_one_are_refused(self, length: int):
-        """A sequence has a token."""
+    def test_nonpositive_length_raises(self, length: int):
+        """The length must be at least 1."""
         with pytest.raises(ValueError, match=f"max_sequence_length must be at least 1, got {length}"):
             cf.apply_alibi(_gpt2(), length)
 
     @pytest.mark.parametrize("length", [8.0, True, None, float("nan")])
-    def test_what_is_no_length_is_refused(self, length: object):
-        """Tokens are counted."""
+    def test_invalid_length_raises(self, length: object):
+        """The length is an integer."""
         with pytest.raises(TypeError, match="max_sequence_length must be an int, got"):
             cf.apply_alibi(_gpt2(), length)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have attentions."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
             cf.apply_alibi([_gpt2()], 8)

@@ -66,9 +66,9 @@ OWN = {
 }
 
 
-class TestOwnAttention:
-    def test_all_of_it(self):
-        """The user's function attends, with the slopes at hand; positions and limits are gone."""
+class TestCustomAttention:
+    def test_custom_attention(self):
+        """The user's function is called with the slopes; position embeddings and length limits are removed."""
         model = OwnModel()
         optimizer = torch.optim.AdamW(model.parameters())
 
@@ -95,8 +95,8 @@ class TestOwnAttention:
         assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters())) == 5
         assert model(torch.randint(9, (2, 20))).shape == (2, 20, 8)
 
-    def test_a_copy_attends_by_itself(self):
-        """The replaced method belongs to the copy, not to what it was copied from."""
+    def test_copies_are_independent(self):
+        """The replaced method of a copy belongs to the copy."""
         model = OwnModel()
         cf.apply_alibi(model, 20, **OWN)
 
@@ -104,8 +104,8 @@ class TestOwnAttention:
 
         assert twin.attentions[0].attend.__self__ is twin.attentions[0]
 
-    def test_masking_is_up_to_the_function(self):
-        """The bias has distances to both sides, for attentions that see both."""
+    def test_bias_is_not_causal(self):
+        """The bias has distances in both directions; masking is up to the function."""
         model = OwnModel()
         cf.apply_alibi(model, 20, **OWN)
 
@@ -113,8 +113,8 @@ class TestOwnAttention:
 
         assert bias.tolist() == [[[[0, -(2**-4)], [-(2**-4), 0]], [[0, -(2**-8)], [-(2**-8), 0]]]]
 
-    def test_nothing_is_kept_after_a_pass(self):
-        """The last attention lets the bias go."""
+    def test_bias_is_released(self):
+        """The last attention releases the bias."""
         model = OwnModel()
         cf.apply_alibi(model, 20, **OWN)
 
@@ -123,16 +123,16 @@ class TestOwnAttention:
         assert model.attentions[0].alibi is model.attentions[1].alibi
         assert model.attentions[0].alibi._last is None
 
-    def test_second_time_changes_nothing(self):
-        """Attentions that have a bias are left alone."""
+    def test_is_idempotent(self):
+        """Attentions with a bias do not change."""
         model = OwnModel()
         cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
 
         assert not cf.apply_alibi(model, 20, **OWN, position_embedding_attribute="body.positions")
 
     @pytest.mark.parametrize("missing", OWN)
-    def test_half_a_description_is_refused(self, missing: str):
-        """The message says what is missing."""
+    def test_incomplete_arguments_raise(self, missing: str):
+        """The error states the missing argument."""
         given = {name: value for name, value in OWN.items() if name != missing}
 
         with pytest.raises(ValueError, match=f"missing: {missing}"):
@@ -154,8 +154,8 @@ class TestOwnAttention:
             ({"position_embedding_attribute": "attentions.0"}, ValueError, "where there is a OwnAttention"),
         ],
     )
-    def test_a_wrong_description_is_refused(self, change: dict[str, Any], error: type[Exception], message: str):
-        """Each keyword's message names it, and the model is as before."""
+    def test_invalid_arguments_raise(self, change: dict[str, Any], error: type[Exception], message: str):
+        """The error names the argument, and the model does not change."""
         model = OwnModel()
         before = str(model)
 
@@ -164,7 +164,7 @@ class TestOwnAttention:
 
         assert str(model) == before
 
-    def test_a_function_that_returns_something_else_is_refused(self):
-        """The attention is changed where it is."""
+    def test_function_with_return_value_raises(self):
+        """The attention is modified in place."""
         with pytest.raises(TypeError, match=r"mask_replacement_function must .* got OwnAttention, another object"):
             cf.apply_alibi(OwnModel(), 20, **OWN, mask_replacement_function=lambda *_: OwnAttention())

@@ -38,8 +38,8 @@ def _network() -> nn.Sequential:
 
 
 class TestApplyBlurpool:
-    def test_replaces_what_is_strided(self):
-        """Strided poolings, and strided convolutions with enough channels, are blurred; nothing else is."""
+    def test_replaces_strided_layers(self):
+        """Strided poolings, and strided convolutions with enough channels, are replaced."""
         model = _network()
 
         report = cf.apply_blurpool(model)
@@ -62,16 +62,16 @@ class TestApplyBlurpool:
             ({"replace_convs": False, "replace_maxpools": False}, []),
         ],
     )
-    def test_arguments_choose(self, arguments: dict[str, int], paths: list[str]):
-        """Each argument widens or narrows what is replaced."""
+    def test_arguments_select_layers(self, arguments: dict[str, int], paths: list[str]):
+        """Each argument extends or restricts what is replaced."""
         report = cf.apply_blurpool(_network(), **arguments)
 
         assert [path for entry in report for path in entry.paths] == paths
 
     @pytest.mark.parametrize("blur_first", [True, False])
     @pytest.mark.parametrize("size", [16, 21])
-    def test_sizes_inside_stay(self, blur_first: bool, size: int):
-        """Every module's output has the size that it had."""
+    def test_output_sizes_are_preserved(self, blur_first: bool, size: int):
+        """Every module's output keeps its size."""
         model = _network()
         images = torch.rand(2, 3, size, size)
         shapes: list[torch.Size] = []
@@ -86,8 +86,8 @@ class TestApplyBlurpool:
 
         assert shapes == before
 
-    def test_second_time_changes_nothing(self):
-        """What is blurred is not blurred again, not even inside."""
+    def test_is_idempotent(self):
+        """Blurred layers are not blurred again, nor are layers inside them."""
         model = _network()
         cf.apply_blurpool(model, blur_first=True)
         before = str(model)
@@ -97,8 +97,8 @@ class TestApplyBlurpool:
         assert not report
         assert str(model) == before
 
-    def test_parameters_stay_the_objects_they_were(self):
-        """The blurred convolution holds the weight itself, under conv."""
+    def test_parameters_are_the_same_objects(self):
+        """The blurred convolution has the weight itself, under conv."""
         model = _network()
         parameters = list(model.parameters())
         names = set(model.state_dict())
@@ -114,8 +114,8 @@ class TestApplyBlurpool:
         }
 
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_every_parameter_moves_after_surgery(self, make):
-        """One step with the optimizer made before moves all, and its state is still that of each parameter."""
+    def test_optimizer_updates_all_parameters(self, make):
+        """One step of an existing optimizer updates all parameters and preserves their state."""
         model = _network()
         optimizer = make(model.parameters())
         model(torch.rand(4, 3, 16, 16)).square().sum().backward()
@@ -133,7 +133,7 @@ class TestApplyBlurpool:
         assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
 
     def test_named_parameters_of_an_optimizer_are_renamed(self):
-        """An optimizer that knows names learns the new ones, after what stands before them."""
+        """An optimizer with names has the new ones, after any prefix."""
         model = nn.ModuleDict({"module": _network()})
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
 
@@ -141,8 +141,8 @@ class TestApplyBlurpool:
 
         assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
 
-    def test_hooks_of_a_convolution_stay_with_it(self):
-        """A hook on the convolution is called once a pass, with the convolution."""
+    def test_hooks_of_a_convolution_are_preserved(self):
+        """A hook on the convolution is called once per pass, with the convolution."""
         model = _network()
         seen: list[nn.Module] = []
         conv = model[2].conv
@@ -153,8 +153,8 @@ class TestApplyBlurpool:
 
         assert seen == [conv]
 
-    def test_hooks_of_a_pooling_move(self):
-        """A hook on the pooling is called with what stands in its place, and its handle still removes it."""
+    def test_hooks_of_a_pooling_are_moved(self):
+        """A hook on the pooling is called with its replacement, and its handle removes it."""
         model = _network()
         seen: list[nn.Module] = []
         handle = model[1].register_forward_hook(lambda module, args, output: seen.append(module))
@@ -167,8 +167,8 @@ class TestApplyBlurpool:
         assert seen == [model[1]]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_device_and_mode_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """The blurred model runs as the plain one did."""
+    def test_dtype_device_and_mode_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """The blurred model has the plain one's dtype, device and mode."""
         model = _network().to(device=device, dtype=dtype).eval()
 
         cf.apply_blurpool(model)
@@ -177,12 +177,12 @@ class TestApplyBlurpool:
         assert not any(module.training for module in model.modules())
         assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {dtype}
 
-    def test_poolings_that_return_indices_are_left(self):
+    def test_poolings_with_indices_are_unchanged(self):
         """Indices of maxima have no meaning after a blur."""
         assert not cf.apply_blurpool(nn.Sequential(nn.MaxPool2d(2, return_indices=True)))
 
-    def test_a_shared_layer_stays_shared(self):
-        """One pooling in two places becomes one blurred pooling in two places."""
+    def test_shared_layers_stay_shared(self):
+        """A pooling used twice becomes one blurred pooling used twice."""
         pool = nn.MaxPool2d(2)
         model = nn.Sequential(pool, nn.ReLU(), pool)
 
@@ -192,7 +192,7 @@ class TestApplyBlurpool:
         assert [entry.paths for entry in report] == [("0", "2")]
 
     def test_works_with_weight_normalisation(self):
-        """A convolution with a parametrized weight is blurred like any other."""
+        """A convolution with a parametrized weight is blurred too."""
         conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 8, 3, stride=2))
         images = torch.rand(1, 16, 9, 9)
         model = nn.Sequential(conv)
@@ -202,8 +202,8 @@ class TestApplyBlurpool:
 
         torch.testing.assert_close(model(images), expected)
 
-    def test_what_was_not_trained_stays_out(self):
-        """An optimizer of the bias alone does not get the weight, whose name has changed."""
+    def test_untrained_parameters_are_not_added(self):
+        """An optimizer of the bias only does not receive the renamed weight."""
         model = nn.Sequential(nn.Conv2d(16, 16, 3, stride=2))
         optimizer = torch.optim.SGD([model[0].bias], lr=0.1)
 
@@ -211,8 +211,8 @@ class TestApplyBlurpool:
 
         assert [id(parameter) for parameter in optimizer.param_groups[0]["params"]] == [id(model[0].conv.bias)]
 
-    def test_subclasses_that_compute_otherwise_are_left(self):
-        """Layers of timm that pad by themselves as their stride needs it stay."""
+    def test_other_subclasses_are_unchanged(self):
+        """Timm layers with stride-dependent padding do not change."""
         from timm.layers.conv2d_same import Conv2dSame
         from timm.layers.pool2d_same import MaxPool2dSame
 
@@ -223,15 +223,15 @@ class TestApplyBlurpool:
     @pytest.mark.parametrize(
         "layer", [cf.BlurConv2d(nn.Conv2d(16, 16, 3, stride=2), blur_first=True), cf.BlurMaxPool2d(2)]
     )
-    def test_a_blurred_layer_alone_is_left(self, layer: nn.Module):
-        """The convolution inside is not blurred again."""
+    def test_blurred_root_is_unchanged(self, layer: nn.Module):
+        """The inner convolution is not blurred again."""
         before = str(layer)
 
         assert not cf.apply_blurpool(layer)
         assert str(layer) == before
 
-    def test_a_factorized_convolution_still_reads_as_one(self):
-        """Its weight is the product that it was, with the first factor inside a blur."""
+    def test_factorized_convolution_has_its_weight(self):
+        """Its weight is the product, with the first factor inside a blur."""
         layer = cf.FactorizedConv2d(16, 16, 3, stride=2, latent_channels=4)
         model = nn.Sequential(layer)
         expected = layer.weight
@@ -252,8 +252,8 @@ class TestApplyBlurpool:
 
         torch.testing.assert_close(exported(images), model(images))
 
-    def test_a_layer_alone_is_refused(self):
-        """The root cannot be replaced, and is not changed; the message says what to do."""
+    def test_root_layer_raises(self):
+        """The root cannot be replaced and does not change; the error states the remedy."""
         conv = nn.Conv2d(16, 16, 3, stride=2)
 
         with pytest.raises(ValueError, match=r"got a Conv2d that is one itself\. Wrap it"):
@@ -261,12 +261,12 @@ class TestApplyBlurpool:
 
         assert conv.stride == (2, 2)
 
-    def test_bad_min_channels_is_refused(self):
-        """Every convolution has a channel."""
+    def test_bad_min_channels_raises(self):
+        """The minimum is at least 1."""
         with pytest.raises(ValueError, match="min_channels must be at least 1, got 0"):
             cf.apply_blurpool(_network(), min_channels=0)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_blurpool([nn.MaxPool2d(2)])

@@ -10,8 +10,8 @@ from composer import functional as cf
 
 
 class TestApplyChannelsLast:
-    def test_lays_out_filters_and_keeps_the_rest(self):
-        """Four-dimensional tensors change their strides; values and parameter objects stay."""
+    def test_changes_four_dimensional_tensors_only(self):
+        """Four-dimensional tensors change their strides; values and parameter objects do not change."""
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(2, 2, 3), nn.Linear(4, 4))
         model.register_buffer("mean", torch.rand(1, 3, 4, 4))
         parameters = list(model.parameters())
@@ -25,24 +25,24 @@ class TestApplyChannelsLast:
         assert all(torch.equal(new, old) for new, old in zip(parameters, values, strict=True))
         assert [entry.paths for entry in report] == [("",), ("0",)]
 
-    def test_second_time_changes_nothing(self):
-        """The report is empty once all is laid out."""
+    def test_is_idempotent(self):
+        """A second call returns an empty report."""
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
 
         cf.apply_channels_last(model)
 
         assert not cf.apply_channels_last(model)
 
-    def test_activations_follow(self):
-        """From the first convolution on, outputs have the channels last."""
+    def test_activations_are_channels_last(self):
+        """From the first convolution on, outputs are channels last."""
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
 
         cf.apply_channels_last(model)
 
         assert model(torch.rand(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
 
-    def test_optimizers_go_on(self):
-        """An optimizer made before moves the parameters after."""
+    def test_optimizer_updates_all_parameters(self):
+        """An existing optimizer updates the parameters."""
         model = nn.Sequential(nn.Conv2d(3, 8, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model(torch.rand(1, 3, 4, 4)).sum().backward()
@@ -54,11 +54,11 @@ class TestApplyChannelsLast:
 
         assert not torch.equal(model[0].weight, before)
 
-    def test_a_model_without_images_reports_nothing(self):
-        """Where nothing has four dimensions the report is falsy."""
+    def test_model_without_four_dimensional_tensors(self):
+        """The report is falsy."""
         assert not cf.apply_channels_last(nn.Linear(2, 2))
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have parameters."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got dict"):
             cf.apply_channels_last({})

@@ -45,8 +45,8 @@ class TestApplyFactorization:
             ({}, []),
         ],
     )
-    def test_arguments_choose(self, arguments: dict[str, float], paths: list[str]):
-        """Convolutions with one group and linear layers are replaced if they are large enough on both sides."""
+    def test_arguments_select_layers(self, arguments: dict[str, float], paths: list[str]):
+        """Ungrouped convolutions and linear layers are replaced if they are large enough on both sides."""
         report = cf.apply_factorization(_network(), **arguments)
 
         assert [path for entry in report for path in entry.paths] == paths
@@ -56,8 +56,8 @@ class TestApplyFactorization:
         "touch",
         [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), nn.utils.weight_norm, nn.utils.spectral_norm],
     )
-    def test_layers_with_a_computed_weight_are_left(self, touch):
-        """Pruning and old normalisations compute the weight in hooks of the layer."""
+    def test_layers_with_computed_weight_are_unchanged(self, touch):
+        """Pruning and old normalizations compute the weight in hooks."""
         model = nn.Sequential(touch(nn.Conv2d(24, 24, 3)), touch(nn.Linear(32, 32)))
 
         assert not cf.apply_factorization(model, **SMALL)
@@ -73,25 +73,25 @@ class TestApplyFactorization:
         assert model[6].latent_features == (5 if width == 5 else 12)
 
     @pytest.mark.parametrize(("latent", "replaced"), [(12, True), (13, True), (14, False), (24, False)])
-    def test_linears_only_where_it_saves(self, latent: int, replaced: bool):
-        """24 * 32 = 768 multiplications against 56 for each latent feature: up to 13 of them save some."""
+    def test_linears_are_replaced_only_if_cheaper(self, latent: int, replaced: bool):
+        """24 * 32 = 768 multiplications against 56 per latent feature: up to 13 are cheaper."""
         report = cf.apply_factorization(nn.Sequential(nn.Linear(24, 32)), min_features=1, latent_features=latent)
 
         assert bool(report) == replaced
 
     @pytest.mark.parametrize(("latent", "replaced"), [(8, True), (9, False)])
-    def test_convs_only_where_it_saves(self, latent: int, replaced: bool):
-        """10 * 2 * 3 * 10 = 600 multiplications against 60 + 10 = 70 for each latent channel."""
+    def test_convs_are_replaced_only_if_cheaper(self, latent: int, replaced: bool):
+        """10 * 2 * 3 * 10 = 600 multiplications against 60 + 10 = 70 per latent channel."""
         model = nn.Sequential(nn.Conv2d(10, 10, (2, 3), stride=2))
 
         assert bool(cf.apply_factorization(model, min_channels=1, latent_channels=latent)) == replaced
 
-    def test_equal_costs_save_nothing(self):
-        """Where two layers take as many multiplications as one, the one stays."""
+    def test_equal_cost_is_not_replaced(self):
+        """If both variants cost the same, the layer does not change."""
         assert not cf.apply_factorization(nn.Sequential(nn.Linear(4, 4)), min_features=1, latent_features=2)
 
-    def test_weights_are_the_best_of_their_rank(self):
-        """Convolutions and linear layers are nearest to what they were, by scipy's singular values."""
+    def test_weights_are_optimal_for_their_rank(self):
+        """Errors equal those of scipy's truncated SVD."""
         model = _network().double()
         old = {path: model.get_submodule(path).weight.detach().flatten(1) for path in ("2.0", "6")}
 
@@ -102,8 +102,8 @@ class TestApplyFactorization:
             least = math.sqrt((scipy.linalg.svdvals(weight.numpy())[6:] ** 2).sum())
             assert (new - weight).norm().item() == pytest.approx(least)
 
-    def test_low_rank_weights_lose_nothing(self):
-        """A model whose weights have the rank computes what it did."""
+    def test_low_rank_weights_are_exact(self):
+        """Weights of that rank give the same outputs."""
         model, images = _network().double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
         for layer in (model[2][0], model[6]):
             rows, columns = layer.weight.flatten(1).shape
@@ -115,8 +115,8 @@ class TestApplyFactorization:
         assert len(report) == 2
         torch.testing.assert_close(model(images), expected)
 
-    def test_second_time_changes_nothing(self):
-        """What is factorized is not factorized again, however small its halves could be made."""
+    def test_is_idempotent(self):
+        """Factorized layers are not factorized again, for any width."""
         model = nn.Sequential(nn.Linear(64, 64), nn.Conv2d(64, 64, 3))
         cf.apply_factorization(model, min_channels=1, min_features=1)
         before = str(model)
@@ -127,8 +127,8 @@ class TestApplyFactorization:
         assert str(model) == before
 
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_every_parameter_moves_after_surgery(self, make):
-        """One step with the optimizer made before moves all; what survives keeps its state."""
+    def test_optimizer_updates_all_parameters(self, make):
+        """One step of an existing optimizer updates all parameters; unchanged ones keep their state."""
         model = _network()
         optimizer = make(model.named_parameters())
         images = torch.rand(4, 3, 12, 12)
@@ -150,15 +150,15 @@ class TestApplyFactorization:
         assert all(optimizer.state[parameter] is state[parameter] for parameter in survivors)
 
     def test_state_dict_keys(self):
-        """The weight gives way to two, and the bias is the second's."""
+        """The weight is replaced by two, and the bias belongs to the second."""
         model = nn.Sequential(nn.Linear(24, 24))
 
         cf.apply_factorization(model, min_features=24)
 
         assert list(model.state_dict()) == ["0.first.weight", "0.second.weight", "0.second.bias"]
 
-    def test_hooks_move(self):
-        """A hook on the layer is called with what stands in its place."""
+    def test_hooks_are_moved(self):
+        """A hook on the layer is called with its replacement."""
         model = nn.Sequential(nn.Linear(24, 24))
         seen: list[nn.Module] = []
         model[0].register_forward_hook(lambda module, args, output: seen.append(module))
@@ -169,8 +169,8 @@ class TestApplyFactorization:
         assert seen == [model[0]]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_device_and_mode_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """The model runs as the plain one did."""
+    def test_dtype_device_and_mode_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """The model keeps its dtype, device and mode."""
         model = _network().to(device=device, dtype=dtype).eval()
 
         cf.apply_factorization(model, **SMALL)
@@ -178,8 +178,8 @@ class TestApplyFactorization:
         assert model(torch.rand(2, 3, 12, 12, device=device, dtype=dtype)).dtype == dtype
         assert not any(module.training for module in model.modules())
 
-    def test_memory_format_is_kept(self):
-        """Kernels laid out with the channels last stay so."""
+    def test_memory_format_is_preserved(self):
+        """Channels-last kernels stay channels last."""
         model = _network().to(memory_format=torch.channels_last)
 
         cf.apply_factorization(model, **SMALL)
@@ -188,8 +188,8 @@ class TestApplyFactorization:
         assert not model[2][0].first.weight.is_contiguous()
 
     @pytest.mark.parametrize("trained", ["weight", "bias", "neither"])
-    def test_freezing_is_kept(self, trained: str):
-        """Two weights are trained if the one was, whatever the bias is."""
+    def test_requires_grad_is_preserved(self, trained: str):
+        """Both weights have the flag of the original weight."""
         model = nn.Sequential(nn.Linear(24, 24), nn.Conv2d(24, 24, 3)).requires_grad_(False)
         for layer in model:
             if trained != "neither":
@@ -202,7 +202,7 @@ class TestApplyFactorization:
             assert layer.second.bias.requires_grad == (trained == "bias")
 
     def test_shared_layers_stay_shared(self):
-        """One layer in two places becomes one in two places."""
+        """A layer used twice becomes one layer used twice."""
         linear = nn.Linear(24, 24)
         model = nn.Sequential(linear, nn.ReLU(), linear)
 
@@ -211,8 +211,8 @@ class TestApplyFactorization:
         assert model[0] is model[2]
         assert [entry.paths for entry in report] == [("0", "2")]
 
-    def test_tied_weights_are_left_alone(self):
-        """A head that has the weight of the embedding keeps it."""
+    def test_tied_weights_are_unchanged(self):
+        """A head with the embedding's weight does not change."""
         model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64), nn.Linear(32, 64))
         model[1].weight = model[0].weight
 
@@ -221,8 +221,8 @@ class TestApplyFactorization:
         assert [entry.paths for entry in report] == [("2",)]
         assert model[1].weight is model[0].weight
 
-    def test_subclasses_are_left_alone(self):
-        """Parametrized and lazy layers, and attention's output layer, which attention reads itself."""
+    def test_subclasses_are_unchanged(self):
+        """Parametrized and lazy layers, and the output layer of attention, do not change."""
         model = nn.Sequential(
             nn.utils.parametrizations.weight_norm(nn.Linear(24, 24)),
             nn.LazyLinear(24),
@@ -234,7 +234,7 @@ class TestApplyFactorization:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_transformer_layers_of_torch(self, training: bool):
-        """The encoder layer, which reads the weights of its linear layers in evaluation, goes on working."""
+        """The encoder layer, which reads its linear layers' weights in evaluation, still works."""
         layer = nn.TransformerEncoderLayer(32, 4, dim_feedforward=64, dropout=0.0, batch_first=True).train(training)
         tokens = torch.rand(2, 5, 32)
         for linear in (layer.linear1, layer.linear2):
@@ -258,8 +258,8 @@ class TestApplyFactorization:
 
         torch.testing.assert_close(exported(images), model(images))
 
-    def test_on_the_meta_device(self):
-        """A model without data can be changed before it gets some."""
+    def test_meta_device(self):
+        """A model on the meta device can be changed."""
         with torch.device("meta"):
             model = _network()
 
@@ -268,8 +268,8 @@ class TestApplyFactorization:
         assert all(parameter.is_meta for parameter in model.parameters())
         assert model[6].first.weight.shape == (6, 24)
 
-    def test_weights_that_are_not_finite_are_refused(self):
-        """The message names the layer, and nothing is changed, in the layers before neither."""
+    def test_non_finite_weights_raise(self):
+        """The error names the layer, and no layer changes."""
         model = _network()
         model[6].weight.data[0, 0] = torch.nan
         before = str(model)
@@ -281,27 +281,27 @@ class TestApplyFactorization:
         assert cf.apply_factorization(model, **SMALL, factorize_linears=False)
 
     @pytest.mark.parametrize("layer", [nn.Linear(24, 24), nn.Conv2d(24, 24, 3)])
-    def test_a_layer_alone_is_refused(self, layer: nn.Module):
-        """The root cannot be replaced; the message says what to do."""
+    def test_root_layer_raises(self, layer: nn.Module):
+        """The root cannot be replaced; the error states the remedy."""
         with pytest.raises(ValueError, match=r"that is one itself\. Wrap it"):
             cf.apply_factorization(layer, **SMALL)
 
     @pytest.mark.parametrize("name", ["min_channels", "min_features"])
     @pytest.mark.parametrize("minimum", [0, -1])
-    def test_bad_minimum_is_refused(self, name: str, minimum: float):
-        """The message names which."""
+    def test_bad_minimum_raises(self, name: str, minimum: float):
+        """The error names the parameter."""
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got"):
             cf.apply_factorization(nn.Sequential(), **{name: minimum})
 
     @pytest.mark.parametrize("name", ["latent_channels", "latent_features"])
     @pytest.mark.parametrize("latent", [0, 1.0, float("nan")])
-    def test_bad_width_is_refused(self, name: str, latent: float):
-        """The message names which."""
+    def test_bad_width_raises(self, name: str, latent: float):
+        """The error names the parameter."""
         with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, or a fraction"):
             cf.apply_factorization(nn.Sequential(), **{name: latent})
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_factorization([nn.Linear(24, 24)])
 
@@ -322,7 +322,7 @@ class TestWithOtherSurgery:
         torch.testing.assert_close(model(images), expected)
 
     def test_before_a_blur(self):
-        """The strided convolution of the two is blurred: the same as if the one had been."""
+        """The strided factor is blurred: the result equals the other order."""
         model = nn.Sequential(nn.Conv2d(16, 16, 3, stride=2, padding=1)).double()
         images = torch.randn(2, 16, 9, 9, dtype=torch.float64)
         cf.apply_factorization(model, min_channels=16)
@@ -334,8 +334,8 @@ class TestWithOtherSurgery:
         assert [entry.paths for entry in report] == [("0.first",)]
         torch.testing.assert_close(model(images), cf.BlurConv2d(one).double()(images))
 
-    def test_standardised_weights_are_left_alone(self):
-        """Two factors would not be the standardised weight; the other way round both are standardised."""
+    def test_standardized_weights_are_unchanged(self):
+        """Two factors would not be the standardized weight; in the other order both are standardized."""
         model = nn.Sequential(nn.Conv2d(16, 16, 3))
         cf.apply_weight_standardization(model)
 

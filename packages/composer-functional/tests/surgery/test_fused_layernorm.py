@@ -27,7 +27,7 @@ class Weighted(nn.Module):
         return self.weight * x if self.bias is None else self.weight * x + self.bias
 
 
-class HandLayerNorm(Weighted):
+class WrittenOutLayerNorm(Weighted):
     """Layer normalisation by mean and variance."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -36,14 +36,14 @@ class HandLayerNorm(Weighted):
         return self.scale((x - mean) / (variance + self.epsilon).sqrt())
 
 
-class HandRMSNorm(Weighted):
+class WrittenOutRMSNorm(Weighted):
     """Normalisation by the root of the mean square."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scale((x.float() * (x.float().square().mean(-1, keepdim=True) + self.epsilon).rsqrt()).to(x.dtype))
 
 
-class ShiftedWeight(HandRMSNorm):
+class ShiftedWeight(WrittenOutRMSNorm):
     """Scales by 1 + weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,35 +76,35 @@ class OverPositions(Weighted):
         )
 
 
-class ImagesOtherwise(HandLayerNorm):
+class ImagesOtherwise(WrittenOutLayerNorm):
     """Takes dimension 1 of images."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.transpose(1, -1)).transpose(1, -1) if x.ndim == 4 else super().forward(x)
 
 
-class Gated(HandRMSNorm):
+class Gated(WrittenOutRMSNorm):
     """Takes a second tensor."""
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
         return super().forward(x) if gate is None else super().forward(x) * gate
 
 
-class TrainingOnly(HandRMSNorm):
+class TrainingOnly(WrittenOutRMSNorm):
     """Does nothing in evaluation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if self.training else self.weight * x
 
 
-class EvaluationOnly(HandRMSNorm):
+class EvaluationOnly(WrittenOutRMSNorm):
     """Does nothing in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x if self.training else super().forward(x)
 
 
-class WithBuffer(HandRMSNorm):
+class WithBuffer(WrittenOutRMSNorm):
     """Holds more than a weight."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class WithBuffer(HandRMSNorm):
         self.register_buffer("steps", torch.zeros(()))
 
 
-class WithChild(HandRMSNorm):
+class WithChild(WrittenOutRMSNorm):
     """Holds another module."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class WithChild(HandRMSNorm):
         self.dropout = nn.Identity()
 
 
-class Matrix(HandRMSNorm):
+class Matrix(WrittenOutRMSNorm):
     """Has a weight of two dimensions."""
 
     def __init__(self) -> None:
@@ -139,14 +139,14 @@ class Gamma(nn.Module):
         return self.gamma * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-class FullPrecision(HandRMSNorm):
+class FullPrecision(WrittenOutRMSNorm):
     """Returns float32 whatever comes in."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.float()) * self.weight.float() / self.weight.float()
 
 
-class Detached(HandLayerNorm):
+class Detached(WrittenOutLayerNorm):
     """Has the right outputs and other gradients."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -175,14 +175,14 @@ class Raising(Weighted):
         raise KeyError("x")
 
 
-class Drawing(HandRMSNorm):
+class Drawing(WrittenOutRMSNorm):
     """Draws in forward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.rand(())
 
 
-class Complaining(HandRMSNorm):
+class Complaining(WrittenOutRMSNorm):
     """Warns in forward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ class Own(torch.autograd.Function):
         return gradient
 
 
-class OwnKernel(HandRMSNorm):
+class OwnKernel(WrittenOutRMSNorm):
     """Uses a kernel of another library."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -217,9 +217,9 @@ def _randomized(norm: nn.Module) -> nn.Module:
 
 class TestApplyFusedLayernorm:
     @pytest.mark.parametrize("place", ["meta", "cpu"])
-    def test_defaults_of_torch_do_not_matter(self, place: str):
-        """The layer is tried on the CPU in float32, whatever new tensors are by default."""
-        model = nn.Sequential(HandRMSNorm())
+    def test_default_dtype_and_device_do_not_matter(self, place: str):
+        """The layer is tested on the CPU in float32, independent of torch's defaults."""
+        model = nn.Sequential(WrittenOutRMSNorm())
         torch.set_default_device(place)
         torch.set_default_dtype(torch.float64)
         try:
@@ -235,13 +235,13 @@ class TestApplyFusedLayernorm:
     @pytest.mark.parametrize(
         ("norm", "bias", "new"),
         [
-            (HandLayerNorm, True, nn.LayerNorm),
-            (HandLayerNorm, False, nn.LayerNorm),
-            (HandRMSNorm, False, nn.RMSNorm),
+            (WrittenOutLayerNorm, True, nn.LayerNorm),
+            (WrittenOutLayerNorm, False, nn.LayerNorm),
+            (WrittenOutRMSNorm, False, nn.RMSNorm),
         ],
     )
-    def test_replaces_what_is_written_out(self, norm, bias: bool, new: type[nn.Module], eps: float, features: int):
-        """The kind and epsilon are recognised, and the outputs are the same within rounding."""
+    def test_replaces_written_out_norms(self, norm, bias: bool, new: type[nn.Module], eps: float, features: int):
+        """The kind and epsilon are detected, and outputs agree within rounding."""
         old = _randomized(norm(features, eps, bias))
         model = nn.Sequential(nn.Identity(), old)
         x = (torch.randn(4, 5, features) + 0.1) * 10.0 ** -torch.arange(4.0)[:, None, None]
@@ -275,31 +275,31 @@ class TestApplyFusedLayernorm:
             Raising(),
             Drawing(),
             OwnKernel(),
-            HandRMSNorm(bias=True),
-            HandRMSNorm(features=2),
+            WrittenOutRMSNorm(bias=True),
+            WrittenOutRMSNorm(features=2),
             nn.LayerNorm(8),
             nn.GroupNorm(2, 8),
         ],
         ids=lambda module: type(module).__name__,
     )
-    def test_leaves_what_is_not_the_same(self, module: nn.Module):
-        """What differs anywhere, or is a kernel already, stays."""
+    def test_other_layers_are_unchanged(self, module: nn.Module):
+        """Layers that differ, or are fused already, do not change."""
         model = nn.Sequential(module)
 
         assert not cf.apply_fused_layernorm(model)
         assert model[0] is module
 
-    def test_a_forward_that_was_exchanged_stays(self):
-        """A function put over one layer's forward is what runs, so the layer is left."""
-        norm = HandRMSNorm()
+    def test_instance_forward_is_unchanged(self):
+        """A layer with a forward set on the instance does not change."""
+        norm = WrittenOutRMSNorm()
         norm.forward = types.MethodType(lambda self, x: type(self).forward(self, x), norm)
 
         assert not cf.apply_fused_layernorm(nn.Sequential(norm))
 
     @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-8, 1e-12])
-    def test_usual_epsilons_need_not_be_attributes(self, eps: float):
-        """An epsilon that stands in the code is found by trying."""
-        model = nn.Sequential(type("Coded", (HandRMSNorm,), {"epsilon": eps, "__module__": __name__})())
+    def test_hard_coded_epsilon_is_detected(self, eps: float):
+        """A common epsilon in the code is detected by trial."""
+        model = nn.Sequential(type("Coded", (WrittenOutRMSNorm,), {"epsilon": eps, "__module__": __name__})())
         del model[0].epsilon
 
         report = cf.apply_fused_layernorm(model)
@@ -307,8 +307,8 @@ class TestApplyFusedLayernorm:
         assert len(report) == 1
         assert model[0].eps == eps
 
-    def test_what_a_trial_warns_of_is_not_heard(self):
-        """A norm that warns is replaced without a word."""
+    def test_warnings_of_trials_are_suppressed(self):
+        """A norm that warns is replaced without a warning."""
         assert cf.apply_fused_layernorm(nn.Sequential(Complaining()))
 
     @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ class TestApplyFusedLayernorm:
     )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_norms_of_transformers(self, module: str, name: str, new: str | None, dtype: torch.dtype):
-        """Norms of language models are replaced where they are the same, with outputs within rounding."""
+        """Norms of language models are replaced if equal, with outputs within rounding."""
         modeling = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
         old = _randomized(getattr(modeling, name)(64)).to(dtype)
         model = nn.Sequential(old)
@@ -337,8 +337,8 @@ class TestApplyFusedLayernorm:
         rounding = 1e-5 if dtype == torch.float32 else 2**-6
         torch.testing.assert_close(model(x), old(x), rtol=rounding, atol=rounding)
 
-    def test_a_llama_trains_on(self):
-        """All norms of a Llama are replaced, its logits stay, and an optimizer made before moves all parameters."""
+    def test_llama_continues_training(self):
+        """All norms of a Llama are replaced, its logits agree, and an existing optimizer updates all parameters."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
         sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
@@ -359,8 +359,8 @@ class TestApplyFusedLayernorm:
         assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
         assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
 
-    def test_models_with_torchs_norms_stay(self):
-        """GPT-2, BERT, a vision transformer and a ResNet have nothing written out."""
+    def test_models_with_torch_norms_are_unchanged(self):
+        """GPT-2, BERT, a vision transformer and a ResNet have no written-out norms."""
         import torchvision
         from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
@@ -374,16 +374,16 @@ class TestApplyFusedLayernorm:
 
         assert not any(cf.apply_fused_layernorm(model) for model in models)
 
-    def test_second_time_changes_nothing(self):
-        """Nothing is written out any more."""
-        model = nn.Sequential(HandLayerNorm(), HandRMSNorm())
+    def test_is_idempotent(self):
+        """A second call returns an empty report."""
+        model = nn.Sequential(WrittenOutLayerNorm(), WrittenOutRMSNorm())
         cf.apply_fused_layernorm(model)
 
         assert not cf.apply_fused_layernorm(model)
 
-    def test_everything_around_stays(self, device: torch.device):
-        """Parameters, dtype, device, requires_grad, mode, hooks, sharing and the global generators stay."""
-        norm = HandLayerNorm(bias=True).to(device, torch.bfloat16)
+    def test_layer_properties_are_preserved(self, device: torch.device):
+        """Parameters, dtype, device, requires_grad, mode, hooks, sharing and global generators do not change."""
+        norm = WrittenOutLayerNorm(bias=True).to(device, torch.bfloat16)
         norm.bias.requires_grad_(False)
         model = nn.Sequential(norm, nn.ReLU(), norm).eval()
         parameters = list(model.parameters())
@@ -403,18 +403,18 @@ class TestApplyFusedLayernorm:
         assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
         assert not model[0].training
 
-    def test_a_layer_that_draws_leaves_the_generators_alone(self):
-        """What a candidate draws while it is tried is not missing afterwards."""
+    def test_trials_restore_the_generators(self):
+        """Draws of a tested layer do not advance the global generators."""
         state = torch.get_rng_state()
 
         cf.apply_fused_layernorm(nn.Sequential(Drawing()))
 
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_works_on_the_meta_device(self):
-        """A model without values is changed too: the trial is on a copy with values of its own."""
+    def test_meta_device(self):
+        """A model on the meta device is changed too: trials use a copy with values."""
         with torch.device("meta"):
-            model = nn.Sequential(HandRMSNorm())
+            model = nn.Sequential(WrittenOutRMSNorm())
 
         report = cf.apply_fused_layernorm(model)
 
@@ -423,7 +423,7 @@ class TestApplyFusedLayernorm:
 
     def test_exports(self):
         """The model can be exported."""
-        model = nn.Sequential(HandRMSNorm(), HandLayerNorm()).eval()
+        model = nn.Sequential(WrittenOutRMSNorm(), WrittenOutLayerNorm()).eval()
         cf.apply_fused_layernorm(model)
         x = torch.rand(4, 8)
         torch.compiler.reset()  # what other tests compiled counts against a limit of torch 2.7
@@ -432,7 +432,7 @@ class TestApplyFusedLayernorm:
 
         torch.testing.assert_close(exported(x), model(x))
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have norms."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
-            cf.apply_fused_layernorm([HandRMSNorm()])
+            cf.apply_fused_layernorm([WrittenOutRMSNorm()])

@@ -61,7 +61,7 @@ def _feed_forward(name: str, block: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 class TestApplyGatedLinearUnits:
     def test_report(self, name: str):
-        """Each block's first layer becomes a unit, and nothing else changes."""
+        """Each block's first layer is replaced, and nothing else changes."""
         report = cf.apply_gated_linear_units(MAKE[name]())
 
         assert [entry.paths for entry in report] == [(UNITS[name],), (UNITS[name].replace(".0.", ".1."),)]
@@ -70,7 +70,7 @@ class TestApplyGatedLinearUnits:
     @pytest.mark.parametrize("gated_bias", [True, False])
     @pytest.mark.parametrize("beside_bias", [True, False])
     def test_formula(self, name: str, gated_bias: bool, beside_bias: bool):
-        """The block is the paper's, with what stands around it: biases as asked for, residual connection and norm."""
+        """The block matches the paper, with its biases, residual connection and norm."""
         model = MAKE[name]().eval()
         cf.apply_gated_linear_units(model, gated_layer_bias=gated_bias, non_gated_layer_bias=beside_bias)
         unit, block = model.get_submodule(UNITS[name]), model.get_submodule(BLOCKS[name])
@@ -95,7 +95,7 @@ class TestApplyGatedLinearUnits:
     @pytest.mark.parametrize("gated_bias", [True, False])
     @pytest.mark.parametrize("beside_bias", [True, False])
     def test_parameters(self, name: str, gated_bias: bool, beside_bias: bool):
-        """There are as many as the settings say, in the state dict too."""
+        """The number of parameters follows from the settings, also in the state dict."""
         model = MAKE[name]()
         before = set(model.state_dict())
 
@@ -113,8 +113,8 @@ class TestApplyGatedLinearUnits:
             f"{UNITS[name]}.{each}" for each in expected
         }
 
-    def test_the_first_layers_weight_survives(self, name: str):
-        """It is the same object, with its values, and its bias is kept where it is wanted."""
+    def test_first_weight_is_the_same_object(self, name: str):
+        """The weight object is preserved, and its bias if requested."""
         model = MAKE[name]()
         first = model.get_submodule(FIRST[name])
         weight, bias, values = first.weight, first.bias, first.weight.detach().clone()
@@ -126,8 +126,8 @@ class TestApplyGatedLinearUnits:
         assert unit.gated_layer.bias is bias
         assert torch.equal(weight, values)
 
-    def test_new_weights_are_spread_as_the_old(self, name: str):
-        """The new weight has mean 0 and the standard deviation of the one that it stands beside; the new bias is 0."""
+    def test_new_weights_match_the_old_distribution(self, name: str):
+        """The new weight has mean 0 and the old one's standard deviation; the new bias is 0."""
         model = MAKE[name]()
         first = model.get_submodule(FIRST[name])
         nn.init.uniform_(first.weight, -3, 5)
@@ -141,8 +141,8 @@ class TestApplyGatedLinearUnits:
         assert beside.weight.abs().max() > 5
         assert (beside.bias == 0).all()
 
-    def test_same_generator_same_weights(self, name: str):
-        """New weights depend on the generator alone, and torch's default one is not touched."""
+    def test_weights_depend_on_the_generator(self, name: str):
+        """New weights depend only on the generator, and the global one is not used."""
         models = [MAKE[name]() for _ in range(2)]
         models[1].load_state_dict(models[0].state_dict())
         state = torch.get_rng_state()
@@ -157,8 +157,8 @@ class TestApplyGatedLinearUnits:
         assert not torch.equal(*(unit.non_gated_layer.weight for unit in units))
 
     @pytest.mark.parametrize("activation", [nn.ReLU(), torch.relu])
-    def test_an_activation_of_ones_own(self, name: str, activation: Any):
-        """A module or a function takes the place of the model's."""
+    def test_custom_activation(self, name: str, activation: Any):
+        """A module or a function replaces the model's activation."""
         model = MAKE[name]().eval()
         cf.apply_gated_linear_units(model, act_fn=activation)
         unit = model.get_submodule(UNITS[name])
@@ -171,8 +171,8 @@ class TestApplyGatedLinearUnits:
             block = model.get_submodule(BLOCKS[name])
             torch.testing.assert_close(block.act(gated), gated)
 
-    def test_an_activation_with_a_parameter(self, name: str):
-        """A parameter of the activation gets to the optimizer as well."""
+    def test_activation_with_a_parameter(self, name: str):
+        """The optimizer receives the activation's parameter."""
         model = MAKE[name]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -182,8 +182,8 @@ class TestApplyGatedLinearUnits:
         assert held == {id(each) for each in model.parameters()}
 
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_one_step_moves_every_parameter(self, name: str, make: Any):
-        """The optimizer made before holds what the model has, each once, with the state of what stayed."""
+    def test_optimizer_updates_all_parameters(self, name: str, make: Any):
+        """An existing optimizer has each of the model's parameters once, with the state of preserved ones."""
         model = MAKE[name]()
         groups = [
             {"params": [each for _, each in model.named_parameters() if each.ndim == 1], "weight_decay": 0.0},
@@ -210,8 +210,8 @@ class TestApplyGatedLinearUnits:
         assert any(each is beside.weight for each in optimizer.param_groups[1]["params"])
         assert any(each is beside.bias for each in optimizer.param_groups[0]["params"])
 
-    def test_what_was_set_is_kept(self, name: str, device: torch.device):
-        """Dtype, device, mode and frozen parameters go over to the new layer, and hooks stay."""
+    def test_layer_properties_are_preserved(self, name: str, device: torch.device):
+        """Dtype, device, mode, frozen parameters and hooks are preserved."""
         model = MAKE[name]().to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
         seen: list[nn.Module] = []
         first = model.get_submodule(FIRST[name])
@@ -230,8 +230,8 @@ class TestApplyGatedLinearUnits:
         assert not any(module.training for module in model.modules())
         assert seen == [first, activation, model.get_submodule(UNITS[name].removesuffix(".c_fc"))]
 
-    def test_second_time_changes_nothing(self, name: str):
-        """A gate is not gated."""
+    def test_is_idempotent(self, name: str):
+        """Gated layers are not gated again."""
         model = MAKE[name]()
         cf.apply_gated_linear_units(model)
         before, state = str(model), torch.get_rng_state()
@@ -243,7 +243,7 @@ class TestApplyGatedLinearUnits:
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_copies_and_state_dicts(self, name: str):
-        """A copy computes the same, and so does a second model with the first one's state."""
+        """A copy, and a second model with the same state, compute the same."""
         model, other = MAKE[name]().eval(), MAKE[name]().eval()
         for each in (model, other):
             cf.apply_gated_linear_units(each)
@@ -255,7 +255,7 @@ class TestApplyGatedLinearUnits:
         assert torch.equal(other(ids).logits, model(ids).logits)
 
     def test_compiles_and_exports(self, name: str):
-        """The unit brings nothing that a graph cannot hold."""
+        """The unit compiles to one graph and can be exported."""
         model = MAKE[name]().eval()
         cf.apply_gated_linear_units(model)
         block = model.get_submodule(UNITS[name].removesuffix(".c_fc"))
@@ -268,7 +268,7 @@ class TestApplyGatedLinearUnits:
         torch.testing.assert_close(exported, block(hidden))
 
     def test_works_with_alibi(self, name: str):
-        """Both surgeries go together, in any order."""
+        """Both surgeries work together, in any order."""
         ids = torch.randint(3, 50, (2, 20))
         logits = []
 
@@ -286,24 +286,24 @@ class TestApplyGatedLinearUnits:
         assert torch.equal(*logits)
 
 
-class TestRefusals:
-    def test_unknown_architecture_is_refused(self):
-        """The message names what is known, and the way for what is not."""
+class TestErrors:
+    def test_unknown_architecture_raises(self):
+        """The error lists the supported architectures and the alternative."""
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
 
         with pytest.raises(ValueError, match=r"GPT-2 or BERT .*got a TransformerEncoder .*replace_module_classes"):
             cf.apply_gated_linear_units(model)
 
-    def test_llama_is_refused(self):
-        """Llama's blocks have a gate."""
+    def test_llama_raises(self):
+        """Llama's blocks are gated already."""
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
         with pytest.raises(ValueError, match="got a LlamaModel, whose blocks have one already"):
             cf.apply_gated_linear_units(LlamaModel(LlamaConfig(**TOKENS, **sizes)))
 
     @pytest.mark.parametrize("activation", [nn.ReLU, "relu", 1])
-    def test_what_is_no_activation_is_refused(self, name: str, activation: object):
-        """A class is not a module; nothing is changed before that is said."""
+    def test_invalid_activation_raises(self, name: str, activation: object):
+        """A class is not an activation; the model does not change."""
         model = MAKE[name]()
         before = str(model)
 
@@ -312,13 +312,13 @@ class TestRefusals:
 
         assert str(model) == before
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have blocks."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
             cf.apply_gated_linear_units([_bert()])
 
     def test_does_not_import_transformers(self):
-        """Where nobody imported it no model can be of it, and the refusal does not bring it."""
+        """If Transformers is not imported, the error does not import it."""
         code = (
             "import sys; from torch import nn; from composer import functional as cf\n"
             "try: cf.apply_gated_linear_units(nn.Sequential(nn.Linear(2, 2)))\n"
@@ -330,8 +330,8 @@ class TestRefusals:
         assert run.stdout.strip() == "False"
 
 
-def test_layers_that_were_factorized_are_refused():
-    """Where other surgery came first, the answer is a sentence, and nothing is changed."""
+def test_factorized_layers_raise():
+    """After other surgery an error is raised, and nothing changes."""
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -29,7 +29,7 @@ def _network() -> nn.Sequential:
 
 class TestApplyGhostBatchnorm:
     def test_replaces_all_three(self):
-        """Normalisations over one, two and three dimensions are replaced, with the size; nothing else is."""
+        """Norms of one, two and three dimensions are replaced; nothing else is."""
         model = nn.Sequential(*_network(), nn.BatchNorm3d(4), nn.LayerNorm(4))
 
         report = cf.apply_ghost_batchnorm(model, 16)
@@ -41,8 +41,8 @@ class TestApplyGhostBatchnorm:
         ]
         assert {model[1].ghost_batch_size, model[2][2].ghost_batch_size, model[3].ghost_batch_size} == {16}
 
-    def test_pruned_layers_and_exchanged_forwards_are_left(self):
-        """A pruned weight is computed by a hook on the layer; an own forward computes something else."""
+    def test_pruned_layers_and_instance_forwards_are_unchanged(self):
+        """Layers with weight hooks or a forward set on the instance do not change."""
         pruned, exchanged = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
         prune.l1_unstructured(pruned, "weight", 0.5)
         exchanged.forward = lambda images: images
@@ -50,7 +50,7 @@ class TestApplyGhostBatchnorm:
         assert not cf.apply_ghost_batchnorm(nn.Sequential(pruned, exchanged))
 
     def test_default_size_is_32(self):
-        """As the table of names says."""
+        """The default ghost batch size is 32."""
         model = _network()
 
         cf.apply_ghost_batchnorm(model)
@@ -61,15 +61,15 @@ class TestApplyGhostBatchnorm:
         "norm",
         [Activated(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm2d(), nn.InstanceNorm2d(4, track_running_stats=True)],
     )
-    def test_others_are_left_alone(self, norm: nn.Module):
-        """What is not exactly torch's layer may do more than that."""
+    def test_subclasses_are_unchanged(self, norm: nn.Module):
+        """Subclasses of torch's layers do not change."""
         model = nn.Sequential(norm)
 
         assert not cf.apply_ghost_batchnorm(model)
         assert model[0] is norm
 
-    def test_settings_and_tensors_are_taken_over(self):
-        """Parameters and running statistics are the objects that they were; settings are the same."""
+    def test_settings_and_tensors_are_preserved(self):
+        """Parameters and running statistics are the same objects; settings are equal."""
         model = _network()
         tensors = [*model.parameters(), *model.buffers()]
         names = list(model.state_dict())
@@ -81,8 +81,8 @@ class TestApplyGhostBatchnorm:
         assert (model[1].eps, model[1].momentum, model[1].affine, model[2][2].affine) == (0.01, 0.2, True, False)
         assert model[1].track_running_stats
 
-    def test_training_is_by_chunks(self):
-        """In training every ghost batch is normalised as if alone; in evaluation nothing has changed."""
+    def test_training_normalizes_chunks(self):
+        """In training each ghost batch is normalized separately; evaluation does not change."""
         model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False)).double()
         plain, images = copy.deepcopy(model), torch.randn(7, 3, 4, 4, dtype=torch.float64)
 
@@ -92,16 +92,16 @@ class TestApplyGhostBatchnorm:
         plain.load_state_dict(model.state_dict())
         assert torch.equal(model.eval()(images), plain.eval()(images))
 
-    def test_second_time_changes_nothing(self):
-        """Ghosts stay, with the size they have."""
+    def test_is_idempotent(self):
+        """Ghost norms keep their size."""
         model = _network()
         cf.apply_ghost_batchnorm(model, 8)
 
         assert not cf.apply_ghost_batchnorm(model, 16)
         assert model[1].ghost_batch_size == 8
 
-    def test_every_parameter_moves_after_surgery(self):
-        """One step with the optimizer made before moves all, with its state and its names."""
+    def test_optimizer_updates_all_parameters(self):
+        """One step of an existing optimizer updates all parameters and preserves state and names."""
         model = _network()
         optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.1)
         model(torch.rand(4, 3, 8, 8)).square().sum().backward()
@@ -119,8 +119,8 @@ class TestApplyGhostBatchnorm:
         assert all(optimizer.state[parameter] is old for parameter, old in state.items())
         assert optimizer.param_groups[0]["param_names"] == names
 
-    def test_hooks_mode_and_freezing_are_kept(self):
-        """A hook moves, a layer in evaluation stays in it, and what is frozen stays frozen."""
+    def test_hooks_mode_and_requires_grad_are_preserved(self):
+        """Hooks are moved; mode and requires_grad do not change."""
         model = _network()
         model[1].eval().weight.requires_grad_(False)
         seen: list[nn.Module] = []
@@ -135,8 +135,8 @@ class TestApplyGhostBatchnorm:
         assert model[1].num_batches_tracked == 0
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_and_device_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """The model runs as the plain one did."""
+    def test_dtype_and_device_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """The model keeps its dtype and device."""
         model = _network().to(device=device, dtype=dtype)
 
         cf.apply_ghost_batchnorm(model, 2)
@@ -144,8 +144,8 @@ class TestApplyGhostBatchnorm:
         assert model(torch.rand(4, 3, 8, 8, device=device, dtype=dtype)).dtype == dtype
         assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {dtype}
 
-    def test_a_shared_layer_stays_shared(self):
-        """One normalisation in two places becomes one in two places."""
+    def test_shared_layers_stay_shared(self):
+        """A norm used twice becomes one norm used twice."""
         norm = nn.BatchNorm2d(3)
         model = nn.Sequential(norm, nn.ReLU(), norm)
 
@@ -156,7 +156,7 @@ class TestApplyGhostBatchnorm:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_exports(self, training: bool):
-        """The model can be exported, for evaluation and with its ghosts for training."""
+        """The model can be exported, for evaluation and for training."""
         model = _network().train(training)
         cf.apply_ghost_batchnorm(model, 2)
         images = torch.rand(6, 3, 8, 8)
@@ -165,18 +165,18 @@ class TestApplyGhostBatchnorm:
 
         torch.testing.assert_close(exported(images), model(images))
 
-    def test_a_layer_alone_is_refused(self):
-        """The root cannot be replaced; the message says what to do."""
+    def test_root_layer_raises(self):
+        """The root cannot be replaced; the error states the remedy."""
         with pytest.raises(ValueError, match=r"got a BatchNorm2d that is one itself\. Wrap it"):
             cf.apply_ghost_batchnorm(nn.BatchNorm2d(4))
 
     @pytest.mark.parametrize("size", [0, 2.5, None])
-    def test_bad_size_is_refused(self, size: object):
-        """Even if there is nothing to normalise."""
+    def test_bad_size_raises(self, size: object):
+        """An invalid size raises, also for a model without norms."""
         with pytest.raises(ValueError, match="ghost_batch_size must be a whole number of at least 1, got"):
             cf.apply_ghost_batchnorm(nn.Sequential(), size)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_ghost_batchnorm([nn.BatchNorm2d(4)])

@@ -26,7 +26,7 @@ def _network() -> nn.Sequential:
 
 class TestApplyGyroDropout:
     def test_replaces_every_dropout(self):
-        """All become gyro dropout with the settings given, whatever their rate was."""
+        """All dropout layers are replaced with the given settings, for any rate."""
         model = _network()
 
         report = cf.apply_gyro_dropout(model, **SETTINGS)
@@ -38,14 +38,14 @@ class TestApplyGyroDropout:
         layer = model[2][1]
         assert (layer.p, layer.sigma, layer.tau, layer.period) == (0.5, 4, 2, 6)
 
-    def test_leaves_what_is_no_plain_dropout(self):
-        """Layers that are switched off, subclasses that do otherwise, and other kinds of dropout stay."""
+    def test_other_dropouts_are_unchanged(self):
+        """Disabled layers, subclasses and other kinds of dropout do not change."""
         model = nn.Sequential(nn.Dropout(0.0), Noise(0.1), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
 
         assert not cf.apply_gyro_dropout(model, **SETTINGS)
 
-    def test_training_reaches_all_masks_and_moves_all_parameters(self):
-        """An optimizer made before keeps what it has, and every parameter moves."""
+    def test_training_uses_all_masks_and_updates_all_parameters(self):
+        """An existing optimizer keeps its state, and updates every parameter."""
         model = _network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         cf.apply_gyro_dropout(model, **SETTINGS)
@@ -61,7 +61,7 @@ class TestApplyGyroDropout:
 
     @pytest.mark.parametrize("name", ["alexnet", "vgg11"])
     def test_on_torchvision(self, name: str):
-        """The classifiers for which dropout was made have two each; evaluation stays what it was."""
+        """Classifiers with two dropouts each are changed; evaluation outputs are equal."""
         import torchvision
 
         with torch.device("meta"):
@@ -73,7 +73,7 @@ class TestApplyGyroDropout:
         assert model(torch.empty(4, 3, 224, 224, device="meta")).shape == (4, 1000)
 
     def test_on_a_language_model(self):
-        """BERT trains with it, but for its attention weights, whose dropout is a function that reads p."""
+        """BERT trains with it, except for attention weights, whose dropout is a function of p."""
         from transformers import BertConfig, BertModel
 
         config = BertConfig(
@@ -95,7 +95,7 @@ class TestApplyGyroDropout:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
     def test_gpt2_keeps_the_dropout_of_attention_weights(self):
-        """What attention reads stays; what it calls is replaced."""
+        """Modules that attention only reads do not change; those it calls are replaced."""
         from transformers import GPT2Config, GPT2Model
 
         model = GPT2Model(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
@@ -104,22 +104,22 @@ class TestApplyGyroDropout:
 
         assert [entry.paths for entry in report] == [("drop",), ("h.0.attn.resid_dropout",), ("h.0.mlp.dropout",)]
 
-    def test_an_exchanged_forward_is_left(self):
-        """What somebody put into the layer itself may compute something else."""
+    def test_instance_forward_is_unchanged(self):
+        """A layer with a forward set on the instance does not change."""
         layer = nn.Dropout(0.5)
         layer.forward = lambda hidden: hidden
 
         assert not cf.apply_gyro_dropout(nn.Sequential(layer), **SETTINGS)
 
-    def test_second_time_changes_nothing(self):
-        """What is replaced is no nn.Dropout any more."""
+    def test_is_idempotent(self):
+        """Replaced layers are not nn.Dropout."""
         model = _network()
         cf.apply_gyro_dropout(model, **SETTINGS)
 
         assert not cf.apply_gyro_dropout(model, **SETTINGS)
 
     def test_shared_layers_hooks_and_mode(self):
-        """One dropout in two places stays one, in its mode, with its hooks."""
+        """A dropout used twice stays one, with its mode and hooks."""
         dropout = nn.Dropout()
         model = nn.Sequential(dropout, nn.ReLU(), dropout).eval()
         seen: list[nn.Module] = []
@@ -133,8 +133,8 @@ class TestApplyGyroDropout:
         assert seen == [model[0]] * 2
         assert not model[0].training
 
-    def test_goes_where_the_model_is(self, device: torch.device):
-        """The layer's numbers lie on the model's device, as integers whatever the model's dtype."""
+    def test_device_and_dtype(self, device: torch.device):
+        """Buffers are on the model's device, as integers for any model dtype."""
         model = _network().to(device, torch.bfloat16)
 
         cf.apply_gyro_dropout(model, **SETTINGS)
@@ -144,7 +144,7 @@ class TestApplyGyroDropout:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_exports(self, training: bool):
-        """The model can be exported, masks included."""
+        """The model can be exported, including masks."""
         model = _network().train(training)
         cf.apply_gyro_dropout(model, **SETTINGS)
         x = torch.rand(4, 8)
@@ -154,17 +154,17 @@ class TestApplyGyroDropout:
 
         torch.testing.assert_close(exported(x), model(x))
 
-    def test_bad_settings_are_refused_before_anything_changes(self):
-        """A wrong number is named even for a model without dropout."""
+    def test_bad_settings_raise(self):
+        """Invalid settings raise, also for a model without dropout."""
         with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1"):
             cf.apply_gyro_dropout(nn.Sequential(nn.ReLU()), **{**SETTINGS, "p": 1})
 
-    def test_a_layer_alone_is_refused(self):
+    def test_root_layer_raises(self):
         """The root cannot be replaced."""
         with pytest.raises(ValueError, match=r"got a Dropout that is one itself\. Wrap it"):
             cf.apply_gyro_dropout(nn.Dropout(), **SETTINGS)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_gyro_dropout([nn.Dropout()], **SETTINGS)

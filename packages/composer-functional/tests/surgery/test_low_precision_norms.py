@@ -37,8 +37,8 @@ def _network(kind: str) -> nn.Sequential:
 
 
 @KINDS
-def test_an_exchanged_forward_is_left(kind: str):
-    """What somebody put into the layer itself may compute something else."""
+def test_instance_forward_is_unchanged(kind: str):
+    """A layer with a forward set on the instance does not change."""
     norm = _norm(kind)
     norm.forward = lambda hidden: hidden
 
@@ -59,7 +59,7 @@ class TestApply:
         ],
     )
     def test_replaces_norms_of_its_kind(self, kind: str, precision, dtype):
-        """Both norms are replaced, with their settings and the precision; those of the other kind stay."""
+        """Both norms are replaced with their settings and the precision; other kinds are not."""
         model = nn.Sequential(_network(kind), _norm("group" if kind == "layer" else "layer"))
 
         report = APPLY[kind](model, precision)
@@ -71,7 +71,7 @@ class TestApply:
 
     @pytest.mark.parametrize("precision", ["fp32", torch.float32])
     def test_full_precision_replaces_nothing(self, kind: str, precision):
-        """Norms compute in 32 bits already."""
+        """Norms already compute in 32 bits."""
         model = _network(kind)
 
         report = APPLY[kind](model, precision)
@@ -79,8 +79,8 @@ class TestApply:
         assert not report
         assert type(model[1]) is type(_norm(kind))
 
-    def test_outputs_are_those_of_low_precision(self, kind: str):
-        """On the CPU, without autocast, the model's outputs are rounded by the norms: near, but not the same."""
+    def test_outputs_are_rounded(self, kind: str):
+        """On the CPU without autocast, outputs are close but not equal."""
         model = _network(kind)
         x = torch.randn(4, 8)
         expected = model(x)
@@ -92,8 +92,8 @@ class TestApply:
         assert not torch.equal(output, expected)
         torch.testing.assert_close(output, expected, atol=0.05, rtol=0.05)
 
-    def test_parameters_names_and_optimizers_stay(self, kind: str):
-        """Parameters are the same objects under the same names; an optimizer made before moves them all."""
+    def test_parameters_names_and_optimizers_are_preserved(self, kind: str):
+        """Parameters are the same objects under the same names; an existing optimizer updates them."""
         model = _network(kind)
         optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.1)
         parameters, names = list(model.parameters()), list(model.state_dict())
@@ -109,8 +109,8 @@ class TestApply:
         assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
         assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
 
-    def test_second_time_changes_nothing(self, kind: str):
-        """What is low stays as it was asked for first."""
+    def test_is_idempotent(self, kind: str):
+        """The first precision is preserved."""
         model = _network(kind)
         APPLY[kind](model, "amp_bf16")
 
@@ -120,7 +120,7 @@ class TestApply:
         assert model[1].precision == torch.bfloat16
 
     def test_shared_norms_hooks_mode_and_dtype(self, kind: str, device: torch.device):
-        """A norm in two places stays one; mode, dtype, device, requires_grad and hooks stay."""
+        """A norm used twice stays one; mode, dtype, device, requires_grad and hooks are preserved."""
         norm = _norm(kind)
         model = nn.Sequential(norm, nn.ReLU(), norm).to(device, torch.float64).eval()
         norm.weight.requires_grad_(False)
@@ -138,8 +138,8 @@ class TestApply:
         assert model[0].bias.requires_grad
         assert (output.dtype, output.device.type) == (torch.float64, device.type)
 
-    def test_subclasses_that_compute_otherwise_stay(self, kind: str):
-        """A forward that is not known is not replaced."""
+    def test_other_subclasses_are_unchanged(self, kind: str):
+        """An unknown forward is not replaced."""
         other = OtherLayerNorm(8) if kind == "layer" else OtherGroupNorm(2, 8)
 
         assert not APPLY[kind](nn.Sequential(other))
@@ -147,7 +147,7 @@ class TestApply:
     @pytest.mark.parametrize(
         "change", [parametrizations.weight_norm, lambda norm: prune.l1_unstructured(norm, "weight", 2)]
     )
-    def test_weights_that_are_computed_stay(self, kind: str, change):
+    def test_computed_weights_are_unchanged(self, kind: str, change):
         """A parametrized or pruned norm keeps its parametrizations and hooks."""
         norm = _norm(kind)
         norm.weight = nn.Parameter(norm.weight.unsqueeze(0)) if change is parametrizations.weight_norm else norm.weight
@@ -158,8 +158,8 @@ class TestApply:
         assert not report
         assert model[0] is norm
 
-    def test_timm_norms_are_known(self, kind: str):
-        """Norms of timm, which compute the same, are replaced as well."""
+    def test_timm_norms_are_replaced(self, kind: str):
+        """Equivalent norms of timm are replaced too."""
         timm = pytest.importorskip("timm")
         norm = timm.layers.LayerNorm(8) if kind == "layer" else timm.layers.GroupNorm(8, 2)
         model = nn.Sequential(norm)
@@ -171,8 +171,8 @@ class TestApply:
         assert len(report) == 1
         torch.testing.assert_close(model(x), expected, atol=0.01, rtol=0.01)
 
-    def test_works_on_the_meta_device(self, kind: str):
-        """A model without values is changed too, and has none after it."""
+    def test_meta_device(self, kind: str):
+        """A model on the meta device is changed, and stays there."""
         with torch.device("meta"):
             model = _network(kind)
 
@@ -194,31 +194,31 @@ class TestApply:
         torch.testing.assert_close(exported(x), model(x))
 
     @pytest.mark.parametrize("precision", ["bf16", "amp", torch.float64, torch.int8])
-    def test_unknown_precisions_are_refused(self, kind: str, precision):
-        """The names and dtypes that there are stand in the message."""
+    def test_unknown_precisions_raise(self, kind: str, precision):
+        """The error lists names and dtypes."""
         with pytest.raises(ValueError, match=r"precision must be torch.bfloat16.*'amp_bf16'.*None takes"):
             APPLY[kind](_network(kind), precision)
 
-    def test_what_is_no_precision_is_refused(self, kind: str):
-        """A precision is a dtype, a name or nothing."""
+    def test_invalid_precision_raises(self, kind: str):
+        """A precision is a dtype, a name or None."""
         with pytest.raises(TypeError, match=r"precision must be a torch\.dtype, a name or None, got int"):
             APPLY[kind](_network(kind), 16)
 
-    def test_a_norm_alone_is_refused(self, kind: str):
+    def test_root_layer_raises(self, kind: str):
         """The root cannot be replaced."""
         with pytest.raises(ValueError, match=r"Norm that is one itself\. Wrap it"):
             APPLY[kind](_norm(kind))
 
     @pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
-    def test_what_is_no_model_is_refused(self, kind: str, precision: str):
-        """Only modules have norms."""
+    def test_non_module_raises(self, kind: str, precision: str):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             APPLY[kind]([_norm(kind)], precision)
 
 
 @pytest.mark.parametrize(("affine", "bias"), [(False, True), (True, False)])
 def test_layer_norms_without_some_parameters(affine: bool, bias: bool):
-    """What a norm does not have, the new one does not get."""
+    """Missing parameters stay missing."""
     model = nn.Sequential(nn.LayerNorm(8, elementwise_affine=affine, bias=bias))
     names = list(model.state_dict())
 
@@ -229,7 +229,7 @@ def test_layer_norms_without_some_parameters(affine: bool, bias: bool):
 
 
 def test_group_norms_without_parameters():
-    """A group norm may have none."""
+    """A group norm without parameters is supported."""
     model = nn.Sequential(nn.GroupNorm(2, 8, affine=False))
 
     assert cf.apply_low_precision_groupnorm(model, "amp_bf16")

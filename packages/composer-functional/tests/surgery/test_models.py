@@ -120,7 +120,7 @@ def can_be_exported(model, inputs):
     return True
 
 
-def settle(model, inputs):
+def run_in_evaluation(model, inputs):
     """Let batch norms take over the statistics of these inputs; those of a new model fit no standardized weights."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -131,10 +131,10 @@ def settle(model, inputs):
 
 @pytest.mark.parametrize(("surgery", "name"), PAIRS)
 class TestEverySurgery:
-    """What holds after each, on each model that has something to change."""
+    """Properties of each surgery, on each model that it changes."""
 
-    def test_one_step_moves_every_parameter(self, surgery, name):
-        """An optimizer made before the surgery holds, and moves, every parameter that the model has after it."""
+    def test_optimizer_updates_all_parameters(self, surgery, name):
+        """An existing optimizer has and updates every parameter of the changed model."""
         (model, inputs), (apply, _) = MODELS[name](), SURGERIES[surgery]
         randomize(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
@@ -149,8 +149,8 @@ class TestEverySurgery:
         assert [path for path, each in model.named_parameters() if torch.equal(each, before[path])] == []
         assert held == {id(each) for each in model.parameters()}
 
-    def test_twice_changes_nothing_more(self, surgery, name):
-        """The second time it finds nothing to do, or refuses in a sentence; the model stays as it is."""
+    def test_second_call_changes_nothing(self, surgery, name):
+        """A second call finds nothing or raises; the model does not change."""
         (model, _), (apply, _) = MODELS[name](), SURGERIES[surgery]
         apply(model)
         modules = [type(each) for each in model.modules()]
@@ -168,10 +168,10 @@ class TestEverySurgery:
     # torch 2.7 says so of constants in a model of Transformers, with or without surgery.
     @pytest.mark.filterwarnings("ignore:.*get_attr:UserWarning")
     def test_exported_model_agrees(self, surgery, name):
-        """The changed model can be exported, and the exported one gives the same outputs."""
+        """The changed model can be exported, with equal outputs."""
         (model, inputs), (apply, _) = MODELS[name](), SURGERIES[surgery]
         apply(model)
-        settle(model, inputs)
+        run_in_evaluation(model, inputs)
         model.eval()
 
         try:
@@ -186,7 +186,7 @@ class TestEverySurgery:
             torch.testing.assert_close(output_of(exported, inputs), output_of(model, inputs), atol=1e-5, rtol=1e-4)
 
     def test_frozen_models_stay_frozen(self, surgery, name):
-        """What is frozen stays frozen, and what is new has the model's dtype and mode."""
+        """Frozen parameters stay frozen, and new ones have the model's dtype and mode."""
         (model, _), (apply, _) = MODELS[name](), SURGERIES[surgery]
         model.double().requires_grad_(False).eval()
 
@@ -197,8 +197,8 @@ class TestEverySurgery:
         assert not any(module.training for module in model.modules())
 
 
-def test_models_without_anything_to_change_give_an_empty_report():
-    """A report is falsy where nothing matched, and the model's modules are the same objects."""
+def test_no_match_gives_an_empty_report():
+    """The report is falsy, and modules are the same objects."""
     model = nn.Sequential(nn.Embedding(4, 4), nn.Identity())
     modules = list(model.modules())
     unfitting = {"alibi", "gated_linear_units"}  # they refuse architectures that they do not know
@@ -220,8 +220,8 @@ FITTING = {
 @pytest.mark.parametrize(
     "name", [name for name in cf.__all__ if name.startswith("apply_") and "optimizers" in _arguments_of(name)]
 )
-def test_optimizers_of_another_model_are_refused(name):
-    """Surgery says so before it changes anything: the optimizer of the model would go on with old parameters."""
+def test_optimizer_of_another_model_raises(name):
+    """An optimizer of another model raises before anything changes."""
     make, arguments = FITTING.get(name, (functools.partial(make_resnet, 18), ()))
     model, other = make()[0], nn.Linear(2, 2)
     before = repr(model)
@@ -234,8 +234,8 @@ def test_optimizers_of_another_model_are_refused(name):
     assert repr(model) == before
 
 
-def test_one_of_two_optimizers_may_be_of_something_else():
-    """Those of a loss's parameters, for instance."""
+def test_unrelated_second_optimizer_is_allowed():
+    """A second optimizer may have, for instance, a loss's parameters."""
     model, loss = nn.Sequential(nn.LayerNorm(2)), nn.Linear(2, 2)
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (loss, model)]
 

@@ -32,7 +32,7 @@ class Wrapped(nn.Module):
 
 class TestWalk:
     def test_finds_modules_at_any_depth(self):
-        """Children of children are replaced, and the report names their paths."""
+        """Nested children are replaced, and the report has their paths."""
         model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
         report = cf.replace_module_classes(model, {nn.ReLU: _to_gelu})
@@ -41,8 +41,8 @@ class TestWalk:
         assert cf.count_module_instances(model, nn.ReLU) == 0
         assert cf.count_module_instances(model, (nn.GELU, nn.Linear)) == 3
 
-    def test_the_most_special_class_decides(self):
-        """A subclass is matched by its own policy, or else by that of its base."""
+    def test_most_specific_class_is_used(self):
+        """A subclass is matched by its own policy, or else by its base's."""
 
         class Special(nn.ReLU):
             pass
@@ -55,7 +55,7 @@ class TestWalk:
         assert [type(module) for module in model] == [nn.GELU, nn.Tanh, nn.ReLU6]
 
     def test_index_counts_each_class(self):
-        """A policy hears how many of its class came before, over several walks with indices."""
+        """A policy receives the number of earlier instances of its class, over several walks with indices."""
         heard: list[int] = []
         indices: dict[type[nn.Module], int] = {}
 
@@ -70,8 +70,8 @@ class TestWalk:
         assert heard == [0, 1, 2, 3]
         assert indices == {nn.ReLU: 4}
 
-    def test_none_looks_inside_and_itself_does_not(self):
-        """A policy can leave a module with or without what it holds."""
+    def test_none_recurses_and_same_module_does_not(self):
+        """A policy can leave a module with or without its children."""
 
         def leave(module: Wrapped, index: int) -> nn.Module | None:
             return module if index == 0 else None
@@ -83,7 +83,7 @@ class TestWalk:
         assert [entry.paths for entry in report] == [("1.inner",)]
 
     def test_shared_modules_stay_shared(self):
-        """A module in three places is replaced once; inside a shared parent too."""
+        """A module used three times is replaced once, also inside a shared parent."""
         relu = nn.ReLU()
         parent = nn.Sequential(relu, nn.Linear(2, 2))
         model = nn.Sequential(parent, relu, parent)
@@ -94,8 +94,8 @@ class TestWalk:
         assert model[1] is model[0][0]
         assert [entry.paths for entry in report] == [("0.0", "1", "2.0")]
 
-    def test_replacements_are_not_searched_unless_wanted(self):
-        """By default a wrapper keeps what it wraps; recursion goes in, but not around in circles."""
+    def test_recursion_into_replacements_is_optional(self):
+        """By default a wrapper's content does not change; recursion does not loop."""
 
         def wrap(module: nn.Sequential, index: int) -> nn.Module:
             return Wrapped(module)
@@ -110,8 +110,8 @@ class TestWalk:
         assert type(recursive[0].inner[0]) is nn.GELU
         assert [entry.paths for entry in report] == [("0",), ("0.inner.0",)]
 
-    def test_the_root_is_never_asked(self):
-        """Nothing inside holds the root, so it stays."""
+    def test_root_is_not_replaced(self):
+        """The root has no parent in which to replace it."""
         model = nn.Sequential(nn.Sequential(nn.ReLU()))
 
         cf.replace_module_classes(model, {nn.Sequential: lambda module, index: nn.Identity()})
@@ -119,15 +119,15 @@ class TestWalk:
         assert type(model) is nn.Sequential
         assert type(model[0]) is nn.Identity
 
-    def test_what_is_no_module_is_refused(self):
-        """A policy must return a module; the message says whose did not."""
+    def test_non_module_return_value_raises(self):
+        """A policy must return a module; the error names the policy."""
         with pytest.raises(TypeError, match=r"policy of ReLU must return .* got str"):
             cf.replace_module_classes(nn.Sequential(nn.ReLU()), {nn.ReLU: lambda module, index: "GELU"})
 
 
-class TestCarriedOver:
+class TestPreservedProperties:
     def test_mode_dtype_and_gradient(self, device: torch.device):
-        """The new layer trains, counts and freezes as the old one did."""
+        """The new layer has the old one's mode, dtype and requires_grad."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(device=device, dtype=torch.float64)
         model[0].eval()
         model[0].weight.requires_grad_(False)
@@ -140,8 +140,8 @@ class TestCarriedOver:
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
         assert {parameter.device for parameter in model.parameters()} == {next(iter(model[1].parameters())).device}
 
-    def test_new_names_are_frozen_as_those_that_end_alike(self):
-        """A parameter without a namesake is trained if an old one was whose name ends alike."""
+    def test_requires_grad_of_similar_names(self):
+        """A new parameter is trained if an old one with the same last name component was."""
 
         def factorize(module: nn.Linear, index: int) -> nn.Module:
             return nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2))
@@ -156,8 +156,8 @@ class TestCarriedOver:
         trained = [name for name, parameter in model[1].named_parameters() if parameter.requires_grad]
         assert trained == ["1.bias"]
 
-    def test_other_names_are_frozen_with_all_of_the_old(self):
-        """A parameter whose name nothing resembles is trained if any of the old ones was."""
+    def test_requires_grad_of_other_names(self):
+        """A parameter with an unrelated name is trained if any old one was."""
 
         class Scale(nn.Module):
             def __init__(self) -> None:
@@ -172,8 +172,8 @@ class TestCarriedOver:
 
         assert [parameter.requires_grad for parameter in model.parameters()] == [False, True]
 
-    def test_of_several_dtypes_the_weights_counts(self):
-        """New tensors take dtype and device of the weight; a bias that lives on keeps its own dtype."""
+    def test_dtype_is_that_of_the_weight(self):
+        """New tensors have dtype and device of the weight; a preserved bias keeps its dtype."""
         model = nn.Sequential(*(nn.Conv2d(2, 2, 1, dtype=torch.bfloat16, device="meta") for _ in range(2)))
         for conv in model:
             conv.bias = nn.Parameter(torch.empty(2, device="meta"))
@@ -189,8 +189,8 @@ class TestCarriedOver:
         assert all(parameter.is_meta for parameter in model.parameters())
         assert [parameter.dtype for parameter in model.parameters()] == [torch.bfloat16] * 3 + [torch.float32]
 
-    def test_a_layer_without_tensors_follows_the_model(self):
-        """What replaces a layer without dtype takes that of the model."""
+    def test_layer_without_tensors_uses_the_models_dtype(self):
+        """The replacement of a layer without tensors has the model's dtype."""
         model = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64), nn.ReLU())
 
         cf.replace_module_classes(model, {nn.ReLU: lambda module, index: nn.PReLU()})
@@ -198,7 +198,7 @@ class TestCarriedOver:
         assert model[1].weight.dtype == torch.float64
 
     def test_wrapped_modules_keep_their_own_mode(self):
-        """A frozen norm inside a wrapper stays frozen."""
+        """A norm in evaluation mode inside a wrapper stays in it."""
         norm = nn.BatchNorm1d(2).eval()
         block = nn.Sequential(nn.Linear(2, 2), norm)
 
@@ -208,7 +208,7 @@ class TestCarriedOver:
         assert not norm.training
 
     def test_hooks_move_with_their_handles(self):
-        """All kinds of hooks are called with the new module, and their handles still remove them."""
+        """All kinds of hooks are called with the new module, and their handles remove them."""
         model = nn.Sequential(nn.Linear(2, 2))
         seen: list[tuple[str, nn.Module]] = []
 
@@ -231,8 +231,8 @@ class TestCarriedOver:
         assert new == [("before", model[0]), ("after", model[0]), ("gradient", model[0])]
         assert seen == new
 
-    def test_hooks_of_the_state_dict_move(self):
-        """Saving and loading call the hooks with the new module, and their handles still remove them."""
+    def test_state_dict_hooks_are_moved(self):
+        """Saving and loading call the hooks with the new module, and their handles remove them."""
         model = nn.Sequential(nn.Linear(2, 2))
         seen: list[tuple[str, nn.Module]] = []
 
@@ -260,8 +260,8 @@ class TestCarriedOver:
 
 class TestOptimizers:
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_state_moves_to_namesakes(self, make):
-        """A new parameter with the old name and shape takes over momentum or moments, and one step moves all."""
+    def test_state_is_moved_by_name_and_shape(self, make):
+        """A new parameter with equal name and shape receives the optimizer state, and one step updates all."""
         model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
         optimizer = make(model.parameters())
         model(torch.rand(4, 2)).sum().backward()
@@ -280,8 +280,8 @@ class TestOptimizers:
         assert all(new is old for new, old in zip(held, model.parameters(), strict=True))
         assert len(optimizer.state) == len(held)
 
-    def test_another_shape_starts_without_state(self):
-        """Momentum of other weights is of no use; the parameter still joins and leaves."""
+    def test_other_shapes_have_no_state(self):
+        """State of another shape is dropped; the parameters are exchanged."""
         model = nn.Sequential(nn.Linear(2, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model(torch.rand(1, 2)).sum().backward()
@@ -294,7 +294,7 @@ class TestOptimizers:
         assert len(optimizer.state) == 0
 
     def test_new_parameters_join_the_groups_of_the_old(self):
-        """Weights go where the weight was, biases where the bias was, over two optimizers and their groups."""
+        """Weights and biases are added to their predecessors' groups, over several optimizers."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         weights = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[1].weight], "lr": 5.0}], lr=0.1)
         biases = torch.optim.AdamW([model[0].bias, model[1].bias])
@@ -312,8 +312,8 @@ class TestOptimizers:
         ]
         assert weights.param_groups[1]["lr"] == 5.0
 
-    def test_optimizers_may_come_in_any_iterable(self):
-        """A generator is read once, and all optimizers from it are updated."""
+    def test_optimizers_may_be_any_iterable(self):
+        """A generator is read once, and all its optimizers are updated."""
         model = nn.Sequential(nn.Linear(2, 2))
         optimizers = [torch.optim.SGD([model[0].weight], lr=0.1), torch.optim.SGD([model[0].bias], lr=0.1)]
 
@@ -322,8 +322,8 @@ class TestOptimizers:
         held = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
         assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
 
-    def test_parameters_from_nothing_join_the_model(self):
-        """What replaces a layer without parameters is trained with the rest."""
+    def test_parameters_without_predecessor_are_added(self):
+        """The parameters of a replacement for a layer without any are added to the optimizer."""
         model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
 
@@ -332,8 +332,8 @@ class TestOptimizers:
         assert optimizer.param_groups[0]["param_names"] == ["0.weight", "0.bias", "1.weight"]
         assert optimizer.param_groups[0]["params"][2] is model[1].weight
 
-    def test_what_was_not_trained_stays_out(self):
-        """An optimizer of the head alone does not get the body's new parameters."""
+    def test_untrained_parameters_are_not_added(self):
+        """An optimizer of the head does not receive the body's new parameters."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight.requires_grad_(False)
         optimizer = torch.optim.SGD([model[1].bias], lr=0.1)
@@ -343,8 +343,8 @@ class TestOptimizers:
         assert len(optimizer.param_groups[0]["params"]) == 1
         assert optimizer.param_groups[0]["params"][0] is model[1].bias
 
-    def test_a_parameter_used_elsewhere_stays(self):
-        """Of tied weights, the one that lives on is still trained, with its momentum."""
+    def test_tied_parameter_is_preserved(self):
+        """A tied weight that is still in use is trained, with its momentum."""
         model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Bilinear(2, 2, 2, bias=False))
         model[1].register_parameter("tied", model[0].weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -360,8 +360,8 @@ class TestOptimizers:
         assert optimizer.state[tied] is state
         assert model[0].weight not in optimizer.state
 
-    def test_recursion_ends_with_the_innermost(self):
-        """Of replacements within replacements, the optimizer holds those in the model."""
+    def test_nested_replacements(self):
+        """After nested replacements the optimizer has the model's parameters."""
         model = nn.Sequential(Wrapped(nn.Linear(2, 2)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         policies = {
@@ -388,8 +388,8 @@ class TestUpdateParamsInOptimizer:
         assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in new.parameters()]
         assert len(optimizer.state) == 0
 
-    def test_the_list_stays_the_object_it_was(self):
-        """LBFGS holds on to its list of parameters, so it is changed in place."""
+    def test_parameter_list_is_modified_in_place(self):
+        """LBFGS stores its list of parameters, so it is modified in place."""
         old, new = nn.Linear(2, 2), nn.Linear(2, 2)
         optimizer = torch.optim.LBFGS(old.parameters())
         held = optimizer.param_groups[0]["params"]
@@ -399,8 +399,8 @@ class TestUpdateParamsInOptimizer:
         assert optimizer.param_groups[0]["params"] is held
         assert held[0] is new.weight
 
-    def test_names_are_needed_where_they_are_kept(self):
-        """An optimizer with names asks for them before anything is changed."""
+    def test_named_optimizer_requires_names(self):
+        """An optimizer with names raises without them, before anything changes."""
         old, new = nn.Linear(2, 2), nn.Linear(2, 2)
         optimizer = torch.optim.SGD(old.named_parameters(), lr=0.1)
 
@@ -409,15 +409,15 @@ class TestUpdateParamsInOptimizer:
 
         assert optimizer.param_groups[0]["params"][0] is old.weight
 
-    def test_what_is_no_optimizer_is_refused(self):
-        """The message names the class that came."""
+    def test_non_optimizer_raises(self):
+        """The error states the class of the value."""
         with pytest.raises(TypeError, match=r"must be one or several torch.optim.Optimizer, got str"):
             cf.update_params_in_optimizer([], [], ["SGD"])
 
 
 class TestSurgeryReport:
-    def test_reads_and_is_data(self):
-        """A report prints as a list and survives JSON."""
+    def test_repr_and_json(self):
+        """A report prints as a list and has a JSON round trip."""
         report = cf.SurgeryReport(
             (cf.Replacement(("a", "b.c"), "Conv2d", "BlurConv2d"), cf.Replacement(("d",), "ReLU", "GELU"))
         )
@@ -427,6 +427,6 @@ class TestSurgeryReport:
         assert len(report) == 2
 
     def test_empty_is_falsy(self):
-        """A report of nothing says so."""
+        """An empty report states that nothing was replaced."""
         assert not cf.SurgeryReport()
         assert str(cf.SurgeryReport()) == "no modules replaced"

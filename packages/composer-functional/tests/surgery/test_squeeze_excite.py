@@ -46,8 +46,8 @@ class TestApplySqueezeExcite:
             ({}, []),
         ],
     )
-    def test_arguments_choose(self, arguments: dict[str, int], paths: list[str]):
-        """Convolutions with enough channels on both sides get a layer; transposed ones and linear layers do not."""
+    def test_arguments_select_layers(self, arguments: dict[str, int], paths: list[str]):
+        """Convolutions with enough channels on both sides are wrapped; transposed ones and linear layers are not."""
         report = cf.apply_squeeze_excite(_network(), **arguments)
 
         assert [path for entry in report for path in entry.paths] == paths
@@ -62,8 +62,8 @@ class TestApplySqueezeExcite:
 
         assert model[2].conv.se.reduce.weight.shape == (width, 24)
 
-    def test_outputs_are_weighed(self):
-        """Behind the same convolution comes torchvision's layer with the same weights."""
+    def test_outputs_equal_torchvision(self):
+        """The output equals the convolution followed by torchvision's layer with the same weights."""
         from torchvision.ops import SqueezeExcitation
 
         conv = nn.Conv2d(4, 8, 3)
@@ -78,8 +78,8 @@ class TestApplySqueezeExcite:
         assert model[0].conv is conv
         torch.testing.assert_close(model(images), theirs(conv(images)))
 
-    def test_second_time_changes_nothing(self):
-        """What has a layer gets no second, however small the others' channels are."""
+    def test_is_idempotent(self):
+        """Wrapped convolutions are not wrapped again, for any min_channels."""
         model = _network()
         cf.apply_squeeze_excite(model, min_channels=16)
         before = str(model)
@@ -89,8 +89,8 @@ class TestApplySqueezeExcite:
         assert str(model) == before
 
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
-    def test_every_parameter_moves_after_surgery(self, make):
-        """One step with the optimizer made before moves all, and old parameters keep their state."""
+    def test_optimizer_updates_all_parameters(self, make):
+        """One step of an existing optimizer updates all parameters, and old ones keep their state."""
         model = _network()
         optimizer = make(model.parameters())
         model(torch.rand(4, 3, 16, 16)).square().sum().backward()
@@ -108,7 +108,7 @@ class TestApplySqueezeExcite:
         assert {*optimizer.param_groups[0]["params"]} == {*model.parameters()}
 
     def test_named_parameters_of_an_optimizer_are_renamed(self):
-        """An optimizer that knows names has those of the model after surgery."""
+        """An optimizer with names has those of the changed model."""
         model = _network()
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
 
@@ -117,8 +117,8 @@ class TestApplySqueezeExcite:
         held = dict(zip(optimizer.param_groups[0]["param_names"], optimizer.param_groups[0]["params"], strict=True))
         assert held == dict(model.named_parameters())
 
-    def test_hooks_of_a_convolution_stay_with_it(self):
-        """A hook on the convolution sees what comes before the layer."""
+    def test_hooks_of_a_convolution_are_preserved(self):
+        """A hook on the convolution receives its own output."""
         model = _network()
         seen: list[nn.Module] = []
         conv = model[2].conv
@@ -130,8 +130,8 @@ class TestApplySqueezeExcite:
         assert seen == [conv]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_device_mode_and_freezing_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """New layers are as their convolution is."""
+    def test_dtype_device_mode_and_requires_grad_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """New layers match their convolution."""
         model = _network().to(device=device, dtype=dtype).eval()
         model[2].conv.requires_grad_(False)
 
@@ -142,8 +142,8 @@ class TestApplySqueezeExcite:
         assert not any(parameter.requires_grad for parameter in model[2].conv.parameters())
         assert all(parameter.requires_grad for parameter in model[2].shortcut.parameters())
 
-    def test_a_shared_convolution_stays_shared(self):
-        """One convolution in two places becomes one layer in two places."""
+    def test_shared_convolutions_stay_shared(self):
+        """A convolution used twice becomes one layer used twice."""
         conv = nn.Conv2d(8, 8, 3)
         model = nn.Sequential(conv, nn.ReLU(), conv)
 
@@ -152,8 +152,8 @@ class TestApplySqueezeExcite:
         assert model[0] is model[2]
         assert [entry.paths for entry in report] == [("0", "2")]
 
-    def test_subclasses_are_convolutions(self):
-        """A convolution with a parametrized weight gets a layer like any other; a lazy one is left alone."""
+    def test_parametrized_convolutions_are_wrapped(self):
+        """A convolution with a parametrized weight is wrapped; a lazy one is not."""
         conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3))
         model = nn.Sequential(conv, nn.LazyConv2d(8, 3))
 
@@ -176,24 +176,24 @@ class TestApplySqueezeExcite:
         "layer",
         [nn.Conv2d(16, 16, 3), cf.BlurConv2d(nn.Conv2d(16, 16, 3, stride=2)), cf.FactorizedConv2d(16, 16, 3)],
     )
-    def test_a_layer_alone_is_refused(self, layer: nn.Module):
-        """The root cannot be replaced; the message says what to do."""
+    def test_root_layer_raises(self, layer: nn.Module):
+        """The root cannot be replaced; the error states the remedy."""
         with pytest.raises(ValueError, match=r"2d that is one itself\. Wrap it"):
             cf.apply_squeeze_excite(layer, 4, 16)
 
     @pytest.mark.parametrize("minimum", [0, -1])
-    def test_bad_min_channels_is_refused(self, minimum: float):
-        """Every convolution has a channel."""
+    def test_bad_min_channels_raises(self, minimum: float):
+        """The minimum is at least 1."""
         with pytest.raises(ValueError, match="min_channels must be at least 1, got"):
             cf.apply_squeeze_excite(_network(), min_channels=minimum)
 
-    def test_bad_width_is_refused_before_anything_changes(self):
-        """Even if no convolution would get a layer."""
+    def test_bad_width_raises(self):
+        """An invalid width raises, also if no convolution would be wrapped."""
         with pytest.raises(ValueError, match="latent_channels must be a whole number of at least 1, or a fraction"):
             cf.apply_squeeze_excite(nn.Sequential(), latent_channels=0)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_squeeze_excite([nn.Conv2d(16, 16, 3)])
 
@@ -209,7 +209,7 @@ OTHERS = {
 class TestWithOtherSurgery:
     @pytest.mark.parametrize("name", OTHERS)
     def test_order_does_not_matter(self, name: str):
-        """Whichever comes first, the model has the same layers, and computes the same with the same weights."""
+        """In both orders the model has the same layers and outputs."""
         first, images = _network().double(), torch.rand(2, 3, 16, 16, dtype=torch.float64)
         second = copy.deepcopy(first)
 
@@ -224,8 +224,8 @@ class TestWithOtherSurgery:
         assert torch.equal(first(images), second(images))
 
     @pytest.mark.parametrize("name", OTHERS)
-    def test_the_other_is_inside(self, name: str):
-        """What is weighed is the whole output of the other surgery's layer."""
+    def test_other_surgery_is_inside(self, name: str):
+        """The complete output of the other surgery's layer is weighted."""
         model, images = nn.Sequential(nn.Conv2d(16, 16, 3, stride=2)), torch.rand(2, 16, 9, 9)
         OTHERS[name](model)
         other = model[0]
@@ -235,8 +235,8 @@ class TestWithOtherSurgery:
         assert model[0].conv is other
         assert torch.equal(model(images), model[0].se(other(images)))
 
-    def test_small_ones_are_left_as_a_whole(self):
-        """A blurred or factorized convolution with few channels gets no layer, inside neither."""
+    def test_small_layers_are_unchanged(self):
+        """A blurred or factorized convolution with few channels is not wrapped, nor are its parts."""
         factorized = cf.FactorizedConv2d(16, 8, 3, latent_channels=12)
         model = nn.Sequential(cf.BlurConv2d(nn.Conv2d(8, 16, 3, stride=2)), factorized)
 

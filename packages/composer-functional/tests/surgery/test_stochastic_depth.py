@@ -44,8 +44,8 @@ RESNETS = [(18, "ResNetBasicBlock", 8), (50, "ResNetBottleneck", 16)]
 
 class TestApplyStochasticDepth:
     @pytest.mark.parametrize("rule", [None, RULE])
-    def test_an_exchanged_forward_is_left(self, rule: cf.ResidualRule | None):
-        """What somebody put into the block itself is not what the class computes."""
+    def test_instance_forward_is_unchanged(self, rule: cf.ResidualRule | None):
+        """A block with a forward set on the instance does not change."""
         model = nn.Sequential(Block(2, 2), Block(2, 2))
         model[0].forward = lambda x: x
 
@@ -55,7 +55,7 @@ class TestApplyStochasticDepth:
 
     @pytest.mark.parametrize(("depth", "name", "count"), RESNETS)
     def test_replaces_the_blocks_of_a_resnet(self, depth: int, name: str, count: int):
-        """Every block is replaced; names in the state dict, parameters and outputs without drops stay."""
+        """Every block is replaced; state dict names, parameters and outputs without drops are equal."""
         model = _resnet(depth)
         plain = copy.deepcopy(model)
         parameters = list(model.parameters())
@@ -71,8 +71,8 @@ class TestApplyStochasticDepth:
 
     @pytest.mark.parametrize("method", ["block", "sample"])
     @pytest.mark.parametrize(("depth", "name", "_"), RESNETS)
-    def test_the_parts_of_resnet_blocks_add_up(self, depth: int, name: str, _: int, method: str):
-        """A very small rate, under which the parts are called one by one, gives what the plain network gives."""
+    def test_resnet_parts_equal_the_plain_block(self, depth: int, name: str, _: int, method: str):
+        """With a very small rate, which computes the parts separately, outputs equal the plain network's."""
         model = _resnet(depth).double()
         plain = copy.deepcopy(model)
         images = torch.rand(4, 3, 64, 64, dtype=torch.float64)
@@ -84,8 +84,8 @@ class TestApplyStochasticDepth:
         torch.testing.assert_close(model(images), plain(images))
 
     @pytest.mark.parametrize(("depth", "name", "_"), RESNETS)
-    def test_a_resnet_without_its_branches(self, depth: int, name: str, _: int):
-        """With all branches dropped, only the shortcuts remain, which are computed here."""
+    def test_resnet_with_all_branches_dropped(self, depth: int, name: str, _: int):
+        """With all branches dropped, outputs equal those of the shortcuts."""
         model = _resnet(depth).eval()
         x = torch.rand(2, 3, 32, 32)
         expected = model.maxpool(model.relu(model.bn1(model.conv1(x))))
@@ -109,8 +109,8 @@ class TestApplyStochasticDepth:
 
         assert _rates(model) == pytest.approx(rates)
 
-    def test_training_drops_and_steps_move(self):
-        """Where a branch is computed its parameters get a gradient, where it is dropped they get none."""
+    def test_dropped_branches_have_no_gradient(self):
+        """Computed branches have gradients, dropped ones none."""
         model = _resnet(18)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         cf.apply_stochastic_depth(model, "ResNetBasicBlock", drop_rate=0.5, optimizers=optimizer)
@@ -133,7 +133,7 @@ class TestApplyStochasticDepth:
         assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
 
     def test_transformer_blocks_by_their_class(self):
-        """A vision transformer's blocks compute x + f(x) and need no rule."""
+        """Blocks of a vision transformer compute x + f(x) and need no rule."""
         from torchvision.models import VisionTransformer
         from torchvision.models.vision_transformer import EncoderBlock
 
@@ -149,7 +149,7 @@ class TestApplyStochasticDepth:
         assert torch.equal(model.eval()(images), plain(images))
 
     def test_language_model_blocks_by_their_class(self):
-        """GPT-2's blocks too; outputs with all blocks dropped are those of the embeddings alone."""
+        """The same holds for GPT-2; with all blocks dropped outputs are those of the embeddings."""
         from transformers import GPT2Config, GPT2Model
         from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
@@ -165,7 +165,7 @@ class TestApplyStochasticDepth:
         torch.testing.assert_close(model(tokens).last_hidden_state, expected)
 
     def test_blocks_by_a_rule(self):
-        """A mapping names the parts of a class, or takes the class as a whole; numbering goes through both."""
+        """A mapping names the parts of a class, or selects the class; blocks are numbered across both."""
         model = nn.Sequential(Block(4, 4), nn.Sequential(OtherBlock(4, 4)), Block(4, 4)).eval()
         x = torch.randn(3, 4)
         first, other, last = model[0], model[1][0], model[2]
@@ -176,8 +176,8 @@ class TestApplyStochasticDepth:
         hidden = hidden + 0.6 * (other.forward(hidden) - hidden)
         torch.testing.assert_close(model(x), hidden + 0.4 * nn.Linear.forward(last, hidden).tanh())
 
-    def test_a_rule_is_not_for_subclasses_that_compute_otherwise(self):
-        """A subclass with a forward of its own is left alone by its parent's rule."""
+    def test_rule_excludes_other_subclasses(self):
+        """A subclass with its own forward does not match its parent's rule."""
         model = nn.Sequential(OtherBlock(4, 4), Block(4, 4))
 
         report = cf.apply_stochastic_depth(model, {Block: RULE}, drop_rate=0.6)
@@ -185,8 +185,8 @@ class TestApplyStochasticDepth:
         assert [entry.paths for entry in report] == [("1",)]
         assert _rates(model) == [0.6]
 
-    def test_second_time_changes_nothing(self):
-        """What is stochastic stays as it is, with its rates."""
+    def test_is_idempotent(self):
+        """Stochastic blocks do not change, and keep their rates."""
         model = nn.Sequential(Block(4, 4), Block(4, 4))
         cf.apply_stochastic_depth(model, Block, drop_rate=0.2)
 
@@ -196,7 +196,7 @@ class TestApplyStochasticDepth:
         assert _rates(model) == [0.1, 0.2]
 
     def test_shared_blocks_stay_shared(self):
-        """A block in two places is one block, and counts once."""
+        """A block used twice is one block, and is counted once."""
         block = Block(4, 4)
         model = nn.Sequential(block, nn.ReLU(), block)
 
@@ -206,8 +206,8 @@ class TestApplyStochasticDepth:
         assert [entry.paths for entry in report] == [("0", "2")]
         assert _rates(model) == [0.2]
 
-    def test_hooks_and_mode_move(self):
-        """Hooks on a block are called with what stands in its place; frozen and evaluating blocks stay so."""
+    def test_hooks_and_mode_are_preserved(self):
+        """Hooks are called with the replacement; mode and requires_grad are preserved."""
         model = nn.Sequential(Block(4, 4)).eval().requires_grad_(False)
         seen: list[nn.Module] = []
         handle = model[0].register_forward_hook(lambda module, args, output: seen.append(module))
@@ -222,7 +222,7 @@ class TestApplyStochasticDepth:
         assert not model[0].weight.requires_grad
 
     def test_torchvision_is_not_imported(self, monkeypatch: pytest.MonkeyPatch):
-        """A model cannot hold torchvision's blocks where it is not loaded, so nothing is replaced or imported."""
+        """If torchvision is not imported, nothing is replaced or imported."""
         monkeypatch.delitem(sys.modules, "torchvision.models.resnet", raising=False)
 
         report = cf.apply_stochastic_depth(nn.Sequential(Block(4, 4)), "ResNetBottleneck")
@@ -232,7 +232,7 @@ class TestApplyStochasticDepth:
 
     @pytest.mark.parametrize(("method", "training"), [("block", False), ("sample", False), ("sample", True)])
     def test_exports(self, method: str, training: bool):
-        """The model can be exported, in training too where only samples are dropped."""
+        """The model can be exported, also in training with method "sample"."""
         model = nn.Sequential(Block(4, 4), Block(4, 4)).train(training)
         cf.apply_stochastic_depth(model, Block, method, 1e-9)
         x = torch.rand(3, 4)
@@ -252,8 +252,8 @@ class TestApplyStochasticDepth:
             ((Block, "block", 0.5, "cubic"), "drop_distribution must be 'linear' or 'uniform', got 'cubic'"),
         ],
     )
-    def test_bad_settings_are_refused(self, arguments, message: str):
-        """Each wrong setting is named, and the model is not changed."""
+    def test_bad_settings_raise(self, arguments, message: str):
+        """The error names the setting, and the model does not change."""
         model = nn.Sequential(Block(4, 4))
 
         with pytest.raises(ValueError, match=message):
@@ -262,25 +262,25 @@ class TestApplyStochasticDepth:
         assert type(model[0]) is Block
 
     @pytest.mark.parametrize("target", [3, Block(2, 2), int, {"Block": None}, {Block: lambda block, x: x}])
-    def test_bad_targets_are_refused(self, target):
+    def test_bad_targets_raise(self, target):
         """A target is a name, a class or a mapping of classes to rules."""
         with pytest.raises(TypeError, match="target_layer_name must be a name, a class of modules, or a mapping"):
             cf.apply_stochastic_depth(nn.Sequential(Block(4, 4)), target)
 
-    def test_a_block_alone_is_refused(self):
+    def test_root_block_raises(self):
         """The root cannot be replaced."""
         with pytest.raises(ValueError, match=r"got a Block that is one itself\. Wrap it"):
             cf.apply_stochastic_depth(Block(4, 4), Block)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have blocks."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_stochastic_depth([Block(4, 4)], Block)
 
 
 class TestSetDropRates:
-    def test_sets_all(self):
-        """A drop warm-up sets the rates of all blocks, linear or uniform."""
+    def test_sets_all_rates(self):
+        """The rates of all blocks are set, linear or uniform."""
         model = nn.Sequential(Block(4, 4), nn.Sequential(Block(4, 4)))
         cf.apply_stochastic_depth(model, Block)
 
@@ -291,8 +291,8 @@ class TestSetDropRates:
         assert linear == [0.05, 0.1]
         assert _rates(model) == [0.3, 0.3]
 
-    def test_bad_settings_are_refused(self):
-        """The settings are checked as those of the surgery are."""
+    def test_bad_settings_raise(self):
+        """Settings are validated as in the surgery."""
         model = nn.Sequential(Block(4, 4))
         cf.apply_stochastic_depth(model, Block)
 
@@ -301,7 +301,7 @@ class TestSetDropRates:
         with pytest.raises(ValueError, match="drop_distribution must be"):
             cf.set_drop_rates(model, 0.1, "none")
 
-    def test_a_model_without_stochastic_blocks_is_refused(self):
-        """Rates of nothing cannot be set."""
+    def test_model_without_stochastic_blocks_raises(self):
+        """A model without stochastic blocks raises."""
         with pytest.raises(ValueError, match=r"got one without\. Call apply_stochastic_depth first"):
             cf.set_drop_rates(nn.Sequential(Block(4, 4)), 0.1)

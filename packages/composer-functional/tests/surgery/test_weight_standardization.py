@@ -24,7 +24,7 @@ def _network() -> nn.Sequential:
 
 class TestApplyWeightStandardization:
     def test_convolutions_of_any_dimension(self):
-        """Convolutions are, transposed ones and linear layers are not."""
+        """Convolutions are standardized, transposed ones and linear layers are not."""
         model = nn.Sequential(
             nn.Conv1d(2, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv3d(2, 2, 3), nn.ConvTranspose2d(2, 2, 3), nn.Linear(2, 2)
         )
@@ -37,8 +37,8 @@ class TestApplyWeightStandardization:
             (("2",), "Conv3d", "ParametrizedConv3d"),
         ]
 
-    def test_computes_as_timm_does(self):
-        """Outputs and gradients are those of timm's convolutions with the same parameters."""
+    def test_equals_timm(self):
+        """Outputs and gradients equal those of timm's convolutions with the same parameters."""
         from timm.layers import StdConv2d
 
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3, stride=2)).double()
@@ -58,14 +58,14 @@ class TestApplyWeightStandardization:
     @pytest.mark.parametrize(
         ("ignored", "paths"), [(0, ["0", "2.0", "3"]), (1, ["0", "2.0"]), (2, ["0"]), (3, []), (4, [])]
     )
-    def test_last_ones_are_left_alone(self, ignored: int, paths: list[str]):
-        """Counted in convolutions, from the model's end."""
+    def test_last_layers_are_excluded(self, ignored: int, paths: list[str]):
+        """The last convolutions of the model are excluded."""
         report = cf.apply_weight_standardization(_network(), n_last_layers_ignore=ignored)
 
         assert [path for entry in report for path in entry.paths] == paths
 
-    def test_second_time_changes_nothing(self):
-        """What is standardised is not standardised again, and still counts as one of the last."""
+    def test_is_idempotent(self):
+        """Standardized convolutions are not standardized again, and still count as last ones."""
         model = _network()
         cf.apply_weight_standardization(model, 1)
         before = str(model)
@@ -74,8 +74,8 @@ class TestApplyWeightStandardization:
         assert str(model) == before
         assert [entry.paths for entry in cf.apply_weight_standardization(model)] == [("3",)]
 
-    def test_parameters_stay_the_objects_they_were(self):
-        """The state dict has the parameter itself under another name."""
+    def test_parameters_are_the_same_objects(self):
+        """The state dict has the same parameter under another name."""
         model = _network()
         parameters = {id(parameter) for parameter in model.parameters()}
         names = set(model.state_dict())
@@ -88,8 +88,8 @@ class TestApplyWeightStandardization:
             "2.0.parametrizations.weight.original",
         }
 
-    def test_every_parameter_moves_after_surgery(self):
-        """One step with the optimizer made before moves all, with the state of each."""
+    def test_optimizer_updates_all_parameters(self):
+        """One step of an existing optimizer updates all parameters and preserves their state."""
         model = _network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         model(torch.rand(4, 3, 9, 9)).square().sum().backward()
@@ -106,8 +106,8 @@ class TestApplyWeightStandardization:
         assert all(optimizer.state[parameter] is old for parameter, old in state.items())
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_dtype_mode_hooks_and_freezing_are_kept(self, dtype: torch.dtype, device: torch.device):
-        """The convolution stays the module that it was."""
+    def test_dtype_mode_hooks_and_requires_grad_are_preserved(self, dtype: torch.dtype, device: torch.device):
+        """The convolution is the same module."""
         model = _network().to(device=device, dtype=dtype).eval().requires_grad_(False)
         conv, seen = model[0], []
         conv.register_forward_hook(lambda module, args, output: seen.append(module))
@@ -120,8 +120,8 @@ class TestApplyWeightStandardization:
         assert not any(module.training for module in model.modules())
         assert not any(parameter.requires_grad for parameter in model.parameters())
 
-    def test_channels_last_is_kept(self):
-        """Weights that are laid out with the channels last are used so."""
+    def test_channels_last_is_preserved(self):
+        """Channels-last weights are used in that format."""
         model = _network().to(memory_format=torch.channels_last)
 
         cf.apply_weight_standardization(model)
@@ -129,8 +129,8 @@ class TestApplyWeightStandardization:
         assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
         assert not model[0].weight.is_contiguous()
 
-    def test_a_shared_convolution_is_standardised_once(self):
-        """It is reported with both its places, and counts as one of the last."""
+    def test_shared_convolution_is_standardized_once(self):
+        """It is reported with both paths, and counts as one of the last."""
         conv = nn.Conv2d(3, 3, 3)
         model = nn.Sequential(conv, nn.ReLU(), conv)
 
@@ -141,8 +141,8 @@ class TestApplyWeightStandardization:
         assert [entry.paths for entry in report] == [("0", "2")]
         assert len(conv.parametrizations["weight"]) == 1
 
-    def test_a_shared_parameter_stays_shared(self):
-        """Two convolutions with one weight go on having one."""
+    def test_shared_parameter_stays_shared(self):
+        """Two convolutions with one weight still share it."""
         model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
         model[1].weight = model[0].weight
 
@@ -151,8 +151,8 @@ class TestApplyWeightStandardization:
         assert model[0].parametrizations.weight.original is model[1].parametrizations.weight.original
         assert len(list(model.parameters())) == 3
 
-    def test_a_convolution_alone(self):
-        """The root can be one, for it is not replaced."""
+    def test_root_convolution(self):
+        """The root can be a convolution, as it is not replaced."""
         conv = nn.Conv2d(3, 8, 3)
 
         assert [entry.paths for entry in cf.apply_weight_standardization(conv)] == [("",)]
@@ -167,19 +167,19 @@ class TestApplyWeightStandardization:
         ],
         ids=["lazy", "depthwise 1x1", "one channel 1x1"],
     )
-    def test_what_has_no_filters_is_left_alone(self, conv: nn.Module):
-        """A filter of one weight would become zero; a lazy convolution has none yet."""
+    def test_layers_without_filters_are_unchanged(self, conv: nn.Module):
+        """Filters of one weight would become zero; a lazy convolution has none yet."""
         assert not cf.apply_weight_standardization(nn.Sequential(conv))
 
     @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-    def test_a_weight_that_is_no_parameter_is_left_alone(self):
-        """The old weight_norm puts a tensor where the parameter was."""
+    def test_weight_norm_is_unchanged(self):
+        """The old weight_norm replaces the parameter by a tensor."""
         conv = nn.utils.weight_norm(nn.Conv2d(3, 4, 3))
 
         assert not cf.apply_weight_standardization(nn.Sequential(conv))
 
     def test_comes_after_other_parametrizations(self):
-        """What is used is standardised, whatever it is made of."""
+        """The standardization is applied last."""
         conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
         weight = conv.weight.detach()
 
@@ -190,7 +190,7 @@ class TestApplyWeightStandardization:
         assert not cf.apply_weight_standardization(nn.Sequential(conv))
 
     def test_copies_and_state_dicts(self):
-        """A copy is independent and alike; the state dict is how to save; pickling is refused by torch."""
+        """A copy is independent and equal; torch does not support pickling."""
         model, images = _network(), torch.rand(2, 3, 9, 9)
         cf.apply_weight_standardization(model)
 
@@ -206,7 +206,7 @@ class TestApplyWeightStandardization:
             pickle.dumps(model)
 
     def test_can_be_made_permanent(self):
-        """Without the parametrization, the standardised weight is left as the parameter."""
+        """After removing the parametrization, the standardized weight is the parameter."""
         model, images = _network(), torch.rand(2, 3, 9, 9)
         cf.apply_weight_standardization(model, 2)
         expected = model(images)
@@ -217,7 +217,7 @@ class TestApplyWeightStandardization:
         torch.testing.assert_close(model(images), expected)
 
     def test_blurpool_before_and_after(self):
-        """The convolution inside a blur is standardised, in either order."""
+        """The convolution inside a blur is standardized, in either order."""
         first, images = _network(), torch.rand(2, 3, 9, 9)
         second = copy.deepcopy(first)
 
@@ -231,7 +231,7 @@ class TestApplyWeightStandardization:
         assert torch.equal(first(images), second(images))
 
     def test_exports_and_compiles(self):
-        """The model can be exported, and compiled in one graph."""
+        """The model can be exported, and compiles to one graph."""
         model, images = _network().eval(), torch.rand(2, 3, 9, 9)
         cf.apply_weight_standardization(model)
         expected = model(images)
@@ -243,12 +243,12 @@ class TestApplyWeightStandardization:
         torch.testing.assert_close(compiled(images), expected)
 
     @pytest.mark.parametrize("number", [-1, 0.5, float("nan"), None])
-    def test_bad_number_is_refused(self, number: object):
-        """Convolutions are counted."""
+    def test_bad_number_raises(self, number: object):
+        """The number of layers is an integer."""
         with pytest.raises(ValueError, match="n_last_layers_ignore must be a whole number of at least 0, got"):
             cf.apply_weight_standardization(_network(), number)
 
-    def test_what_is_no_model_is_refused(self):
-        """Only modules have layers."""
+    def test_non_module_raises(self):
+        """Only modules are supported."""
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got list"):
             cf.apply_weight_standardization([nn.Conv2d(3, 3, 3)])

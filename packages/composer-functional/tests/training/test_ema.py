@@ -20,7 +20,7 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
 
 
-def _stir(model: nn.Module) -> None:
+def _randomize(model: nn.Module) -> None:
     """Change every parameter and buffer."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -29,14 +29,14 @@ def _stir(model: nn.Module) -> None:
 
 class TestComputeEma:
     def test_agrees_with_torch_over_several_steps(self):
-        """Parameters and buffers follow swa_utils.get_ema_multi_avg_fn."""
+        """Parameters and buffers equal swa_utils.get_ema_multi_avg_fn."""
         model = _network()
         ours = copy.deepcopy(model)
         theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         theirs.update_parameters(model)
 
         for _ in range(3):
-            _stir(model)
+            _randomize(model)
             cf.compute_ema(model, ours, smoothing=0.9)
             theirs.update_parameters(model)
 
@@ -46,10 +46,10 @@ class TestComputeEma:
                 torch.testing.assert_close(tensor, expected[name])
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.99, 1.0])
-    def test_by_hand(self, smoothing: float, device: torch.device):
-        """Each becomes smoothing * average + (1 - smoothing) * value; the model stays as it is."""
+    def test_matches_the_formula(self, smoothing: float, device: torch.device):
+        """Each value is smoothing * average + (1 - smoothing) * value; the model does not change."""
         model, average = _network().to(device), _network().to(device)
-        _stir(model)
+        _randomize(model)
         values, averages = copy.deepcopy(model.state_dict()), copy.deepcopy(average.state_dict())
 
         cf.compute_ema(model, average, smoothing)
@@ -61,7 +61,7 @@ class TestComputeEma:
             assert torch.equal(model.state_dict()[name], values[name])
 
     def test_counters_are_copied(self):
-        """A buffer of integers cannot be averaged: it is the model's."""
+        """Integer buffers are copied."""
         model, average = _network(), _network()
         model[1].num_batches_tracked.fill_(5)
 
@@ -70,7 +70,7 @@ class TestComputeEma:
         assert average[1].num_batches_tracked == 5
 
     def test_parameters_stay_leaves(self):
-        """The average's parameters are the same objects, without a history."""
+        """The average's parameters are the same leaf tensors."""
         model, average = _network(), _network()
         before = list(average.parameters())
 
@@ -79,8 +79,8 @@ class TestComputeEma:
         assert all(new is old for new, old in zip(average.parameters(), before, strict=True))
         assert all(parameter.is_leaf and parameter.grad_fn is None for parameter in average.parameters())
 
-    def test_tied_weights_move_once(self):
-        """A tensor under two names is one tensor."""
+    def test_tied_weights_are_updated_once(self):
+        """A tensor with two names is updated once."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
         average = copy.deepcopy(model)
@@ -92,7 +92,7 @@ class TestComputeEma:
         torch.testing.assert_close(average[0].weight, torch.full((2, 2), 0.25))
 
     def test_mixed_dtypes(self):
-        """Each dtype is averaged in its own, and an average may be kept in more digits than the model has."""
+        """Each dtype is averaged in its own precision, and the average may have a higher one than the model."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
         average = copy.deepcopy(model)
         average[1].float()
@@ -107,23 +107,23 @@ class TestComputeEma:
         torch.testing.assert_close(average[0].weight, expected[0])
         torch.testing.assert_close(average[1].weight, expected[1], atol=0.01, rtol=0.01)
 
-    def test_other_names_are_refused(self):
-        """The message names some that differ on either side and says how to make an average."""
+    def test_other_names_raise(self):
+        """The error states differing names and how to create an average."""
         with pytest.raises(ValueError, match=r"only model has 0.bias, only ema_model has 1.weight\. .*deepcopy"):
             cf.compute_ema(
                 nn.Sequential(nn.Linear(2, 2)),
                 nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)),
             )
 
-    def test_a_wrapped_model_is_refused(self):
-        """Names with a prefix do not agree."""
+    def test_wrapped_model_raises(self):
+        """Names with a prefix do not match."""
         model = nn.Linear(2, 2)
 
         with pytest.raises(ValueError, match="ema_model must have the names"):
             cf.compute_ema(nn.Sequential(model), model)
 
-    def test_other_shapes_are_refused_before_anything_is_changed(self):
-        """A shape that torch could spread over the other is another one still."""
+    def test_other_shapes_raise(self):
+        """Shapes that torch could broadcast also raise, before anything changes."""
         model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
         before = copy.deepcopy(average.state_dict())
 
@@ -133,8 +133,8 @@ class TestComputeEma:
         assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())
 
     @pytest.mark.parametrize("smoothing", [-0.1, 1.01, math.nan])
-    def test_smoothing_out_of_range_is_refused(self, smoothing: float):
-        """The message names the parameter, its range and what came."""
+    def test_smoothing_out_of_range_raises(self, smoothing: float):
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"smoothing must lie in \[0, 1\], got {smoothing}"):
             cf.compute_ema(nn.Linear(2, 2), nn.Linear(2, 2), smoothing)
 
@@ -142,7 +142,7 @@ class TestComputeEma:
 class TestUpdateAverages:
     @given(seed=st.integers(0, 2**40), smoothing=st.floats(0, 1))
     def test_stays_between_average_and_value(self, seed: int, smoothing: float):
-        """An average never leaves the span of what it averages."""
+        """An average stays in the range of the averaged values."""
         generator = torch.Generator().manual_seed(seed)
         average, value = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(2))
         low, high = torch.minimum(average, value), torch.maximum(average, value)
@@ -152,8 +152,8 @@ class TestUpdateAverages:
         assert (average >= low - 1e-12).all()
         assert (average <= high + 1e-12).all()
 
-    def test_compiles_without_a_break(self):
-        """One graph for lists of mixed dtypes."""
+    def test_compiles_to_one_graph(self):
+        """One graph is compiled for lists of mixed dtypes."""
         compiled = torch.compile(cf.update_averages, fullgraph=True, backend="eager")
         averages = [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.tensor(1)]
 
@@ -161,17 +161,15 @@ class TestUpdateAverages:
 
         assert [average.tolist() for average in averages] == [[0.25] * 2, [0.25] * 3, 4]
 
-    def test_lists_of_other_length_are_refused(self):
+    def test_mismatched_lists_raise(self):
         """Each average needs its value."""
         with pytest.raises(ValueError, match="averaged and current must be as long, got 1 and 2"):
             cf.update_averages([torch.ones(1)], [torch.ones(1), torch.ones(1)])
 
     @pytest.mark.parametrize("shape", [(1,), (), (2,), (1, 3)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-    def test_tensors_of_other_shape_are_refused_before_anything_is_changed(
-        self, shape: tuple[int, ...], dtype: torch.dtype
-    ):
-        """Nothing is spread over an average, whichever tensor it is and whatever its dtype."""
+    def test_mismatched_shapes_raise(self, shape: tuple[int, ...], dtype: torch.dtype):
+        """No tensor is broadcast or changed, for any dtype."""
         averages = [torch.zeros(2), torch.zeros(3, dtype=dtype)]
 
         with pytest.raises(ValueError, match=rf"got \(3,\) for {re.escape(str(shape))}\."):
@@ -179,7 +177,7 @@ class TestUpdateAverages:
 
         assert [average.tolist() for average in averages] == [[0] * 2, [0] * 3]
 
-    def test_nothing_to_average(self):
+    def test_empty_lists(self):
         """Empty lists are fine."""
         averages = []
 
@@ -189,8 +187,8 @@ class TestUpdateAverages:
 
 
 @pytest.mark.parametrize("share", [lambda model: model, copy.copy])
-def test_a_model_is_no_average_of_itself(share):
-    """An average that shares all tensors with the model would follow it, and is refused."""
+def test_model_as_its_own_average_raises(share):
+    """An average that shares all tensors with the model raises."""
     model = nn.Linear(2, 2)
     average = share(model)
 
@@ -198,16 +196,16 @@ def test_a_model_is_no_average_of_itself(share):
         cf.compute_ema(model, average)
 
 
-def test_tensors_are_no_averages_of_themselves():
-    """The same for lists of tensors."""
+def test_tensors_as_their_own_averages_raise():
+    """The same applies to lists of tensors."""
     tensors = [torch.rand(2), torch.rand(3)]
 
     with pytest.raises(ValueError, match="averaged must be tensors of their own"):
         cf.update_averages(tensors, list(tensors))
 
 
-def test_a_part_may_be_shared():
-    """A frozen layer need not be there twice."""
+def test_partly_shared_tensors():
+    """A frozen layer may be shared."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     average = nn.Sequential(model[0], copy.deepcopy(model[1]))
     with torch.no_grad():

@@ -49,7 +49,7 @@ def _parameter(weight: list[float], gradient: list[float]) -> nn.Parameter:
 class TestNorm:
     @pytest.mark.parametrize("threshold", [0.1, 5.0, 1e4])
     def test_agrees_with_torch(self, threshold: float, device: torch.device):
-        """Gradients and the returned norm are those of torch.nn.utils.clip_grad_norm_."""
+        """Gradients and the returned norm equal torch.nn.utils.clip_grad_norm_."""
         model = _network().to(device)
         theirs = _twin(model)
 
@@ -59,8 +59,8 @@ class TestNorm:
         torch.testing.assert_close(norm, expected)
         torch.testing.assert_close(_gradients(model), _gradients(theirs))
 
-    def test_by_hand(self):
-        """A vector of length 5 becomes one of length 1, over two parameters."""
+    def test_worked_example(self):
+        """A vector of length 5 over two parameters is scaled to length 1."""
         parameters = [_parameter([0.0], [3.0]), _parameter([0.0], [-4.0])]
 
         norm = cf.apply_gradient_clipping(parameters, "norm", 1.0)
@@ -68,8 +68,8 @@ class TestNorm:
         assert norm.item() == 5.0
         torch.testing.assert_close([each.grad for each in parameters], [torch.tensor([0.6]), torch.tensor([-0.8])])
 
-    def test_infinity_only_measures(self):
-        """Without a limit gradients stay bit for bit."""
+    def test_infinite_threshold(self):
+        """With an infinite threshold gradients do not change."""
         model = _network()
         before = _gradients(_twin(model))
 
@@ -78,8 +78,8 @@ class TestNorm:
         torch.testing.assert_close(norm, torch.cat([each.flatten() for each in before]).norm())
         assert all(map(torch.equal, _gradients(model), before))
 
-    def test_norms_of_small_floats_do_not_overflow(self):
-        """The norm is taken in float32: in float16 it would be infinite, and the gradients zero."""
+    def test_float16_norm_does_not_overflow(self):
+        """The norm is computed in float32."""
         parameter = nn.Parameter(torch.zeros(4, dtype=torch.float16))
         parameter.grad = torch.full((4,), 6e4, dtype=torch.float16)
 
@@ -89,7 +89,7 @@ class TestNorm:
         torch.testing.assert_close(parameter.grad, torch.ones(4, dtype=torch.float16), atol=2e-3, rtol=0)
 
     def test_mixed_dtypes(self):
-        """One norm for all, and each gradient keeps its dtype."""
+        """There is one norm, and each gradient keeps its dtype."""
         parameters = [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64)]
         for parameter, value in zip(parameters, (3.0, 4.0), strict=True):
             parameter.grad = torch.full_like(parameter, value)
@@ -100,15 +100,15 @@ class TestNorm:
         assert [each.grad.dtype for each in parameters] == [torch.bfloat16, torch.float64]
         assert [each.grad.item() for each in parameters] == pytest.approx([1.5, 2.0], abs=1e-5)
 
-    def test_nothing_has_a_gradient(self):
-        """The norm of nothing is zero."""
+    def test_no_gradients(self):
+        """The norm is zero."""
         frozen = nn.Linear(2, 2).requires_grad_(False)
 
         assert cf.apply_gradient_clipping(frozen, "norm", 1.0).item() == 0
 
     @given(seed=st.integers(0, 2**40), threshold=st.floats(1e-3, 1e3))
     def test_the_norm_is_at_most_the_threshold(self, seed: int, threshold: float):
-        """Afterwards it is; the direction stays."""
+        """Clipping preserves the direction."""
         parameter = nn.Parameter(torch.zeros(5, dtype=torch.float64))
         before = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         parameter.grad = before.clone()
@@ -122,7 +122,7 @@ class TestNorm:
 class TestValue:
     @pytest.mark.parametrize("threshold", [0.01, 1.0, 100.0])
     def test_agrees_with_torch(self, threshold: float, device: torch.device):
-        """Gradients are those of torch.nn.utils.clip_grad_value_, and nothing is returned."""
+        """Gradients equal torch.nn.utils.clip_grad_value_, and nothing is returned."""
         model = _network().to(device)
         theirs = _twin(model)
 
@@ -132,8 +132,8 @@ class TestValue:
         assert returned is None
         assert all(map(torch.equal, _gradients(model), _gradients(theirs)))
 
-    def test_by_hand(self):
-        """Numbers are clamped on both sides."""
+    def test_worked_example(self):
+        """Values are clamped on both sides."""
         parameter = _parameter([0.0] * 3, [-3.0, 0.5, 2.0])
 
         cf.apply_gradient_clipping(parameter, "value", 1.0)
@@ -157,8 +157,8 @@ class TestAdaptive:
         assert returned is None
         torch.testing.assert_close(_gradients(model), _gradients(theirs))
 
-    def test_rows_by_hand(self):
-        """Each row has a limit of its own: its weights' norm times the threshold."""
+    def test_each_row_has_its_limit(self):
+        """Each row's limit is its weights' norm times the threshold."""
         weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.6, 0.8]]))
         weight.grad = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
 
@@ -166,16 +166,16 @@ class TestAdaptive:
 
         torch.testing.assert_close(weight.grad, torch.tensor([[0.0, 1.0], [0.0, 0.5]]))
 
-    def test_a_vector_is_one_unit(self):
-        """A bias is clipped as a whole."""
+    def test_vector_is_one_unit(self):
+        """A bias is clipped as one unit."""
         bias = _parameter([3.0, 4.0], [6.0, 8.0])
 
         cf.apply_gradient_clipping(bias, "adaptive", 0.1)
 
         torch.testing.assert_close(bias.grad, torch.tensor([0.3, 0.4]))
 
-    def test_a_number_is_one_unit(self):
-        """A parameter without dimensions is clipped, too."""
+    def test_scalar_is_one_unit(self):
+        """A parameter without dimensions is clipped too."""
         scale = nn.Parameter(torch.tensor(-2.0))
         scale.grad = torch.tensor(5.0)
 
@@ -183,8 +183,8 @@ class TestAdaptive:
 
         torch.testing.assert_close(scale.grad, torch.tensor(0.2))
 
-    def test_weights_of_zero_can_be_left(self):
-        """They count as 0.001."""
+    def test_zero_weights(self):
+        """Weights of zero have a minimum norm of 0.001."""
         bias = _parameter([0.0], [1.0])
 
         cf.apply_gradient_clipping(bias, "adaptive", 0.5)
@@ -192,7 +192,7 @@ class TestAdaptive:
         torch.testing.assert_close(bias.grad, torch.tensor([0.0005]))
 
     def test_half_precision_is_measured_in_float32(self):
-        """Squares that float16 cannot hold are none of its business."""
+        """Squares that overflow float16 are supported."""
         weight = nn.Parameter(torch.full((2, 4), 200.0, dtype=torch.float16))
         weight.grad = torch.full((2, 4), 5e4, dtype=torch.float16)
 
@@ -202,7 +202,7 @@ class TestAdaptive:
         torch.testing.assert_close(weight.grad, torch.full((2, 4), 2.0, dtype=torch.float16))
 
     def test_memory_format_does_not_matter(self):
-        """Gradients in channels_last are clipped where they are."""
+        """Channels-last gradients are clipped in place."""
         model = _network()
         expected = _twin(model)
         model[0].weight.grad = model[0].weight.grad.to(memory_format=torch.channels_last)
@@ -215,7 +215,7 @@ class TestAdaptive:
 
     @given(seed=st.integers(0, 2**40), threshold=st.floats(1e-3, 10))
     def test_no_unit_is_above_its_limit(self, seed: int, threshold: float):
-        """And those below stay bit for bit."""
+        """Units below their limit do not change."""
         generator = torch.Generator().manual_seed(seed)
         weight = nn.Parameter(torch.randn(4, 3, generator=generator, dtype=torch.float64))
         before = torch.randn(4, 3, generator=generator, dtype=torch.float64)
@@ -231,8 +231,8 @@ class TestAdaptive:
 
 @pytest.mark.parametrize("clipping_type", TYPES)
 class TestEveryType:
-    def test_weights_stay(self, clipping_type: str):
-        """Only gradients change, in the tensors that hold them."""
+    def test_weights_do_not_change(self, clipping_type: str):
+        """Only gradients are modified, in place."""
         model = _network()
         weights, gradients = copy.deepcopy(model.state_dict()), _gradients(model)
 
@@ -241,8 +241,8 @@ class TestEveryType:
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
         assert all(new is old for new, old in zip(_gradients(model), gradients, strict=True))
 
-    def test_zeros_stay_zeros(self, clipping_type: str):
-        """Nothing is divided by the norm of zeros."""
+    def test_zero_gradients(self, clipping_type: str):
+        """There is no division by a norm of zero."""
         model = _network()
         for gradient in _gradients(model):
             gradient.zero_()
@@ -251,8 +251,8 @@ class TestEveryType:
 
         assert all(torch.equal(each, torch.zeros_like(each)) for each in _gradients(model))
 
-    def test_parameters_without_gradient_are_left_alone(self, clipping_type: str):
-        """Frozen ones and those that were not used."""
+    def test_parameters_without_gradient(self, clipping_type: str):
+        """Frozen and unused parameters do not change."""
         model = _network()
         model[0].requires_grad_(False)
         for parameter in model[0].parameters():
@@ -265,8 +265,8 @@ class TestEveryType:
         assert model[0].weight.grad is None
         assert all(map(torch.equal, _gradients(model[1:]), _gradients(rest)))
 
-    def test_no_gradient_at_all(self, clipping_type: str):
-        """In a frozen model there is nothing to do."""
+    def test_frozen_model(self, clipping_type: str):
+        """A frozen model does not change."""
         model = nn.Linear(2, 2).requires_grad_(False)
 
         cf.apply_gradient_clipping(model, clipping_type, 0.01)
@@ -274,8 +274,8 @@ class TestEveryType:
         assert model.weight.grad is None
 
     @pytest.mark.parametrize("form", [list, iter, tuple])
-    def test_takes_parameters(self, clipping_type: str, form: type):
-        """Several parameters are as good as a model."""
+    def test_accepts_parameters(self, clipping_type: str, form: type):
+        """Parameters are accepted instead of a model."""
         model = _network()
         whole = _twin(model)
 
@@ -284,8 +284,8 @@ class TestEveryType:
 
         assert all(map(torch.equal, _gradients(model), _gradients(whole)))
 
-    def test_fsdp_enabled_changes_nothing(self, clipping_type: str):
-        """The argument is there for old code."""
+    def test_fsdp_enabled_has_no_effect(self, clipping_type: str):
+        """The argument exists for compatibility."""
         model = _network()
         other = _twin(model)
 
@@ -295,7 +295,7 @@ class TestEveryType:
         assert all(map(torch.equal, _gradients(model), _gradients(other)))
 
     def test_gradients_with_a_graph(self, clipping_type: str):
-        """Those of a backward pass that keeps the graph are clipped without becoming part of it."""
+        """Gradients with a graph are clipped without becoming part of it."""
         weight = nn.Parameter(torch.tensor([2.0, 3.0]))
         (weight.grad,) = torch.autograd.grad(weight.pow(3).sum(), weight, create_graph=True)
 
@@ -305,33 +305,33 @@ class TestEveryType:
 
     @pytest.mark.parametrize("threshold", [0, -1.0, math.nan])
     def test_threshold_out_of_range(self, clipping_type: str, threshold: float):
-        """The message names the parameter, its range and what came."""
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"clipping_threshold must lie in \(0, inf\], got {threshold}"):
             cf.apply_gradient_clipping(_network(), clipping_type, threshold)
 
 
-class TestRefusals:
+class TestErrors:
     def test_unknown_type(self):
-        """The message names those that there are."""
+        """The error lists the types."""
         with pytest.raises(ValueError, match="clipping_type must be one of 'norm', 'value', 'adaptive', got 'l2'"):
             cf.apply_gradient_clipping(_network(), "l2", 1.0)
 
     @pytest.mark.parametrize("threshold", [torch.tensor(1.0), "1"])
-    def test_threshold_that_is_no_number(self, threshold: object):
-        """A tensor would have to be waited for."""
+    def test_tensor_threshold(self, threshold: object):
+        """Reading a tensor would synchronize."""
         with pytest.raises(TypeError, match=r"clipping_threshold must be a number, got (a tensor|'1')"):
             cf.apply_gradient_clipping(_network(), "norm", threshold)
 
     @pytest.mark.parametrize("clipping_type", TYPES)
     def test_before_the_backward_pass(self, clipping_type: str):
-        """A model that is trained and has no gradient at all is clipped at the wrong time."""
+        """A model that requires gradients and has none raises."""
         with pytest.raises(
             ValueError, match=r"must have gradients to clip, got none for its 2 parameters\. Clip after"
         ):
             cf.apply_gradient_clipping(nn.Linear(2, 2), clipping_type, 1.0)
 
-    def test_parameters_that_were_used_up(self):
-        """A generator gives its parameters once."""
+    def test_exhausted_generator(self):
+        """A generator yields its parameters once."""
         parameters = _network().parameters()
         list(parameters)
 
@@ -339,8 +339,8 @@ class TestRefusals:
             cf.apply_gradient_clipping(parameters, "norm", 1.0)
 
     @pytest.mark.parametrize("model", [3, "model", [nn.Linear(1, 1)]])
-    def test_what_has_no_gradients(self, model: object):
-        """The message says what may come."""
+    def test_invalid_argument(self, model: object):
+        """The error states the supported types."""
         with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, parameters or one parameter, got"):
             cf.apply_gradient_clipping(model, "norm", 1.0)
 
@@ -361,8 +361,8 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_shards_are_clipped_as_the_whole(case: str, sharded: dict[str, float]):
-    """What one process would make of all gradients, each of two makes of its part."""
+def test_sharded_gradients_are_clipped_like_unsharded_ones(case: str, sharded: dict[str, float]):
+    """Two processes with shards give the result of one process."""
     assert sharded[case] < 1e-6
 
 

@@ -53,13 +53,13 @@ class TestCountLayersToFreeze:
             (0.1 + 0.2 - 1e-16, 0.0, 1.0, 3),
         ],
     )
-    def test_by_hand(self, duration: float, start: float, level: float, expected: int):
-        """Of eleven layers, ten of which may be frozen."""
+    def test_worked_example(self, duration: float, start: float, level: float, expected: int):
+        """Of eleven layers, ten may be frozen."""
         assert cf.count_layers_to_freeze(11, duration, start, level) == expected
 
     @given(num_layers=st.integers(0, 200), a=FRACTIONS, b=FRACTIONS, start=FRACTIONS, level=FRACTIONS)
     def test_never_shrinks_and_spares_the_last(self, num_layers: int, a: float, b: float, start: float, level: float):
-        """As the training goes on more is frozen, but never the last layer."""
+        """The number does not decrease with time, and the last layer is never frozen."""
         early, late = sorted((a, b))
 
         counts = [cf.count_layers_to_freeze(num_layers, each, start, level) for each in (early, late)]
@@ -67,21 +67,21 @@ class TestCountLayersToFreeze:
         assert 0 <= counts[0] <= counts[1] <= max(num_layers - 1, 0)
 
     @given(num_layers=st.integers(1, 200), start=st.floats(0, 0.99))
-    def test_in_the_end_all_others_are_frozen(self, num_layers: int, start: float):
-        """Whenever it begins."""
+    def test_all_but_the_last_are_frozen_at_the_end(self, num_layers: int, start: float):
+        """This holds for any start."""
         assert cf.count_layers_to_freeze(num_layers, 1.0, start) == num_layers - 1
 
     @pytest.mark.parametrize("name", ["current_duration", "freeze_start", "freeze_level"])
     @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
     def test_fractions_out_of_range(self, name: str, value: float):
-        """The message names the parameter, its range and what came."""
+        """The error states the parameter, its range and the value."""
         settings = {"current_duration": 0.5} | {name: value}
 
         with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {value}"):
             cf.count_layers_to_freeze(5, **settings)
 
     def test_negative_number_of_layers(self):
-        """There are none of that kind."""
+        """A negative number raises."""
         with pytest.raises(ValueError, match="num_layers must be at least 0, got -1"):
             cf.count_layers_to_freeze(-1, 0.5)
 
@@ -89,7 +89,7 @@ class TestCountLayersToFreeze:
 class TestFreezeLayers:
     @pytest.mark.parametrize(("duration", "depth"), [(0.5, 0), (0.63, 1), (0.75, 2), (0.9, 3), (1.0, 4)])
     def test_freezes_the_first_layers(self, duration: float, depth: int):
-        """In the model's order, also within blocks."""
+        """Layers are frozen in the model's order, also within blocks."""
         model = _network()
         layers = ["0", "1", "3.0", "4", "5"]
 
@@ -106,8 +106,8 @@ class TestFreezeLayers:
             lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, foreach=True),
         ],
     )
-    def test_optimizers_leave_frozen_layers_alone(self, make):
-        """Neither momentum nor weight decay moves them; groups and state stay."""
+    def test_optimizers_do_not_change_frozen_layers(self, make):
+        """Neither momentum nor weight decay changes them; groups and state are preserved."""
         model = _network()
         optimizer = make(model.parameters())
         _train(model, optimizer)
@@ -124,8 +124,8 @@ class TestFreezeLayers:
         for name, value in state["state"][0].items():
             assert torch.equal(torch.as_tensor(after["state"][0][name]), torch.as_tensor(value))
 
-    def test_gradients_are_dropped_at_once(self):
-        """A step that follows before the next backward pass does not use those that are there."""
+    def test_gradients_are_cleared(self):
+        """A step before the next backward pass does not use old gradients."""
         model = _network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.randn(2, 3, 5, 5)).sum().backward()
@@ -138,15 +138,15 @@ class TestFreezeLayers:
         assert torch.equal(model[0].weight, before)
 
     def test_no_graph_for_the_first_layers(self):
-        """What a frozen layer makes of the input needs no gradient: that is where time is saved."""
+        """The output of a frozen layer requires no gradient."""
         model = _network()
 
         cf.freeze_layers(model, None, 0.75)
 
         assert not model[:3](torch.randn(2, 3, 5, 5)).requires_grad
 
-    def test_thaws_when_less_is_to_be_frozen(self):
-        """Such as after a training was made longer."""
+    def test_unfreezes_when_fewer_are_frozen(self):
+        """This happens, for example, after extending the training."""
         model = _network()
         cf.freeze_layers(model, None, 1.0)
 
@@ -155,8 +155,8 @@ class TestFreezeLayers:
         assert depth == 2
         assert _trained(model) == ["3.0.weight", "3.0.bias", "4.weight", "4.bias", "5.weight", "5.bias"]
 
-    def test_what_the_user_froze_stays_frozen(self):
-        """Before, while and after everything else is."""
+    def test_user_frozen_parameters_stay_frozen(self):
+        """They are never unfrozen."""
         model = _network()
         model[0].bias.requires_grad_(False)
         model[5].weight.requires_grad_(False)
@@ -168,7 +168,7 @@ class TestFreezeLayers:
         assert _trained(model) == before
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-    def test_copies_know_what_was_frozen(self, copied):
+    def test_copies_can_be_unfrozen(self, copied):
         """A copy of a model can be thawed, too."""
         model = _network()
         cf.freeze_layers(model, None, 1.0)
@@ -178,8 +178,8 @@ class TestFreezeLayers:
         assert cf.unfreeze_layers(twin) == 8
         assert len(_trained(twin)) == 10
 
-    def test_again_at_the_same_point(self):
-        """Nothing changes, but layers that were unfrozen manually are frozen again, and unfrozen at the end."""
+    def test_repeated_call(self):
+        """Layers that were unfrozen manually are frozen again, and unfrozen at the end."""
         model = _network()
         cf.freeze_layers(model, None, 0.75)
         model[0].requires_grad_()
@@ -190,8 +190,8 @@ class TestFreezeLayers:
         assert cf.unfreeze_layers(model) == 4
         assert len(_trained(model)) == 10
 
-    def test_shared_weights_are_trained_as_long_as_one_layer_is(self):
-        """An embedding that is the last layer's weight stays; the state dict is as ever."""
+    def test_shared_weights_of_trained_layers_are_not_frozen(self):
+        """An embedding that is the last layer's weight is trained; the state dict does not change."""
         model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False))
         model[2].weight = model[0].weight
         keys = model.state_dict().keys()
@@ -201,8 +201,8 @@ class TestFreezeLayers:
         assert _trained(model) == ["0.weight"]
         assert model.state_dict().keys() == keys
 
-    def test_shared_weights_thaw(self):
-        """Also by the layer that did not note them."""
+    def test_shared_weights_are_unfrozen(self):
+        """Any layer that shares a weight can unfreeze it."""
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
         model[1].weight = model[0].weight
         cf.freeze_layers(model, None, 1.0)
@@ -212,16 +212,16 @@ class TestFreezeLayers:
 
         assert _trained(model) == ["0.weight", "1.bias", "2.weight", "2.bias"]
 
-    def test_parameters_beside_children(self):
-        """Attention holds parameters itself and has a child that does: both are layers."""
+    def test_parameters_next_to_children(self):
+        """Attention has parameters and a child with parameters: both are layers."""
         model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.Linear(4, 1))
 
         assert cf.freeze_layers(model, None, 1.0) == (2, 2 / 3)
 
         assert _trained(model) == ["1.weight", "1.bias"]
 
-    def test_weights_stay(self):
-        """Weights stay bit for bit."""
+    def test_weights_do_not_change(self):
+        """Weights are bit-identical."""
         model = _network()
         before = copy.deepcopy(model.state_dict())
 
@@ -231,12 +231,12 @@ class TestFreezeLayers:
 
     @pytest.mark.parametrize("model", [nn.ReLU(), nn.Linear(2, 2)])
     def test_models_without_a_layer_to_freeze(self, model: nn.Module):
-        """No layer, or only the last."""
+        """Models without layers, or with one, do not change."""
         assert cf.freeze_layers(model, None, 1.0) == (0, 0.0)
 
     @pytest.mark.parametrize("name", ["current_duration", "freeze_start", "freeze_level"])
     def test_fractions_out_of_range(self, name: str):
-        """The message names the parameter; nothing is frozen."""
+        """The error names the parameter; nothing is frozen."""
         model = _network()
 
         with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got 2"):
@@ -244,20 +244,20 @@ class TestFreezeLayers:
 
         assert len(_trained(model)) == 10
 
-    def test_no_model(self):
-        """The message says what came."""
+    def test_non_module_raises(self):
+        """The error states the type of the value."""
         with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
             cf.freeze_layers([], None, 0.5)
 
     @pytest.mark.parametrize("optimizers", [3, [nn.Linear(1, 1)]])
-    def test_no_optimizers(self, optimizers: object):
-        """The message says what came."""
+    def test_non_optimizers_raise(self, optimizers: object):
+        """The error states the type of the value."""
         with pytest.raises(TypeError, match=r"optimizers must be one or several .* or None, got (int|Linear)"):
             cf.freeze_layers(_network(), optimizers, 0.5)
 
     @pytest.mark.parametrize("bias", [True, False])
-    def test_a_parametrized_layer_is_one(self, bias: bool):
-        """What a weight is computed from belongs to its layer, and the last one is never half frozen."""
+    def test_parametrized_layer_is_one_layer(self, bias: bool):
+        """The parameters of a parametrization belong to its layer."""
         model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=bias), nn.Conv2d(4, 2, 3, bias=bias))
         cf.apply_weight_standardization(model)
         nn.utils.parametrizations.weight_norm(model[0])
@@ -268,8 +268,8 @@ class TestFreezeLayers:
         assert cf.unfreeze_layers(model) == len(list(model[0].parameters()))
         assert all(parameter.requires_grad for parameter in model.parameters())
 
-    def test_two_standardised_convolutions(self):
-        """Of two, the first is frozen at the end, with its bias, and the last is trained."""
+    def test_two_standardized_convolutions(self):
+        """The first of two is frozen at the end, with its bias; the last is trained."""
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3))
         cf.apply_weight_standardization(model)
 
@@ -278,8 +278,8 @@ class TestFreezeLayers:
 
 
 class TestUnfreezeLayers:
-    def test_gives_back_what_was_frozen(self):
-        """And says how much that was; a second time there is nothing left."""
+    def test_unfreezes_all_frozen_parameters(self):
+        """The number is returned; a second call returns zero."""
         model = _network()
         model[1].requires_grad_(False)
         cf.freeze_layers(model, None, 1.0)
@@ -288,7 +288,7 @@ class TestUnfreezeLayers:
         assert cf.unfreeze_layers(model) == 0
         assert len(_trained(model)) == 8
 
-    def test_no_model(self):
-        """The message says what came."""
+    def test_non_module_raises(self):
+        """The error states the type of the value."""
         with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got int"):
             cf.unfreeze_layers(3)

@@ -100,7 +100,7 @@ def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
 class TestStep:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
     def test_agrees_with_a_naive_loop(self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]):
-        """Around each of torch's optimizers, over several steps."""
+        """It agrees for each of torch's optimizers, over several steps."""
         ours, theirs = _network(), _network()
         optimizer = cf.SAMOptimizer(make(list(ours.parameters())), rho=0.3)
         plain = make(list(theirs.parameters()))
@@ -112,8 +112,8 @@ class TestStep:
         torch.testing.assert_close(_weights(ours), _weights(theirs), rtol=1e-10, atol=1e-12)
         assert not _equal(_weights(ours), _weights(_network()))
 
-    def test_by_hand(self, device: torch.device):
-        """With the loss w² / 2 in two dimensions the gradient is the weights, and the worst place lies further out."""
+    def test_worked_example(self, device: torch.device):
+        """For the loss w² / 2 the gradient is the weights, and the perturbation points outward."""
         weight = nn.Parameter(torch.tensor([3.0, 4.0], device=device, dtype=torch.float64))
         optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1), rho=0.5)
 
@@ -130,8 +130,8 @@ class TestStep:
         torch.testing.assert_close(weight.detach(), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_weights_come_back_bit_for_bit(self, dtype: torch.dtype):
-        """An optimizer that does nothing leaves what was there, though x + e - e is not x."""
+    def test_weights_are_restored_exactly(self, dtype: torch.dtype):
+        """The weights before the perturbation are restored, although x + e - e is not x."""
         model = _network(dtype)
         before = _weights(model)
         optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), rho=3.0)
@@ -141,8 +141,8 @@ class TestStep:
         assert _equal(_weights(model), before)
 
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-    def test_without_a_radius_it_is_the_wrapped_optimizer(self, make: Callable[..., torch.optim.Optimizer]):
-        """rho=0 gives the same bits, with one gradient a step."""
+    def test_rho_zero_is_the_wrapped_optimizer(self, make: Callable[..., torch.optim.Optimizer]):
+        """With rho=0 results are bit-identical, with one gradient per step."""
         ours, theirs = _network(), _network()
         optimizer, plain = cf.SAMOptimizer(make(list(ours.parameters())), rho=0), make(list(theirs.parameters()))
         calls = 0
@@ -181,7 +181,7 @@ class TestStep:
         torch.testing.assert_close(_weights(model), _weights(twin))
 
     def test_returns_the_first_loss(self):
-        """The one before the step, at the weights that there are."""
+        """The loss at the unperturbed weights is returned."""
         model = _network()
         optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0)
         inputs, targets = _batch()
@@ -191,8 +191,8 @@ class TestStep:
 
         assert torch.equal(loss, expected)
 
-    def test_microbatches_add_up_within_a_closure(self):
-        """Two halves give the step of the whole."""
+    def test_microbatches_in_a_closure(self):
+        """Two halves give the step of the complete batch."""
         halved, whole = _network(), _network()
         optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (halved, whole)]
         inputs, targets = _batch()
@@ -208,8 +208,8 @@ class TestStep:
 
         torch.testing.assert_close(_weights(halved), _weights(whole))
 
-    def test_gradients_do_not_mix(self):
-        """A closure that clears nothing still computes the second gradient alone."""
+    def test_gradients_are_separate(self):
+        """A closure that does not clear gradients computes the second one separately."""
         weight = nn.Parameter(torch.tensor([2.0]))
         optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1), rho=1.0)
 
@@ -217,8 +217,8 @@ class TestStep:
 
         torch.testing.assert_close(weight.detach(), torch.tensor([2.0 - 0.1 * 6.0]))
 
-    def test_gradients_of_zero(self):
-        """Nothing is divided by zero."""
+    def test_zero_gradients(self):
+        """There is no division by zero."""
         weight = nn.Parameter(torch.ones(2))
         optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
 
@@ -226,16 +226,16 @@ class TestStep:
 
         assert weight.tolist() == [1.0, 1.0]
 
-    def test_no_gradient_at_all(self):
-        """There is nothing to do."""
+    def test_no_gradients(self):
+        """Without gradients nothing changes."""
         weight = nn.Parameter(torch.ones(2))
         optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
 
         assert optimizer.step(lambda: 1.5) == 1.5
         assert weight.tolist() == [1.0, 1.0]
 
-    def test_frozen_parameters_stay(self):
-        """Without a gradient a parameter is not moved, and counts for nothing."""
+    def test_frozen_parameters(self):
+        """Parameters without gradient do not change and do not contribute to the norm."""
         model, twin = _network(), _network()
         model[0].requires_grad_(False)
         twin[0].requires_grad_(False)
@@ -248,7 +248,7 @@ class TestStep:
         torch.testing.assert_close(_weights(model), _weights(twin))
 
     def test_mixed_dtypes(self):
-        """One norm over parameters of several dtypes."""
+        """There is one norm over several dtypes."""
         weights = [nn.Parameter(torch.tensor([value], dtype=dtype)) for value, dtype in
                    ((3.0, torch.bfloat16), (4.0, torch.float64))]  # fmt: skip
         optimizer = cf.SAMOptimizer(torch.optim.SGD(weights, lr=1.0), rho=5.0)
@@ -264,8 +264,8 @@ class TestStep:
         assert seen == [[3.0, 4.0], [6.0, pytest.approx(8.0)]]
         assert [weight.item() for weight in weights] == [-3.0, pytest.approx(-4.0)]
 
-    def test_a_closure_that_fails_leaves_the_weights(self):
-        """What breaks off at the worst weights puts them back."""
+    def test_failing_closure_restores_the_weights(self):
+        """An error at the perturbed weights restores the original ones."""
         model = _network()
         before = _weights(model)
         optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3)
@@ -303,8 +303,8 @@ class TestScaler:
 
     @pytest.mark.parametrize("unscales", [True, False])
     @pytest.mark.parametrize("interval", [1, 2])
-    def test_is_the_step_without_a_scaler(self, interval: int, unscales: bool):
-        """A power of two as scale gives bit-identical results, whoever unscales the gradients."""
+    def test_equals_the_step_without_a_scaler(self, interval: int, unscales: bool):
+        """A power of two as scale gives bit-identical results, wherever the gradients are unscaled."""
         scaled, plain = _network(torch.float32), _network(torch.float32)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
         optimizers = [
@@ -321,8 +321,8 @@ class TestScaler:
 
     @pytest.mark.parametrize("bad_call", [1, 2])
     @pytest.mark.parametrize("unscales", [True, False])
-    def test_gradients_that_are_not_finite_skip_the_step(self, bad_call: int, unscales: bool):
-        """In either pass: weights and state stay, the scale is halved, and no pass sees weights that are not finite."""
+    def test_non_finite_gradients_skip_the_step(self, bad_call: int, unscales: bool):
+        """In either pass weights and state do not change, the scale is halved, and no pass uses non-finite weights."""
         model = _network(torch.float32)
         before, calls = _weights(model), []
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -346,8 +346,8 @@ class TestScaler:
         assert not optimizer.state
         assert scaler.get_scale() == 2.0
 
-    def test_training_goes_on_after_a_skipped_step(self):
-        """From a scale that is too large down to one that works."""
+    def test_training_continues_after_skipped_steps(self):
+        """A scale that is too large is reduced until steps succeed."""
         model = _network(torch.float32)
         before = _weights(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -360,8 +360,8 @@ class TestScaler:
         assert not _equal(_weights(model), before)
         assert scaler.get_scale() < 2.0**127
 
-    def test_the_first_group_may_be_empty(self):
-        """Its parameters may come later; the step is that without a scaler."""
+    def test_empty_first_group(self):
+        """Its parameters may be added later; the step equals that without a scaler."""
         scaled, plain = _network(torch.float32), _network(torch.float32)
         optimizers = [
             cf.SAMOptimizer(torch.optim.SGD([{"params": []}, {"params": [*each.parameters()]}], lr=0.1), rho=0.3)
@@ -373,8 +373,8 @@ class TestScaler:
 
         torch.testing.assert_close(_weights(scaled), _weights(plain))
 
-    def test_a_disabled_scaler_is_none(self):
-        """As everywhere in torch."""
+    def test_disabled_scaler(self):
+        """A disabled scaler has no effect."""
         model, plain = _network(torch.float32), _network(torch.float32)
         optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (model, plain)]
 
@@ -386,8 +386,8 @@ class TestScaler:
         self._step(model, optimizers[0], torch.amp.GradScaler("cpu", enabled=False), unscales=True)
         assert not model[0].weight.isfinite().all()  # nothing is skipped
 
-    def test_the_scalers_own_step_is_refused(self):
-        """It would let scaled gradients through; the message says what to call, which then works."""
+    def test_scaler_step_raises(self):
+        """scaler.step would skip unscaling; the error states the correct call, which then works."""
         model = _network(torch.float32)
         scaler = torch.amp.GradScaler("cpu")
         optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -401,8 +401,8 @@ class TestScaler:
         self._step(model, optimizer, scaler, unscales=False)
         assert not _equal(_weights(model), before)
 
-    def test_other_errors_of_the_scaler_are_shown(self):
-        """Gradients in float16 cannot be unscaled, and torch says so."""
+    def test_scaler_errors_propagate(self):
+        """Torch's error for float16 gradients propagates."""
         weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         optimizer = cf.SAMOptimizer(torch.optim.SGD([weight], lr=0.1))
@@ -418,7 +418,7 @@ class TestAsAnOptimizer:
         return model, base, cf.SAMOptimizer(base, **settings)
 
     def test_shares_groups_state_and_defaults(self):
-        """What is changed through one is changed for both."""
+        """A change through one optimizer is visible in both."""
         model, base, optimizer = self._make()
         optimizer.step(_closure(model, optimizer))
 
@@ -430,8 +430,8 @@ class TestAsAnOptimizer:
         assert model[0].weight in base.state
         assert optimizer.defaults is base.defaults
 
-    def test_assigned_groups_and_state_are_the_wrapped_ones(self):
-        """Some tools put in new lists."""
+    def test_assigned_groups_and_state_are_passed_on(self):
+        """Assigned lists are set on the wrapped optimizer."""
         _, base, optimizer = self._make()
 
         optimizer.param_groups, optimizer.state, optimizer.defaults = list(base.param_groups), base.state, {"lr": 1}
@@ -439,8 +439,8 @@ class TestAsAnOptimizer:
         assert base.param_groups is optimizer.param_groups
         assert base.defaults == {"lr": 1}
 
-    def test_saves_what_the_wrapped_optimizer_saves(self):
-        """The same names, and the count of steps in the groups."""
+    def test_state_dict_equals_the_wrapped_one(self):
+        """The names are equal, and the groups contain the step count."""
         model, base, optimizer = self._make()
         for step in range(2):
             optimizer.step(_closure(model, optimizer, step))
@@ -454,8 +454,8 @@ class TestAsAnOptimizer:
         assert saved["param_groups"] == fresh["param_groups"]
 
     @pytest.mark.parametrize("wrap_first", [True, False])
-    def test_goes_on_where_it_was(self, wrap_first: bool):
-        """Loaded into the wrapper, or into an optimizer that is wrapped then: the same bits, in the same rhythm."""
+    def test_resume_is_bit_identical(self, wrap_first: bool):
+        """A loaded state gives bit-identical results in the same interval, loaded before or after wrapping."""
         model, _, optimizer = self._make(rho=0.3, interval=2)
         for step in range(3):
             optimizer.step(_closure(model, optimizer, step))
@@ -471,8 +471,8 @@ class TestAsAnOptimizer:
             other.step(_closure(resumed, other, step))
         assert _equal(_weights(model), _weights(resumed))
 
-    def test_loads_what_an_unwrapped_optimizer_saved(self):
-        """The count begins at zero, and the momentum is there."""
+    def test_loads_the_state_of_an_unwrapped_optimizer(self):
+        """The step count is zero, and momentum is restored."""
         model = _network()
         plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         _closure(model, plain)()
@@ -484,8 +484,8 @@ class TestAsAnOptimizer:
         momentum = optimizer.state[other[0].weight]["momentum_buffer"]
         assert torch.equal(momentum, plain.state[model[0].weight]["momentum_buffer"])
 
-    def test_an_unwrapped_optimizer_loads_what_was_saved(self):
-        """And goes on by itself."""
+    def test_unwrapped_optimizer_loads_the_state(self):
+        """The plain optimizer continues with it."""
         model, _, optimizer = self._make()
         optimizer.step(_closure(model, optimizer))
         plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -498,7 +498,7 @@ class TestAsAnOptimizer:
 
     @pytest.mark.parametrize("outer", [True, False])
     def test_schedulers(self, outer: bool):
-        """A scheduler on either changes the rate of the steps."""
+        """A scheduler on either optimizer changes the learning rate."""
         model, base, optimizer = self._make()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer if outer else base, 1, gamma=0.5)
 
@@ -508,8 +508,8 @@ class TestAsAnOptimizer:
         assert optimizer.param_groups[0]["lr"] == base.param_groups[0]["lr"] == 0.05
 
     @pytest.mark.parametrize("scheduled", [True, False])
-    def test_says_that_it_needs_a_closure(self, scheduled: bool):
-        """Loops that look at the signature see an argument without default."""
+    def test_signature_requires_a_closure(self, scheduled: bool):
+        """The closure argument has no default, which loops can inspect."""
         _, _, optimizer = self._make()
         if scheduled:
             torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -519,7 +519,7 @@ class TestAsAnOptimizer:
         assert parameter.default is inspect.Parameter.empty
 
     def test_hooks(self):
-        """Hooks before and after a step are called once, those of the state dict when it is made or loaded."""
+        """Step hooks are called once, state dict hooks when it is saved or loaded."""
         model, _, optimizer = self._make()
         calls = []
         optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
@@ -535,7 +535,7 @@ class TestAsAnOptimizer:
         assert calls == ["before", "after", "saving", "saved", "loading", "loaded"]
 
     def test_zero_grad(self):
-        """Gradients are forgotten, or made zero."""
+        """Gradients are set to None or zero."""
         model, _, optimizer = self._make()
         optimizer.step(_closure(model, optimizer))
 
@@ -547,7 +547,7 @@ class TestAsAnOptimizer:
         assert all(parameter.grad is None for parameter in model.parameters())
 
     def test_add_param_group(self):
-        """A new group is trained, too."""
+        """A new group is trained too."""
         model, base, optimizer = self._make()
         extra = nn.Parameter(torch.ones(1, dtype=torch.float64))
         closure = _closure(model, optimizer)
@@ -569,15 +569,15 @@ class TestAsAnOptimizer:
             assert made.param_groups[0]["params"][0] is not model[0].weight
             made.register_step_pre_hook(lambda *_: None)
 
-    def test_shows_what_it_wraps(self):
-        """The text has the settings and the wrapped optimizer."""
+    def test_repr_has_the_wrapped_optimizer(self):
+        """The repr has the settings and the wrapped optimizer."""
         _, _, optimizer = self._make(rho=0.2)
 
         assert repr(optimizer).startswith("SAMOptimizer(SGD (")
         assert repr(optimizer).endswith("rho=0.2, epsilon=1e-12, interval=1)")
 
     def test_surgery_afterwards(self):
-        """New parameters take the old ones' place and state."""
+        """New parameters replace the old ones and receive their state."""
         model, base, optimizer = self._make()
         optimizer.step(_closure(model, optimizer))
         momentum = base.state[model[2].weight]["momentum_buffer"]
@@ -593,7 +593,7 @@ class TestAsAnOptimizer:
         assert old.weight not in base.state
 
     def test_distributed_state_dicts(self):
-        """State dicts by name, as torch.distributed makes them, have the names that they have without it, and load."""
+        """State dicts of torch.distributed have the names of the unwrapped optimizer, and load."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -613,14 +613,14 @@ class TestAsAnOptimizer:
         assert torch.equal(*momenta)
 
 
-class TestRefusals:
-    def test_no_optimizer(self):
-        """The message says what was expected."""
+class TestErrors:
+    def test_non_optimizer(self):
+        """The error states what was expected."""
         with pytest.raises(TypeError, match=r"base_optimizer must be a torch\.optim\.Optimizer, got Linear"):
             cf.SAMOptimizer(nn.Linear(1, 1))
 
-    def test_optimizers_that_need_a_closure_themselves(self):
-        """LBFGS, and SAM itself."""
+    def test_optimizers_with_closures(self):
+        """LBFGS and SAM itself raise."""
         parameters = list(_network().parameters())
         lbfgs, sam = torch.optim.LBFGS(parameters), cf.SAMOptimizer(torch.optim.SGD(parameters, lr=0.1))
 
@@ -629,8 +629,8 @@ class TestRefusals:
                 cf.SAMOptimizer(optimizer)
 
     @pytest.mark.parametrize("closure", [None, 3])
-    def test_a_step_without_a_closure(self, closure: object):
-        """The message says why, and what to call; nothing is changed."""
+    def test_step_without_closure(self, closure: object):
+        """The error states the reason and the correct call; nothing changes."""
         model = _network()
         before = _weights(model)
         optimizer = cf.SAMOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -653,18 +653,18 @@ class TestRefusals:
         ],
     )
     def test_settings_out_of_range(self, settings: dict[str, float], message: str):
-        """The message names the parameter, its range and what came."""
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=message):
             cf.SAMOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), **settings)
 
     def test_interval_of_another_type(self):
-        """It counts steps."""
+        """The interval is an integer."""
         with pytest.raises(TypeError, match=r"interval must be an int, got 1\.5"):
             cf.SAMOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), interval=1.5)
 
 
-def test_shards_step_as_the_whole(tmp_path: Path):
-    """Two processes with sharded weights find the weights that one finds."""
+def test_sharded_step_equals_the_unsharded_one(tmp_path: Path):
+    """Two processes with sharded weights give the result of one process."""
     command = [sys.executable, __file__, str(tmp_path)]
 
     processes = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True) for rank in "01"]

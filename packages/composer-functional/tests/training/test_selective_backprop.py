@@ -45,16 +45,16 @@ class TestShouldSelectiveBackprop:
     @pytest.mark.parametrize(
         ("duration", "expected"), [(0.0, False), (0.49, False), (0.5, True), (0.89, True), (0.9, False), (1.0, False)]
     )
-    def test_between_start_and_end(self, duration: float, expected: bool):
-        """The start belongs to it, the end does not."""
+    def test_runs_between_start_and_end(self, duration: float, expected: bool):
+        """The start is included, the end is not."""
         assert cf.should_selective_backprop(duration, batch_idx=0) is expected
 
     @pytest.mark.parametrize(
         ("interrupt", "expected"),
         [(0, [True] * 6), (1, [False] * 6), (2, [True, False] * 3), (3, [True, True, False] * 2)],
     )
-    def test_whole_batches_in_between(self, interrupt: int, expected: list[bool]):
-        """Every so many batches one is left whole."""
+    def test_interrupt_keeps_complete_batches(self, interrupt: int, expected: list[bool]):
+        """Every `interrupt`-th batch is not pruned."""
         chosen = [cf.should_selective_backprop(0.6, index, interrupt=interrupt) for index in range(6)]
 
         assert chosen == expected
@@ -62,31 +62,31 @@ class TestShouldSelectiveBackprop:
     @pytest.mark.parametrize("name", ["current_duration", "start", "end"])
     @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
     def test_fractions_out_of_range(self, name: str, value: float):
-        """The message names the parameter, its range and what came."""
+        """The error states the parameter, its range and the value."""
         settings = {"current_duration": 0.6, "batch_idx": 0, "start": 0.0, "end": 1.0} | {name: value}
 
         with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got {value}"):
             cf.should_selective_backprop(**settings)
 
     def test_end_before_start(self):
-        """Nothing would ever be selected."""
+        """Nothing would be selected."""
         with pytest.raises(ValueError, match=r"end must not come before start, got 0\.2 and 0\.5"):
             cf.should_selective_backprop(0.6, 0, start=0.5, end=0.2)
 
     @pytest.mark.parametrize("name", ["batch_idx", "interrupt"])
     def test_negative_numbers(self, name: str):
-        """The message names the parameter and what came."""
+        """The error states the parameter and the value."""
         with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
             cf.should_selective_backprop(0.6, **({"batch_idx": 0} | {name: -1}))
 
 
-class TestChoice:
+class TestSelection:
     @pytest.mark.parametrize(
         ("keep", "expected"),
         [(0.5, [1, 3]), (0.25, [3]), (0.75, [1, 3, 4]), (0.01, [3]), (1.0, [0, 1, 2, 3, 4]), (0.6, [1, 3, 4])],
     )
-    def test_by_hand(self, keep: float, expected: list[int]):
-        """Those with the highest losses, in the batch's order, at least one."""
+    def test_worked_example(self, keep: float, expected: list[int]):
+        """The samples with the highest losses are selected in order, at least one."""
         numbers, targets = _losses([1.0, 5.0, 0.5, 9.0, 2.0])
 
         chosen, chosen_targets = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=keep)
@@ -94,16 +94,16 @@ class TestChoice:
         assert chosen.flatten().tolist() == expected
         assert torch.equal(chosen_targets, targets[expected])
 
-    def test_keeps_the_number_that_was_meant(self):
-        """Rounding takes no sample away: 0.29 * 100 is a little less than 29."""
+    def test_number_is_exact(self):
+        """Rounding drops no sample: 0.29 * 100 is slightly less than 29."""
         numbers, targets = _losses([1.0] * 100)
 
         chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=0.29)
 
         assert len(chosen) == 29
 
-    def test_of_equals_the_first(self):
-        """A tie is not decided by chance."""
+    def test_ties_select_the_first(self):
+        """Ties are resolved deterministically."""
         numbers, targets = _losses([4.0] * 40)
 
         chosen, _ = cf.select_using_loss(numbers, targets, _Known(), mse_loss, keep=0.25)
@@ -111,8 +111,8 @@ class TestChoice:
         assert chosen.flatten().tolist() == list(range(10))
 
     @given(values=st.lists(st.floats(0, 100), min_size=1, max_size=20), keep=st.floats(0.01, 1))
-    def test_nobody_left_out_is_worse(self, values: list[float], keep: float):
-        """Each loss that was chosen is at least as high as each that was not."""
+    def test_selected_losses_are_the_highest(self, values: list[float], keep: float):
+        """Each selected loss is at least as high as each other one."""
         numbers, targets = _losses(values)
         losses = (numbers - targets).square().flatten()
 
@@ -123,7 +123,7 @@ class TestChoice:
         assert not left_out or losses[chosen].min() >= losses[left_out].max()
 
     def test_agrees_with_an_evaluation(self, device: torch.device):
-        """The losses are those that the model has in evaluation mode."""
+        """The losses are those in evaluation mode."""
         model, (images, labels) = _network().to(device), (each.to(device) for each in _batch())
         with torch.no_grad():
             losses = cross_entropy(copy.deepcopy(model).eval()(images), labels, reduction="none")
@@ -134,8 +134,8 @@ class TestChoice:
         assert torch.equal(chosen, images[worst])
         assert torch.equal(chosen_labels, labels[worst])
 
-    def test_several_losses_a_sample_are_averaged(self):
-        """Such as one for each pixel."""
+    def test_losses_per_sample_are_averaged(self):
+        """A sample may have several losses, such as one per pixel."""
         images, labels = torch.zeros(3, 2, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
         images[0, 1], images[1, 1, 0], images[2, 1, 0, 0] = 1.0, 3.0, 4.0
 
@@ -144,7 +144,7 @@ class TestChoice:
         assert torch.equal(chosen, images[1:2])
 
     def test_dictionaries(self):
-        """Each tensor is selected from; the rest stays. The model gets the dictionary."""
+        """Each tensor is selected from; the model receives the dictionary."""
         numbers, targets = _losses([1.0, 5.0, 0.5, 9.0])
         batch = UserDict(numbers=numbers, mask=torch.arange(4), name="some")
 
@@ -160,8 +160,8 @@ class TestChoice:
         assert chosen["name"] == "some"
         assert torch.equal(chosen_targets["labels"], targets[[1, 3]])
 
-    def test_lists_stay_matched(self):
-        """A list with an item for each sample is selected from as the tensors are."""
+    def test_lists_are_selected_from(self):
+        """A list with one item per sample is selected from like tensors."""
         numbers, targets = _losses([1.0, 5.0, 0.5, 9.0])
 
         chosen, _ = cf.select_using_loss(
@@ -174,8 +174,8 @@ class TestChoice:
         assert chosen["name"] == ["b", "d"]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_keeps_dtype_and_memory_format(self, dtype: torch.dtype):
-        """Of what is returned."""
+    def test_preserves_dtype_and_memory_format(self, dtype: torch.dtype):
+        """The result has the input's dtype and memory format."""
         images = torch.randn(4, 3, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)
 
         chosen, _ = cf.select_using_loss(images, images + images, _Known(), mse_loss)
@@ -184,7 +184,7 @@ class TestChoice:
         assert chosen.is_contiguous(memory_format=torch.channels_last)
 
     def test_inputs_that_require_gradients(self):
-        """Are selected from with a graph."""
+        """The selection is differentiable."""
         numbers, targets = _losses([1.0, 5.0])
         numbers.requires_grad_()
 
@@ -193,8 +193,8 @@ class TestChoice:
 
         assert numbers.grad.flatten().tolist() == [0.0, 1.0]
 
-    def test_compiles_without_a_break(self):
-        """One graph, with the model in it."""
+    def test_compiles_to_one_graph(self):
+        """One graph is compiled, including the model."""
         compiled = torch.compile(cf.select_using_loss, fullgraph=True, backend="eager")
         model, (images, labels) = _network(), _batch()
 
@@ -208,8 +208,8 @@ class TestScaleFactor:
     @pytest.mark.parametrize(
         ("shape", "mode"), [((4, 2, 8), "linear"), ((4, 2, 8, 8), "bilinear"), ((4, 2, 4, 8, 8), "trilinear")]
     )
-    def test_the_model_sees_a_smaller_input(self, shape: tuple[int, ...], mode: str):
-        """Only it: what is returned has the size that it had."""
+    def test_model_receives_a_smaller_input(self, shape: tuple[int, ...], mode: str):
+        """Only the model's input is scaled; the result has the original size."""
         images, seen = torch.randn(shape), []
 
         def model(images: Tensor) -> Tensor:
@@ -222,22 +222,22 @@ class TestScaleFactor:
         assert chosen.shape == (2, *shape[1:])
 
     @pytest.mark.parametrize("images", [torch.ones(4, 3, 8, 8, dtype=torch.uint8), {"images": torch.ones(4, 3, 8, 8)}])
-    def test_what_cannot_be_interpolated(self, images: object):
-        """The message says what came and what to do."""
+    def test_integer_input_raises(self, images: object):
+        """The error states the value and the remedy."""
         with pytest.raises(
             TypeError, match=r"input must be a floating-point tensor to be shrunk, got .*scale_factor=1"
         ):
             cf.select_using_loss(images, torch.ones(4), _Known(), mse_loss, scale_factor=0.5)
 
-    def test_what_has_no_size(self):
-        """Features are no images."""
+    def test_input_without_image_dimensions_raises(self):
+        """Features are not images."""
         with pytest.raises(ValueError, match=r"to be shrunk, got shape \(4, 3\)"):
             cf.select_using_loss(torch.ones(4, 3), torch.ones(4), _Known(), mse_loss, scale_factor=0.5)
 
 
-class TestNoTrace:
-    def test_statistics_and_modes_stay(self):
-        """BatchNorm's buffers, each module's mode, gradients; also of modules that are kept out of training."""
+class TestNoSideEffects:
+    def test_statistics_and_modes_are_preserved(self):
+        """BatchNorm buffers, module modes and gradients do not change, also with modules in evaluation mode."""
         model = _network()
         model[1].eval()
         before = copy.deepcopy(model.state_dict())
@@ -249,8 +249,8 @@ class TestNoTrace:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
 
-    def test_running_statistics_of_a_training_model_stay(self):
-        """The extra pass does not move what the training pass will."""
+    def test_running_statistics_are_preserved_in_training(self):
+        """The extra pass does not update running statistics."""
         model = _network().train()
         before = copy.deepcopy(model[1].state_dict())
 
@@ -259,7 +259,7 @@ class TestNoTrace:
         assert all(torch.equal(value, before[name]) for name, value in model[1].state_dict().items())
 
     def test_draws_no_random_numbers(self):
-        """Dropout after it draws what it would have drawn."""
+        """Later draws of dropout do not change."""
         model, (images, labels) = _network(), _batch()
         state = torch.get_rng_state()
 
@@ -267,8 +267,8 @@ class TestNoTrace:
 
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_modes_come_back_when_the_model_fails(self):
-        """Or the loss."""
+    def test_modes_are_restored_after_an_error(self):
+        """An error of the model or loss restores the modes."""
         model = _network()
 
         with pytest.raises(ZeroDivisionError):
@@ -276,8 +276,8 @@ class TestNoTrace:
 
         assert all(module.training for module in model.modules())
 
-    def test_inputs_stay(self):
-        """Bit for bit."""
+    def test_inputs_are_not_modified(self):
+        """Inputs are bit-identical."""
         images, labels = _batch()
         copies = images.clone(), labels.clone()
 
@@ -287,7 +287,7 @@ class TestNoTrace:
         assert torch.equal(labels, copies[1])
 
     def test_training_in_the_same_autocast_region(self):
-        """Weights that were cast without a graph are not used again: gradients arrive."""
+        """Weights cast without a graph are not reused: gradients are computed."""
         model, (images, labels) = _network(), _batch()
 
         with torch.autocast("cpu", torch.bfloat16):
@@ -298,7 +298,7 @@ class TestNoTrace:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
     def test_gradients_are_enabled_afterwards(self):
-        """Only the extra pass goes without."""
+        """Only the extra pass disables gradients."""
         grad_modes = []
 
         def model(images: Tensor) -> Tensor:
@@ -311,48 +311,48 @@ class TestNoTrace:
         assert torch.is_grad_enabled()
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("name", ["keep", "scale_factor"])
     @pytest.mark.parametrize("value", [0, -0.5, 1.1, math.nan])
-    def test_parts_out_of_range(self, name: str, value: float):
-        """The message names the parameter, its range and what came."""
+    def test_fractions_of_samples_out_of_range(self, name: str, value: float):
+        """The error states the parameter, its range and the value."""
         with pytest.raises(ValueError, match=rf"{name} must lie in \(0, 1\], got {value}"):
             cf.select_using_loss(*_batch(), _network(), cross_entropy, **{name: value})
 
-    def test_an_empty_batch(self):
-        """There is nothing to choose of."""
+    def test_empty_batch(self):
+        """At least one sample is required."""
         with pytest.raises(ValueError, match=r"input must have the samples, at least one, .* got \(0, 3, 8, 8\)"):
             cf.select_using_loss(*_batch(0), _network(), cross_entropy)
 
-    def test_a_number(self):
-        """Samples have a first dimension."""
+    def test_zero_dimensional_tensor(self):
+        """Samples need a first dimension."""
         with pytest.raises(ValueError, match=r"input must have the samples, .* got \(\)"):
             cf.select_using_loss(torch.tensor(1.0), torch.tensor(1.0), _Known(), mse_loss)
 
-    def test_a_dictionary_without_tensors(self):
-        """Or with tensors of different lengths."""
+    def test_dictionary_without_matching_tensors(self):
+        """A dictionary without tensors, or with tensors of different lengths, raises."""
         for batch in ({}, {"a": torch.ones(2), "b": torch.ones(3)}):
             with pytest.raises(ValueError, match="input must have the samples"):
                 cf.select_using_loss(batch, torch.ones(2), _Known(), mse_loss)
 
-    def test_neither_tensor_nor_dictionary(self):
-        """The message says what came."""
+    def test_invalid_input_type(self):
+        """The error states the type of the value."""
         with pytest.raises(TypeError, match="target must be a tensor or a dictionary of tensors, got list"):
             cf.select_using_loss(torch.ones(2), [1, 2], _Known(), mse_loss)
 
-    def test_targets_of_another_length(self):
-        """The message names both."""
+    def test_mismatched_targets(self):
+        """The error states both lengths."""
         with pytest.raises(ValueError, match="target must have the input's 8 samples in its first dimension, got 7"):
             cf.select_using_loss(torch.ones(8, 3), torch.ones(7), _Known(), mse_loss)
 
     @pytest.mark.parametrize("shape", [(), (3,), (1, 8)])
-    def test_a_loss_that_is_not_by_sample(self, shape: tuple[int, ...]):
-        """The message says how the function is called and what it gave."""
+    def test_loss_without_sample_dimension(self, shape: tuple[int, ...]):
+        """The error states the call and its result."""
         with pytest.raises(ValueError, match=r"loss_fun must return a loss for each of the 8 samples when called with"):
             cf.select_using_loss(torch.ones(8, 3), torch.ones(8), _Known(), lambda *_, reduction: torch.ones(shape))
 
-    def test_a_loss_that_is_no_tensor(self):
-        """The message says what it is."""
+    def test_non_tensor_loss(self):
+        """The error states the type of the value."""
         with pytest.raises(TypeError, match="loss_fun must return a tensor, got float"):
             cf.select_using_loss(torch.ones(8, 3), torch.ones(8), _Known(), lambda *_, reduction: 1.0)
 
@@ -381,8 +381,8 @@ class TestTakeSamples:
             ({1, 2, 3}, {1, 2, 3}),
         ],
     )
-    def test_what_has_an_entry_for_each_sample(self, part: Any, expected: Any):
-        """Lists and tuples of as many items as there are samples are taken from, at any depth; the rest stays."""
+    def test_containers_with_one_entry_per_sample(self, part: Any, expected: Any):
+        """Lists and tuples with one item per sample are selected from, at any depth; others do not change."""
         taken = cf.take_samples({"x": torch.arange(3), "part": part}, torch.tensor([0, 2]), 3)
 
         assert taken["x"].tolist() == [0, 2]
@@ -390,7 +390,7 @@ class TestTakeSamples:
         assert type(taken["part"]) is type(expected)
 
     def test_boxes_of_each_image(self):
-        """Dictionaries of tensors are samples, even where an image has as many boxes as there are images."""
+        """Dictionaries of tensors are samples, even if an image has as many boxes as there are images."""
         boxes = [{"boxes": torch.full((count, 4), float(count))} for count in (3, 1, 2)]
 
         _, taken = cf.take_samples((torch.rand(3, 8), boxes), torch.tensor([0, 1]), 3)
@@ -398,7 +398,7 @@ class TestTakeSamples:
         assert [len(one["boxes"]) for one in taken] == [3, 1]
 
     def test_tensors_of_other_lengths(self):
-        """A list of one tensor for each sample is taken from; each tensor stays."""
+        """A list of one tensor per sample is selected from; each tensor does not change."""
         sounds = [torch.rand(5), torch.rand(3), torch.rand(7)]
 
         _, taken = cf.take_samples((torch.rand(3, 8), sounds), torch.tensor([1, 2]), 3)
@@ -413,7 +413,7 @@ class TestTakeSamples:
         assert names == ["b"]
 
     def test_arrays(self):
-        """NumPy's arrays have rows too."""
+        """NumPy arrays are selected from."""
         taken = cf.take_samples({"x": torch.arange(3), "name": np.array(["a", "b", "c"])}, torch.tensor([2, 0]), 3)
 
         assert taken["name"].tolist() == ["c", "a"]

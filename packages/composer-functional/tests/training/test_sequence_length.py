@@ -37,16 +37,16 @@ def _assert_same(left: Any, right: Any) -> None:
 
 
 class TestTruncating:
-    def test_first_tokens_stay(self):
-        """Every sequence is cut to its first tokens."""
+    def test_keeps_first_tokens(self):
+        """Every sequence is truncated to its first tokens."""
         batch = _batch()
 
         shorter = cf.set_batch_sequence_length(batch, 4)
 
         _assert_same(shorter, {name: value[:, :4] for name, value in batch.items()})
 
-    def test_what_is_no_sequence_stays(self):
-        """Labels and ids of samples, numbers, lists and sequences of another length are as they were."""
+    def test_other_entries_are_unchanged(self):
+        """Labels, numbers, lists and tensors of another length do not change."""
         others = {
             "label": torch.tensor([0, 1, 2]),
             "ids": ["a", "b", "c"],
@@ -61,8 +61,8 @@ class TestTruncating:
 
         assert all(shorter[name] is value for name, value in others.items())
 
-    def test_sequences_of_vectors_and_shared_ones(self):
-        """A sequence may have more dimensions, and one row for all samples is a sequence too."""
+    def test_vector_and_shared_sequences(self):
+        """Sequences may have more dimensions, or one row for all samples."""
         embeddings, positions = torch.rand(3, 10, 5), torch.arange(10)[None]
 
         shorter = cf.set_batch_sequence_length(_batch(features=embeddings, position_ids=positions), 4)
@@ -71,7 +71,7 @@ class TestTruncating:
         assert torch.equal(shorter["position_ids"], positions[:, :4])
 
     def test_embeddings_instead_of_ids(self):
-        """A batch of vectors has its shape from them."""
+        """A batch of vectors is truncated too."""
         shorter = cf.set_batch_sequence_length({"inputs_embeds": torch.rand(2, 6, 3), "labels": torch.ones(2, 6)}, 4)
 
         assert shorter["inputs_embeds"].shape == (2, 4, 3)
@@ -79,8 +79,8 @@ class TestTruncating:
 
     @pytest.mark.parametrize("truncate", [True, False])
     @pytest.mark.parametrize("length", [10, 11, 1000])
-    def test_short_sequences_stay(self, truncate: bool, length: int):
-        """What is not longer is not changed, in a dictionary that is new all the same."""
+    def test_short_sequences_are_unchanged(self, truncate: bool, length: int):
+        """Short sequences do not change; a new dictionary is returned."""
         batch = _batch()
 
         same = cf.set_batch_sequence_length(batch, length, truncate)
@@ -88,8 +88,8 @@ class TestTruncating:
         assert same is not batch
         assert all(same[name] is value for name, value in batch.items())
 
-    def test_models_take_it(self):
-        """The tensors are contiguous, as losses that flatten labels need them."""
+    def test_result_is_contiguous(self):
+        """Losses that flatten labels require contiguous tensors."""
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
         model = BertForMaskedLM(BertConfig(vocab_size=50, **sizes))
         batch = _batch()
@@ -101,9 +101,9 @@ class TestTruncating:
             assert model(**shorter).loss.isfinite()
 
 
-class TestPreservingTheEnd:
-    def test_last_tokens_take_the_last_place(self):
-        """The last token and its entries everywhere move; where nothing real is cut off, nothing does."""
+class TestPreserveEnd:
+    def test_last_tokens_are_moved_to_the_end(self):
+        """The last token and its entries are moved to the end, unless only padding is cut off."""
         batch = _batch()
         for row, end in enumerate((10, 7, 3)):
             batch["attention_mask"][row, end:] = 0
@@ -114,7 +114,7 @@ class TestPreservingTheEnd:
         _assert_same(shorter, {name: value.gather(1, places) for name, value in batch.items()})
 
     def test_left_padding(self):
-        """The last real token of a sequence that is padded on the left is its last."""
+        """With left padding the last real token is at the end."""
         batch = _batch()
         batch["attention_mask"][1, :3] = 0
 
@@ -128,8 +128,8 @@ class TestPreservingTheEnd:
         length=st.integers(1, 8),
         dtype=st.sampled_from([torch.long, torch.bool, torch.float32]),
     )
-    def test_every_end_is_there(self, ends: list[int], length: int, dtype: torch.dtype):
-        """Each shortened sequence has its last real token as the last real one, whatever the mask's dtype."""
+    def test_last_real_token_is_preserved(self, ends: list[int], length: int, dtype: torch.dtype):
+        """Each truncated sequence ends with its last real token, for any mask dtype."""
         batch = _batch(len(ends), 9)
         mask = torch.arange(9) < torch.tensor(ends)[:, None]
         batch["attention_mask"] = mask.to(dtype)
@@ -142,16 +142,16 @@ class TestPreservingTheEnd:
             first = batch["input_ids"][row, : min(end, length)].tolist()
             assert real == [*first[:-1], batch["input_ids"][row, end - 1].item()]
 
-    def test_positions_do_not_jump(self):
-        """The token in the last place has the position of that place."""
+    def test_positions_are_consecutive(self):
+        """The last token has the position of its new place."""
         positions = torch.arange(10)[None]
 
         shorter = cf.set_batch_sequence_length(_batch(position_ids=positions), 4, preserve_end_of_sequence=True)
 
         assert shorter["position_ids"].tolist() == [[0, 1, 2, 3]]
 
-    def test_one_row_for_all(self):
-        """What one row says for all samples is written out when their ends differ."""
+    def test_shared_row_is_expanded(self):
+        """One row for all samples is expanded if their ends differ."""
         batch = _batch(types=torch.arange(10)[None])
         batch["attention_mask"][1, 7:] = 0
 
@@ -159,8 +159,8 @@ class TestPreservingTheEnd:
 
         assert shorter["types"].tolist() == [[0, 1, 9], [0, 1, 6], [0, 1, 9]]
 
-    def test_any_number_but_zero_is_real(self):
-        """A mask may count the texts in a sequence instead of saying 1."""
+    def test_nonzero_mask_values_are_real(self):
+        """A mask may contain numbers other than 1."""
         batch = _batch()
         batch["attention_mask"][0] = torch.tensor([2, 2, 2, 1, 1, 1, 1, 1, 0, 0])
 
@@ -169,8 +169,8 @@ class TestPreservingTheEnd:
         assert shorter["input_ids"][0].tolist() == [1, 2, 3, 8]
         assert shorter["attention_mask"][0].tolist() == [2, 2, 2, 1]
 
-    def test_nothing_but_padding(self):
-        """A sequence without a real token stays masked out."""
+    def test_fully_masked_sequence(self):
+        """A sequence without a real token stays masked."""
         batch = _batch()
         batch["attention_mask"][0] = 0
 
@@ -179,9 +179,9 @@ class TestPreservingTheEnd:
         assert shorter["attention_mask"][0].tolist() == [0, 0, 0, 0]
 
 
-class TestCutting:
-    def test_pieces_become_samples(self):
-        """Pieces of one sequence follow each other, and the rest that fills no piece is dropped."""
+class TestReshape:
+    def test_segments_become_samples(self):
+        """Segments of a sequence are consecutive samples, and a remainder is dropped."""
         batch = _batch(2, 7)
 
         shorter = cf.set_batch_sequence_length(batch, 3, truncate=False)
@@ -190,8 +190,8 @@ class TestCutting:
         for name, value in batch.items():
             assert torch.equal(shorter[name], torch.stack([value[0, :3], value[0, 3:6], value[1, :3], value[1, 3:6]]))
 
-    def test_what_there_is_one_of_for_each_sample_is_repeated(self):
-        """Each piece has its sample's label, id and features; what does not count samples stays."""
+    def test_per_sample_entries_are_repeated(self):
+        """Each segment has its sample's label, id and features; other entries do not change."""
         others = {
             "label": torch.tensor([4, 7, 9]),
             "names": ["a", "b", "c"],
@@ -211,8 +211,8 @@ class TestCutting:
         assert shorter["scores"].tolist() == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
         assert all(shorter[name] is others[name] for name in ("step", "list", "scale", "text"))
 
-    def test_nested_lists_are_repeated_too(self):
-        """What is deep inside the batch stays matched to the samples."""
+    def test_nested_lists_are_repeated(self):
+        """Nested entries are repeated with the samples."""
         batch = {"input_ids": torch.arange(8).view(2, 4), "from": {"file": ["a", "b"]}, "pairs": (("a", "b"), (1, 2))}
 
         shorter = cf.set_batch_sequence_length(batch, 2, truncate=False)
@@ -220,8 +220,8 @@ class TestCutting:
         assert shorter["from"] == {"file": ["a", "a", "b", "b"]}
         assert shorter["pairs"] == (("a", "a", "b", "b"), (1, 1, 2, 2))
 
-    def test_positions_begin_anew(self):
-        """Each piece counts its positions from 0, whether each sample has some or one row is for all."""
+    def test_positions_restart(self):
+        """Positions of each segment start at 0, per sample or for all."""
         shared = cf.set_batch_sequence_length(_batch(2, position_ids=torch.arange(10)[None]), 5, truncate=False)
         padded = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
         each = cf.set_batch_sequence_length(_batch(2, position_ids=padded), 5, truncate=False)
@@ -230,8 +230,8 @@ class TestCutting:
         assert each["position_ids"].tolist() == [[0] * 5, [0, 0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
     @given(size=st.integers(1, 4), length=st.integers(1, 12), wanted=st.integers(1, 12))
-    def test_no_whole_piece_is_lost(self, size: int, length: int, wanted: int):
-        """All tokens are there in their order, but for less than a piece of each sequence."""
+    def test_complete_segments_are_preserved(self, size: int, length: int, wanted: int):
+        """All tokens are preserved in order, except for less than one segment per sequence."""
         batch = _batch(size, length)
 
         shorter = cf.set_batch_sequence_length(batch, wanted, truncate=False)
@@ -243,8 +243,8 @@ class TestCutting:
 
 class TestPurity:
     @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
-    def test_the_batch_is_not_changed(self, settings: dict[str, bool]):
-        """Neither the dictionary nor a tensor in it."""
+    def test_input_is_not_modified(self, settings: dict[str, bool]):
+        """Neither the dictionary nor its tensors are modified."""
         batch = _batch(position_ids=torch.arange(10)[None])
         before = {name: value.clone() for name, value in batch.items()}
         values = dict(batch)
@@ -256,8 +256,8 @@ class TestPurity:
 
     @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
     @pytest.mark.parametrize("make", [dict, BatchEncoding, OrderedDict])
-    def test_the_class_is_kept(self, make: Any, settings: dict[str, bool]):
-        """A BatchEncoding stays one, with its methods."""
+    def test_batch_class_is_preserved(self, make: Any, settings: dict[str, bool]):
+        """A BatchEncoding is returned as one."""
         batch = make(_batch())
 
         shorter = cf.set_batch_sequence_length(batch, 4, **settings)
@@ -266,8 +266,8 @@ class TestPurity:
         assert shorter["input_ids"].shape[1] == 4
         assert batch["input_ids"].shape == (3, 10)
 
-    def test_what_cannot_be_written_to_becomes_a_dictionary(self):
-        """A view of a dictionary is read as one."""
+    def test_immutable_mapping_becomes_a_dictionary(self):
+        """A read-only mapping is returned as a dictionary."""
         shorter = cf.set_batch_sequence_length(MappingProxyType(_batch()), 4)
 
         assert type(shorter) is dict
@@ -275,7 +275,7 @@ class TestPurity:
 
     @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
     def test_dtype_and_device(self, settings: dict[str, bool], device: torch.device):
-        """Each tensor keeps its own."""
+        """Each tensor keeps its dtype and device."""
         batch = {name: value.to(device) for name, value in _batch(weights=torch.rand(3, 10).bfloat16()).items()}
         batch["input_ids"] = batch["input_ids"].int()
 
@@ -285,8 +285,8 @@ class TestPurity:
         assert {value.device.type for value in shorter.values()} == {device.type}
 
     @pytest.mark.parametrize("settings", [{}, {"preserve_end_of_sequence": True}, {"truncate": False}])
-    def test_compiles_without_a_break(self, settings: dict[str, bool]):
-        """Nothing waits for a tensor's values."""
+    def test_compiles_to_one_graph(self, settings: dict[str, bool]):
+        """Nothing reads a tensor's values."""
         batch = _batch(names=["a", "b", "c"])
 
         compiled = torch.compile(
@@ -296,22 +296,22 @@ class TestPurity:
         _assert_same(compiled(batch), cf.set_batch_sequence_length(batch, 4, **settings))
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("length", [0, -3])
-    def test_lengths_below_one_are_refused(self, length: int):
-        """A sequence has a token."""
+    def test_nonpositive_length_raises(self, length: int):
+        """The length must be at least 1."""
         with pytest.raises(ValueError, match=f"curr_seq_len must be at least 1, got {length}"):
             cf.set_batch_sequence_length(_batch(), length)
 
     @pytest.mark.parametrize("length", [4.0, True, None, "4", float("nan")])
-    def test_what_is_no_length_is_refused(self, length: object):
-        """Tokens are counted."""
+    def test_invalid_length_raises(self, length: object):
+        """The length is an integer."""
         with pytest.raises(TypeError, match="curr_seq_len must be an int, got"):
             cf.set_batch_sequence_length(_batch(), length)
 
     @pytest.mark.parametrize("batch", [torch.ones(2, 5), (torch.ones(2, 5), torch.ones(2)), None])
-    def test_what_is_no_dictionary_is_refused(self, batch: object):
-        """Which tensors are sequences is said by their names."""
+    def test_non_mapping_raises(self, batch: object):
+        """Sequences are selected by their names."""
         with pytest.raises(TypeError, match="batch must be a dictionary, got"):
             cf.set_batch_sequence_length(batch, 4)
 
@@ -323,32 +323,32 @@ class TestRefusals:
             (None, "NoneType"),
         ],
     )
-    def test_a_batch_without_sequences_is_refused(self, ids: object, given: str):
-        """The message says what the tokenizer has to do."""
+    def test_batch_without_sequences_raises(self, ids: object, given: str):
+        """The error states the tokenizer setting to use."""
         with pytest.raises(ValueError, match=rf"as input_ids, .* got {given}\. Let the tokenizer"):
             cf.set_batch_sequence_length({"input_ids": ids, "labels": torch.ones(2)}, 4)
 
     @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
-    def test_an_empty_batch_is_refused(self, shape: tuple[int, int]):
-        """There is nothing to cut."""
+    def test_empty_batch_raises(self, shape: tuple[int, int]):
+        """At least one sample is required."""
         with pytest.raises(ValueError, match=r"at least one sample with one token, got shape"):
             cf.set_batch_sequence_length({"input_ids": torch.ones(shape)}, 4)
 
     @pytest.mark.parametrize("shape", [(3, 8), (3, 1, 10, 10), (1, 10)])
-    def test_a_mask_of_another_shape_is_refused(self, shape: tuple[int, ...]):
-        """A mask for pairs of tokens could not be cut along one dimension."""
+    def test_mismatched_mask_raises(self, shape: tuple[int, ...]):
+        """A mask for pairs of tokens cannot be truncated along one dimension."""
         with pytest.raises(ValueError, match=r"attention_mask must have shape \(3, 10\)"):
             cf.set_batch_sequence_length({**_batch(), "attention_mask": torch.ones(shape)}, 4)
 
-    def test_an_end_without_a_mask_is_refused(self):
-        """Nothing says where the sequences end."""
+    def test_preserve_end_without_mask_raises(self):
+        """The ends of sequences are not known without a mask."""
         batch = _batch()
         del batch["attention_mask"]
 
         with pytest.raises(ValueError, match="batch must have an attention_mask to preserve the end"):
             cf.set_batch_sequence_length(batch, 4, preserve_end_of_sequence=True)
 
-    def test_an_end_without_truncating_is_refused(self):
-        """Where all is kept there is no end to be preserved."""
+    def test_preserve_end_without_truncate_raises(self):
+        """Nothing is cut off without truncation."""
         with pytest.raises(ValueError, match="preserve_end_of_sequence must be False with truncate=False"):
             cf.set_batch_sequence_length(_batch(), 4, truncate=False, preserve_end_of_sequence=True)

@@ -18,7 +18,7 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1, bias=False))
 
 
-def _stir(model: nn.Module) -> None:
+def _randomize(model: nn.Module) -> None:
     """Change every parameter and buffer."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -28,13 +28,13 @@ def _stir(model: nn.Module) -> None:
 class TestComputeSwa:
     @pytest.mark.parametrize("use_buffers", [True, False])
     def test_agrees_with_torch_over_several_steps(self, use_buffers: bool):
-        """Parameters and buffers follow swa_utils.AveragedModel."""
+        """Parameters and buffers equal swa_utils.AveragedModel."""
         model, ours = _network(), _network()
         theirs = AveragedModel(model, use_buffers=use_buffers)
         num_averaged = 0
 
         for _ in range(4):
-            _stir(model)
+            _randomize(model)
             num_averaged = cf.compute_swa(model, ours, num_averaged, use_buffers=use_buffers)
             theirs.update_parameters(model)
 
@@ -47,12 +47,12 @@ class TestComputeSwa:
                 assert torch.equal(tensor, model.state_dict()[name])
 
     def test_is_the_mean(self, device: torch.device):
-        """All models weigh alike, and the last one stays as it is."""
+        """All models have equal weight, and the last one does not change."""
         model, average = _network().to(device), _network().to(device)
         seen = []
 
         for number in range(5):
-            _stir(model)
+            _randomize(model)
             seen.append(copy.deepcopy(model.state_dict()))
             cf.compute_swa(model, average, number)
 
@@ -61,8 +61,8 @@ class TestComputeSwa:
             if tensor.is_floating_point():
                 torch.testing.assert_close(tensor, torch.stack([each[name] for each in seen]).mean(0))
 
-    def test_the_first_is_a_copy(self):
-        """Whatever was in the average, also what is no number."""
+    def test_first_update_copies(self):
+        """Any content of the average is replaced, also NaN."""
         model, average = _network(), _network()
         nn.init.constant_(average[0].weight, torch.nan)
 
@@ -72,21 +72,21 @@ class TestComputeSwa:
         assert average[0].weight is not model[0].weight
 
     def test_buffers_can_be_copied(self):
-        """Then running statistics are those of the last model, while weights are averaged."""
+        """With copied buffers, running statistics are the last model's, while weights are averaged."""
         model, average = _network(), _network()
         cf.compute_swa(model, average, 0)
-        _stir(model)
+        _randomize(model)
 
         cf.compute_swa(model, average, 1, use_buffers=False)
 
         assert torch.equal(average[1].running_mean, model[1].running_mean)
         assert not torch.equal(average[1].weight, model[1].weight)
 
-    def test_statistics_can_be_measured_anew(self):
-        """As the docstring says: update_bn gives those of the averaged weights."""
+    def test_update_bn(self):
+        """As in the docstring: update_bn computes the statistics of the averaged weights."""
         model, average = _network(), _network()
         for number in range(2):
-            _stir(model)
+            _randomize(model)
             cf.compute_swa(model, average, number)
         batch = torch.randn(4, 3, 8, 8)
 
@@ -94,7 +94,7 @@ class TestComputeSwa:
 
         torch.testing.assert_close(average[1].running_mean, average[0](batch).mean((0, 2, 3)))
 
-    def test_an_average_in_more_digits(self):
+    def test_average_with_higher_precision(self):
         """The average may have another dtype than the model."""
         model, average = nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2)
         nn.init.ones_(model.weight)
@@ -105,8 +105,8 @@ class TestComputeSwa:
 
         torch.testing.assert_close(average.weight.detach(), torch.full((2, 2), 4 / 3))
 
-    def test_tied_weights_move_once(self):
-        """A tensor under two names is one tensor."""
+    def test_tied_weights_are_updated_once(self):
+        """A tensor with two names is updated once."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
         average = copy.deepcopy(model)
@@ -118,7 +118,7 @@ class TestComputeSwa:
         torch.testing.assert_close(average[0].weight.detach(), torch.full((2, 2), 0.5))
 
     def test_parameters_stay_leaves(self):
-        """The average's parameters are the same objects, without a history."""
+        """The average's parameters are the same leaf tensors."""
         model, average = _network(), _network()
         before = list(average.parameters())
 
@@ -127,13 +127,13 @@ class TestComputeSwa:
         assert all(new is old for new, old in zip(average.parameters(), before, strict=True))
         assert all(parameter.is_leaf and parameter.grad_fn is None for parameter in average.parameters())
 
-    def test_nothing_to_average(self):
-        """A model without parameters is fine."""
+    def test_model_without_parameters(self):
+        """A model without parameters is accepted."""
         assert cf.compute_swa(nn.ReLU(), nn.ReLU(), 0) == 1
 
     @given(values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), seed=st.integers(0, 2**40))
     def test_order_does_not_matter(self, values: list[float], seed: int):
-        """An average of the same models in another order is the same, but for rounding."""
+        """The order of models does not matter up to rounding."""
         order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed)).tolist()
         averages = [nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(2)]
         model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -145,8 +145,8 @@ class TestComputeSwa:
 
         torch.testing.assert_close(averages[0].weight, averages[1].weight, rtol=1e-9, atol=1e-9)
 
-    def test_other_names_are_refused(self):
-        """The message names some that differ on either side and says how to make an average."""
+    def test_other_names_raise(self):
+        """The error states differing names and how to create an average."""
         with pytest.raises(ValueError, match=r"only model has 0.bias, only swa_model has 1.weight\. .*deepcopy"):
             cf.compute_swa(
                 nn.Sequential(nn.Linear(2, 2)),
@@ -154,8 +154,8 @@ class TestComputeSwa:
                 1,
             )
 
-    def test_other_shapes_are_refused(self):
-        """In whichever step, before anything is changed, and also where torch would spread one over the other."""
+    def test_other_shapes_raise(self):
+        """They raise in any step, before anything changes, also if torch could broadcast them."""
         model, average = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width)) for width in (1, 3))
         before = copy.deepcopy(average.state_dict())
 
@@ -167,21 +167,21 @@ class TestComputeSwa:
 
         assert all(torch.equal(tensor, before[name]) for name, tensor in average.state_dict().items())
 
-    def test_a_negative_number_is_refused(self):
-        """The message names the parameter and what came."""
+    def test_negative_number_raises(self):
+        """The error states the parameter and the value."""
         with pytest.raises(ValueError, match="num_averaged must be at least 0, got -1"):
             cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), -1)
 
     @pytest.mark.parametrize("num_averaged", [1.0, torch.tensor(1), None])
-    def test_a_number_of_another_type_is_refused(self, num_averaged: object):
-        """A tensor would have to be waited for."""
+    def test_tensor_number_raises(self, num_averaged: object):
+        """Reading a tensor would synchronize."""
         with pytest.raises(TypeError, match="num_averaged must be an int, got"):
             cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), num_averaged)
 
 
 @pytest.mark.parametrize("share", [lambda model: model, copy.copy])
-def test_a_model_is_no_average_of_itself(share):
-    """An average that shares all tensors with the model would follow it, and is refused."""
+def test_model_as_its_own_average_raises(share):
+    """An average that shares all tensors with the model raises."""
     model = nn.Linear(2, 2)
     average = share(model)
 
