@@ -314,6 +314,49 @@ class TestGyroDropout:
             engine.run_event("fit_start")
 
 
+class OwnAttention(nn.Module):
+    """An attention that is not one of Transformers, with an activation as in a feed-forward block."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+
+    def attend(self, hidden):
+        return (hidden @ hidden.mT).softmax(-1) @ hidden
+
+    def forward(self, hidden):
+        return self.attend(self.act(self.up(hidden)))
+
+
+def attend_with_bias(self, hidden):
+    """Attend with the bias."""
+    length = hidden.shape[-2]
+    return (hidden @ hidden.mT + self.alibi(length, length)).softmax(-1) @ hidden
+
+
+def test_own_modules_are_described_by_settings():
+    """Alibi and GatedLinearUnits change modules of the user's own model that their settings describe."""
+    model = Wrapped(nn.Sequential(nn.Embedding(9, 4), OwnAttention()))
+    alibi = Alibi(
+        64,
+        heads_per_layer=1,
+        position_embedding_attribute="model.0",
+        attention_module=OwnAttention,
+        attr_to_replace="attend",
+        alibi_attention=attend_with_bias,
+        causal=True,
+    )
+    units = GatedLinearUnits(feed_forward_module=OwnAttention, first_layer_attribute="up", activation_attribute="act")
+
+    start(model, alibi, units)
+
+    assert isinstance(model.model[1].alibi, cf.AlibiBias)
+    assert model.model[1].alibi.causal
+    assert isinstance(model.model[1].up, cf.GatedLinearUnit)
+    assert isinstance(model.model[1].act, nn.Identity)
+
+
 class TestAlibi:
     def test_sequences_are_folded(self):
         """A batch of (N, L) becomes (4 N, L / 4), in token order."""

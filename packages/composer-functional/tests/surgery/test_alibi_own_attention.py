@@ -113,6 +113,15 @@ class TestCustomAttention:
 
         assert bias.tolist() == [[[[0, -(2**-4)], [-(2**-4), 0]], [[0, -(2**-8)], [-(2**-8), 0]]]]
 
+    def test_causal_bias_masks(self):
+        """With causal=True the bias masks the keys after the query, so that the function does not have to."""
+        model = OwnModel()
+        cf.apply_alibi(model, 20, **OWN, causal=True)
+
+        weights = model.attentions[0].alibi(2, 2).softmax(-1)
+
+        assert weights[0, :, 0].tolist() == [[1, 0], [1, 0]]
+
     def test_bias_is_released(self):
         """The last attention releases the bias."""
         model = OwnModel()

@@ -291,7 +291,7 @@ class TestErrors:
         """The error lists the supported architectures and the alternative."""
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
 
-        with pytest.raises(ValueError, match=r"GPT-2 or BERT .*got a TransformerEncoder .*replace_module_classes"):
+        with pytest.raises(ValueError, match=r"GPT-2 or BERT .*got a TransformerEncoder .*feed_forward_module"):
             cf.apply_gated_linear_units(model)
 
     def test_llama_raises(self):
@@ -343,3 +343,68 @@ def test_factorized_layers_raise():
         cf.apply_gated_linear_units(model)
 
     assert [type(module) for module in model.modules()] == kinds
+
+
+class OwnBlock(nn.Module):
+    """A feed-forward block as somebody may have written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 6)
+        self.act = nn.ReLU()
+        self.down = nn.Linear(6, 4)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(hidden)))
+
+
+OWN = {"feed_forward_module": OwnBlock, "first_layer_attribute": "up", "activation_attribute": "act"}
+
+
+class TestOwnBlock:
+    def test_formula(self):
+        """Each block multiplies the activation by the new layer, whose weight joins the optimizer."""
+        model = nn.Sequential(OwnBlock(), nn.Linear(4, 4), OwnBlock())
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        report = cf.apply_gated_linear_units(model, optimizer, **OWN)
+
+        hidden, block = torch.randn(3, 4), model[2]
+        gated = (hidden @ block.up.gated_layer.weight.T).relu() * (hidden @ block.up.non_gated_layer.weight.T)
+        torch.testing.assert_close(block(hidden), block.down(gated))
+        assert [entry.paths for entry in report] == [("0.up",), ("2.up",)]
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        assert trained == {id(parameter) for parameter in model.parameters()}
+
+    def test_second_time_changes_nothing(self):
+        """Blocks with a gate are not changed again."""
+        model = nn.Sequential(OwnBlock())
+        cf.apply_gated_linear_units(model, **OWN)
+
+        assert not cf.apply_gated_linear_units(model, **OWN)
+
+    @pytest.mark.parametrize("missing", OWN)
+    def test_incomplete_description_is_refused(self, missing: str):
+        """All three arguments are needed."""
+        with pytest.raises(ValueError, match="must be described by all of feed_forward_module"):
+            cf.apply_gated_linear_units(nn.Sequential(OwnBlock()), **{**OWN, missing: None})
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"feed_forward_module": "OwnBlock"}, TypeError, "feed_forward_module must be a class of modules"),
+            ({"feed_forward_module": nn.Conv2d}, ValueError, "a class that is in the model, got Conv2d"),
+            ({"first_layer_attribute": "fc"}, ValueError, "attributes of OwnBlock .* got 'fc'"),
+            ({"activation_attribute": "gelu"}, ValueError, "attributes of OwnBlock .* got 'gelu'"),
+            ({"first_layer_attribute": "act"}, ValueError, "must be those of the original model, got a ReLU"),
+        ],
+    )
+    def test_wrong_description_is_refused(self, change: dict[str, Any], error: type[Exception], message: str):
+        """The message names the argument, and the model is unchanged."""
+        model = nn.Sequential(OwnBlock())
+        before = str(model)
+
+        with pytest.raises(error, match=message):
+            cf.apply_gated_linear_units(model, **{**OWN, **change})
+
+        assert str(model) == before

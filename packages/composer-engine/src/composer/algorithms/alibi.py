@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable  # noqa: TC003  (attrs fields are looked up at run time)
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+from torch import nn  # noqa: TC002
 
 from composer import functional as cf
 from composer.algorithms._surgery import report_surgery
 from composer.core import Algorithm, Event, ExclusiveResource, FieldsByEvent, Logger, Stage, State
-from composer.core.checks import number_between, whole_number_from
+from composer.core.checks import number_between, true_or_false, whole_number_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,13 @@ class Alibi(Algorithm):
         max_sequence_length: The longest sequence that the model is meant for.
         train_sequence_length_scaling: The length of the parts into which training sequences are split, as a fraction of
             their length, in ``(0, 1]``; a batch of ``(N, L)`` tokens becomes ``(N / scaling, L * scaling)``.
+        heads_per_layer: For models other than those of Transformers, as all that follow: the number of heads.
+        position_embedding_attribute: The path of the position embedding.
+        attention_module: The class of your attention.
+        attr_to_replace: The name of the method to replace.
+        alibi_attention: The new method, which adds ``self.alibi(query_length, key_length)`` to the logits.
+        mask_replacement_function: Changes what else depends on the length, such as a stored mask.
+        causal: Whether ``self.alibi`` also masks keys after the query.
 
     Raises:
         TypeError: A value is not a number.
@@ -44,6 +53,14 @@ class Alibi(Algorithm):
     train_sequence_length_scaling: float = attrs.field(
         default=0.25, validator=number_between(0, 1, above=True, meaning="It is a fraction of the sequences' length.")
     )
+
+    heads_per_layer: int | None = attrs.field(default=None, repr=False, kw_only=True)
+    position_embedding_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
+    attention_module: type[nn.Module] | None = attrs.field(default=None, repr=False, kw_only=True)
+    attr_to_replace: str | None = attrs.field(default=None, repr=False, kw_only=True)
+    alibi_attention: Callable[..., Any] | None = attrs.field(default=None, repr=False, kw_only=True)
+    mask_replacement_function: Callable[[Any, int], Any] | None = attrs.field(default=None, repr=False, kw_only=True)
+    causal: bool = attrs.field(default=False, validator=true_or_false, repr=False, kw_only=True)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent({Event.INIT: {"model", "optimizers"}, Event.AFTER_DATALOADER: {"batch"}})
@@ -69,5 +86,16 @@ class Alibi(Algorithm):
             shorter = max(1, int(length * self.train_sequence_length_scaling))
             state.batch = cf.set_batch_sequence_length(state.batch, shorter, truncate=False)
             return
-        report = cf.apply_alibi(state.model, self.max_sequence_length, state.optimizers)
+        report = cf.apply_alibi(
+            state.model,
+            self.max_sequence_length,
+            state.optimizers,
+            heads_per_layer=self.heads_per_layer,
+            position_embedding_attribute=self.position_embedding_attribute,
+            attention_module=self.attention_module,
+            attr_to_replace=self.attr_to_replace,
+            alibi_attention=self.alibi_attention,
+            mask_replacement_function=self.mask_replacement_function,
+            causal=self.causal,
+        )
         report_surgery(self, report, logger, missing=f"{type(state.model).__name__} already has this bias. Remove it.")

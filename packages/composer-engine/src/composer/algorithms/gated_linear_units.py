@@ -6,7 +6,7 @@ from collections.abc import Callable  # noqa: TC003  (attrs fields are looked up
 from typing import ClassVar
 
 import attrs
-from torch import Tensor  # noqa: TC002
+from torch import Tensor, nn  # noqa: TC002
 
 from composer import functional as cf
 from composer.algorithms._surgery import ModelSurgery
@@ -26,6 +26,9 @@ class GatedLinearUnits(ModelSurgery):
         act_fn: The activation; the model's own activation if None.
         gated_layer_bias: Whether the layer with the activation has a bias.
         non_gated_layer_bias: Whether the other layer has a bias.
+        feed_forward_module: The class of your own feed-forward block; None for GPT-2 and BERT of Transformers.
+        first_layer_attribute: Its attribute for the first layer.
+        activation_attribute: Its attribute for the activation.
 
     Raises:
         TypeError: ``act_fn`` is not callable.
@@ -38,6 +41,10 @@ class GatedLinearUnits(ModelSurgery):
     act_fn: Callable[[Tensor], Tensor] | None = None
     gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
     non_gated_layer_bias: bool = attrs.field(default=False, validator=true_or_false)
+
+    feed_forward_module: type[nn.Module] | None = attrs.field(default=None, repr=False, kw_only=True)
+    first_layer_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
+    activation_attribute: str | None = attrs.field(default=None, repr=False, kw_only=True)
 
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
     owns: ClassVar = {
@@ -58,5 +65,8 @@ class GatedLinearUnits(ModelSurgery):
             act_fn=self.act_fn,
             gated_layer_bias=self.gated_layer_bias,
             non_gated_layer_bias=self.non_gated_layer_bias,
+            feed_forward_module=self.feed_forward_module,
+            first_layer_attribute=self.first_layer_attribute,
+            activation_attribute=self.activation_attribute,
         )
         return report, f"the feed-forward layers of {type(state.model).__name__} already have gates."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from composer.functional.checks import check_modules, check_whole
+from composer.functional.checks import check_flags, check_modules, check_whole
 from composer.functional.layers.alibi import AlibiBias, NoPositionEmbedding
 from composer.functional.surgery.architectures import (
     ARCHITECTURES,
@@ -41,6 +41,7 @@ def apply_alibi(
     attr_to_replace: str | None = None,
     alibi_attention: Callable[..., Any] | None = None,
     mask_replacement_function: Callable[[Any, int], Any] | None = None,
+    causal: bool = False,
 ) -> SurgeryReport:
     """Replace a transformer's position embeddings by a bias on attention that decreases with distance, in place.
 
@@ -71,6 +72,7 @@ def apply_alibi(
         alibi_attention: The new method; its first argument is the module.
         mask_replacement_function: Called at the end with each attention and ``max_sequence_length``, to change other
             parts that depend on the length in place, such as a stored mask. ``None`` if there are none.
+        causal: Whether ``self.alibi`` of your attention also masks keys after the query; if False, your function masks.
 
     Returns:
         A report of the replaced embeddings and the changed attentions; empty on a second call.
@@ -92,6 +94,7 @@ def apply_alibi(
         torch.Size([1, 32, 16])
     """
     check_modules(model=model)
+    check_flags(causal=causal)
     meaning = "It is the longest sequence that the model is meant for."
     check_whole("max_sequence_length", max_sequence_length, 1, meaning)
     own = {
@@ -107,7 +110,7 @@ def apply_alibi(
         raise ValueError(f"An attention of your own must be described by all of {', '.join(own)}; missing: {missing}.")
     attentions = _find_own(model, attention_module, attr_to_replace)
     embeddings = [] if position_embedding_attribute is None else [_get_embedding(model, position_embedding_attribute)]
-    bias = AlibiBias(heads_per_layer, causal=False)  # the function masks
+    bias = AlibiBias(heads_per_layer, causal)
     changed = _replace(model, [(each, replace_embedding(each)) for each in embeddings if each], optimizers)
     for _, attention in attentions:
         setattr(attention, attr_to_replace, MethodType(alibi_attention, attention))

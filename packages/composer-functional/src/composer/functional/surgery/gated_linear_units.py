@@ -29,6 +29,9 @@ def apply_gated_linear_units(
     gated_layer_bias: bool = False,
     non_gated_layer_bias: bool = False,
     *,
+    feed_forward_module: type[nn.Module] | None = None,
+    first_layer_attribute: str | None = None,
+    activation_attribute: str | None = None,
     generator: torch.Generator | None = None,
 ) -> SurgeryReport:
     """Add a gate to every feed-forward block of a transformer, in place (arXiv:2002.05202).
@@ -40,8 +43,11 @@ def apply_gated_linear_units(
     change. The inner size does not change either, so the block gets 50% more parameters; the paper reduces the inner
     size to two thirds for a comparison at equal size.
 
-    Supported are GPT-2 and BERT of Transformers, in any of their classes, alone or inside another model. Llama already
-    has gates. A second call changes nothing. The models can be compiled without a graph break and exported.
+    **GPT-2 and BERT of Transformers** are detected, in any of their classes, alone or inside another model. Llama
+    already has gates. A second call changes nothing. The models can be compiled without a graph break and exported.
+
+    **Other models** need all of ``feed_forward_module``, ``first_layer_attribute``, ``activation_attribute``: a class
+    whose ``forward`` calls its first layer and then its activation through these attributes.
 
     Args:
         model: The model; **changed in place**.
@@ -49,14 +55,19 @@ def apply_gated_linear_units(
         act_fn: The activation, a module or a function of one tensor; the model's own if ``None``.
         gated_layer_bias: Whether ``W1`` keeps its bias; otherwise that parameter is removed.
         non_gated_layer_bias: Whether ``V`` has a bias.
+        feed_forward_module: The class of your feed-forward block.
+        first_layer_attribute: Its attribute for ``W1``, a ``torch.nn.Linear``, such as ``"up"``.
+        activation_attribute: Its attribute for the activation, which becomes a ``torch.nn.Identity``.
         generator: Source of randomness for the new weights, a CPU generator; torch's default one if ``None``.
 
     Returns:
         A report of the replaced layers; empty on a second call.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``act_fn`` is a class or not callable.
-        ValueError: The architecture is unknown or already has gates, or other surgery has replaced its layers.
+        TypeError: ``model`` is not a module, ``act_fn`` is a class or not callable, or ``feed_forward_module`` is not a
+            class of modules.
+        ValueError: The architecture is unknown or already has gates, other surgery has replaced its layers, or the
+            description of your block is incomplete or matches no module.
         RuntimeError: ``generator`` is not on the CPU (raised by torch).
 
     Example:
@@ -79,25 +90,52 @@ def apply_gated_linear_units(
         return unit
 
     policies: dict[type[nn.Module], ReplacementFunction] = {}
-    mlps: list[Any] = find_instances(model, "transformers.models.gpt2.modeling_gpt2", "GPT2MLP")
-    blocks = [mlp for mlp in mlps if not isinstance(mlp.c_fc, GatedLinearUnit)]
-    bert = ("transformers.models.bert.modeling_bert", "BertIntermediate")
-    intermediates: list[Any] = find_instances(model, *bert)
-    _check_plain([*(block.c_fc for block in blocks), *(block.dense for block in intermediates)])
-    intermediate = find_loaded_class(*bert)
-    if intermediate is not None:
-        policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
-    activations = {id(block.c_fc): block.act for block in blocks}
+    first, activation = "c_fc", "act"
+    intermediates: list[Any] = []
+    own = (feed_forward_module, first_layer_attribute, activation_attribute)
+    if any(each is not None for each in own):
+        if feed_forward_module is None or first_layer_attribute is None or activation_attribute is None:
+            raise ValueError(
+                "A feed-forward block of your own must be described by all of feed_forward_module, "
+                f"first_layer_attribute and activation_attribute, got {own!r}."
+            )
+        first, activation = first_layer_attribute, activation_attribute
+        blocks: list[Any] = _find_own(model, feed_forward_module, first, activation)
+    else:
+        blocks = find_instances(model, "transformers.models.gpt2.modeling_gpt2", "GPT2MLP")
+        bert = ("transformers.models.bert.modeling_bert", "BertIntermediate")
+        intermediates = find_instances(model, *bert)
+        intermediate = find_loaded_class(*bert)
+        if intermediate is not None:
+            policies[intermediate] = lambda block, _: gate(block.dense, block.intermediate_act_fn)
+    blocks = [block for block in blocks if not isinstance(getattr(block, first), GatedLinearUnit)]
+    _check_plain([getattr(block, first) for block in blocks] + [block.dense for block in intermediates])
+    activations = {id(getattr(block, first)): getattr(block, activation) for block in blocks}
     for block in blocks:
-        policies[type(block.c_fc)] = lambda layer, _: (
+        policies[type(getattr(block, first))] = lambda layer, _: (
             gate(layer, activations[id(layer)]) if id(layer) in activations else None
         )
     report = replace_module_classes(model, policies, optimizers)
     for block in blocks:
-        block.act = nn.Identity().train(block.training)  # the unit applies the activation
+        setattr(block, activation, nn.Identity().train(block.training))  # the unit applies the activation
     if not report and not any(isinstance(module, GatedLinearUnit) for module in model.modules()):
         raise ValueError(_explain_unknown(model))
     return report
+
+
+def _find_own(model: nn.Module, cls: type[nn.Module], *attributes: str) -> list[nn.Module]:
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise TypeError(f"feed_forward_module must be a class of modules, got {cls!r}.")
+    blocks = [module for module in model.modules() if isinstance(module, cls)]
+    if not blocks:
+        raise ValueError(f"feed_forward_module must be a class that is in the model, got {cls.__name__}, which is not.")
+    for name in attributes:
+        if not callable(getattr(blocks[0], name, None)):
+            raise ValueError(  # noqa: TRY004 (the name itself is a str)
+                f"first_layer_attribute and activation_attribute must be attributes of {cls.__name__} that its forward "
+                f"calls, got {name!r}, which is missing or not callable."
+            )
+    return blocks
 
 
 def _check_plain(layers: Sequence[nn.Module]) -> None:
@@ -144,6 +182,6 @@ def _explain_unknown(model: nn.Module) -> str:
     if any(all(hasattr(module, each) for each in names) for module in model.modules()):
         return f"model must have feed-forward blocks without a gate, got a {name}, whose blocks have one already."
     return (
-        f"model must hold the feed-forward blocks of GPT-2 or BERT (Transformers), got a {name} without. For others "
-        "call replace_module_classes with a function that returns GatedLinearUnit(layer, another_layer, activation)."
+        f"model must hold the feed-forward blocks of GPT-2 or BERT (Transformers), got a {name} without. Describe a "
+        "block of your own by feed_forward_module, first_layer_attribute and activation_attribute."
     )
