@@ -86,7 +86,7 @@ def resume_matrix(session: nox.Session) -> None:
 @each_package
 def minimums(session: nox.Session, package: str) -> None:
     """Test a package with the lowest versions that it allows, on the oldest Python."""
-    floors = Path(session.create_tmp()) / "floors.txt"
+    floors = session.cache_dir / f"floors-{package}.txt"
     direct = floors.with_suffix(".in")
     direct.write_text("\n".join([*theirs(*closure(package)), *test_group(package)]))
     session.run("uv", "pip", "compile", "--quiet", "--resolution=lowest-direct", f"--output-file={floors}", str(direct))
@@ -171,7 +171,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def constraints(session: nox.Session) -> None:
     """Write the newest versions of everything that the sessions install to constraints.txt."""
-    wanted = Path(session.create_tmp()) / "wanted.in"
+    wanted = session.cache_dir / "wanted.in"
     builders = [requirement for package in PACKAGES for requirement in project(package)["build-system"]["requires"]]
     tools = [tool for group in TOOLS.values() for tool in group]
     wanted.write_text("\n".join([*theirs(*PACKAGES), *test_group(*PACKAGES), *EXAMPLES, *tools, *builders]))

@@ -485,6 +485,7 @@ class TestReported:
 
         assert len(caught) == 1
 
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_copies_in_workers(self, tmp_path):
         """A generator of a dataset that workers have copies of cannot be saved."""
         with pytest.warns(UserWarning, match=r"dataset.generator is copied into each worker process") as caught:

@@ -278,6 +278,8 @@ def _let_store(monkeypatch, tracker):
 def look(component, recorder, probe):
     """Return all that a component has done in a run: lists of what happened, and values."""
     case = COMPONENTS[type(component)]
+    if isinstance(component, SlackLogger):
+        component.close(None, None)  # waits for the thread that sends; the next message starts another
     own = {"posted": list(posted)} if isinstance(component, SlackLogger) else case.look(component)
     return {"logged": list(recorder.entries), "shown": list(probe.shown), "exported": list(exported), **own}
 
