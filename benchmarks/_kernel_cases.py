@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composer import functional as cf
+from composer.functional.augmentations import batch_operations
+from composer.functional.augmentations.operations import GEOMETRIC, OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import PIL.Image
+
+    from composer.core import Algorithm
 
     Variant = tuple[str, Callable[[], object]]
 
@@ -27,28 +32,37 @@ SHAPES = {"128 of 32": (128, 3, 32, 32), "32 of 224": (32, 3, 224, 224)}
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison: ``variants`` creates the reference, ours and others; ``limit`` is the target ratio for ours."""
+    """A comparison: ``variants`` creates the reference, ours and others.
+
+    ``limit`` is the target ratio for ours, ``tolerance`` the largest difference of a result from the reference's.
+    """
 
     name: str
     variants: Callable[[], list[Variant]]
-    limit: float
+    limit: float | None
     runs_on_gpu: bool = True
+    tolerance: float | None = None
 
 
 CASES: list[Case] = []
 
 
 def case(
-    name: str, limit: float, *, shapes: bool = False, runs_on_gpu: bool = True
+    name: str,
+    limit: float | None,
+    *,
+    shapes: bool = False,
+    runs_on_gpu: bool = True,
+    tolerance: float | None = None,
 ) -> Callable[[Callable[..., list[Variant]]], None]:
     """Add a case, or one for each shape of a batch. Cases with PIL images do not run on a GPU."""
 
     def add(make: Callable[..., list[Variant]]) -> None:
         if shapes:
             for label, shape in SHAPES.items():
-                CASES.append(Case(f"{name}, {label}", functools.partial(make, shape), limit, runs_on_gpu))
+                CASES.append(Case(f"{name}, {label}", functools.partial(make, shape), limit, runs_on_gpu, tolerance))
         else:
-            CASES.append(Case(name, make, limit, runs_on_gpu))
+            CASES.append(Case(name, make, limit, runs_on_gpu, tolerance))
 
     return add
 
@@ -94,17 +108,70 @@ def _cutmix(shape: tuple[int, ...]) -> list[Variant]:
     ]
 
 
-@case("augment_batch", 1.03, shapes=True)
-def _augment(shape: tuple[int, ...]) -> list[Variant]:
+def pipeline(*, compiled: bool = False) -> nn.Module:
+    """Return a flip, an affine transform and a colour jitter of kornia, the jitter compiled if required."""
     import kornia.augmentation as ka
 
-    images, generator = torch.rand(shape), torch.Generator().manual_seed(0)
-    pipeline = ka.AugmentationSequential(
-        ka.RandomHorizontalFlip(), ka.RandomAffine(15.0, (0.1, 0.1)), ka.ColorJitter(0.2, 0.2, 0.2, 0.05)
+    jitter = ka.ColorJitter(0.2, 0.2, 0.2, 0.05)
+    return ka.AugmentationSequential(
+        ka.RandomHorizontalFlip(), ka.RandomAffine(15.0, (0.1, 0.1), p=1.0), jitter.compile() if compiled else jitter
     )
+
+
+@case("augment_batch", 1.03, shapes=True, tolerance=0.0)
+def _augment(shape: tuple[int, ...]) -> list[Variant]:
+    images, augmentation = torch.rand(shape), pipeline()
+    draws = cf.draw_augmentation(augmentation, shape, generator=torch.Generator("cpu").manual_seed(0))
     return [
-        ("kornia's own call", lambda: pipeline(images)),
-        ("ours", lambda: cf.augment_batch(images, pipeline, generator=generator)),
+        ("kornia's own call with the same draws", lambda: augmentation(images, params=draws.params)),
+        ("ours", lambda: cf.augment_batch(images, augmentation, params=draws)),
+    ]
+
+
+@case("Augment in the trainer, 32 of 224", 1.0)
+def _augment_in_trainer() -> list[Variant]:
+    from torch.utils.data import DataLoader, Dataset
+    from torchvision.transforms import InterpolationMode, v2
+
+    from composer import Trainer
+    from composer.algorithms import Augment
+    from composer.models import ComposerClassifier
+
+    images = torch.rand(64, 3, 224, 224, device="cpu")
+    per_sample = v2.Compose(
+        [
+            v2.RandomHorizontalFlip(),
+            v2.RandomAffine(15.0, (0.1, 0.1), interpolation=InterpolationMode.BILINEAR),
+            v2.ColorJitter(0.2, 0.2, 0.2, 0.05),
+        ]
+    )
+
+    class Images(Dataset[tuple[Tensor, int]]):
+        def __init__(self, transform: Callable[[Tensor], Tensor]) -> None:
+            self.transform = transform
+
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return self.transform(images[index]), index % 10
+
+    def epoch(transform: Callable[[Tensor], Tensor], *algorithms: Algorithm) -> Callable[[], object]:
+        network = nn.Sequential(nn.AvgPool2d(224), nn.Flatten(), nn.Linear(3, 10))
+        trainer = Trainer(
+            model=ComposerClassifier(network, num_classes=10, train_metrics=[], val_metrics=[]),
+            train_dataloader=DataLoader(Images(transform), batch_size=32),
+            algorithms=algorithms,
+            max_duration="10000ep",
+            progress_bar=False,
+        )
+        return lambda: trainer.fit(duration="1ep")
+
+    return [
+        ("torchvision v2 in the loader, one at a time", epoch(per_sample)),
+        ("ours", epoch(torch.clone, Augment(pipeline()))),
+        ("ours, with the colour jitter compiled", epoch(torch.clone, Augment(pipeline(compiled=True)))),
+        ("no augmentation", epoch(torch.clone)),
     ]
 
 
@@ -312,3 +379,153 @@ def surgery(name: str, limit: float, apply: Callable[[nn.Module], object]) -> No
 surgery("BlurPool", 1.12, lambda model: cf.apply_blurpool(model))  # noqa: PLW0108  (looked up when it runs)
 surgery("SqueezeExcite", 1.07, lambda model: cf.apply_squeeze_excite(model))  # noqa: PLW0108
 surgery("GhostBatchNorm", 1.03, lambda model: cf.apply_ghost_batchnorm(model))  # noqa: PLW0108
+
+
+def operation(name: str, magnitude: float, mode: str = "bilinear", tolerance: float = 3e-4) -> None:
+    """Add cases for an operation of RandAugment and AugMix: ours, kornia's and torchvision's, with the same results.
+
+    The images are bytes divided by 255; the magnitudes are drawn on the CPU. All samples have the same one because
+    torchvision accepts only one for a batch; kornia and this library accept one for each sample. Each library gets a
+    copy of the images, because RandAugment and AugMix copy the samples that drew an operation.
+    """
+
+    def make(shape: tuple[int, ...]) -> list[Variant]:
+        images = torch.randint(256, shape) / 255
+        operations = torch.full(shape[:1], OPERATIONS.index(name), device="cpu")
+        magnitudes = torch.full(shape[:1], magnitude, device="cpu")
+        function = batch_operations._POINTWISE[operations[0]] if name not in GEOMETRIC else batch_operations._warp
+        options = {"mode": mode} if name in GEOMETRIC else {}
+
+        def ours() -> Tensor:
+            numbers = batch_operations._numbers(operations, magnitudes, *shape[2:]).to(images.dtype)
+            return function(images.clone(), batch_operations.send(numbers, images.device), 1.0, **options)
+
+        theirs, others = with_kornia(name, mode), with_torchvision(name, magnitude, mode)
+        return [
+            ("ours", ours),
+            ("kornia", lambda: theirs(images.clone(), batch_operations.send(magnitudes, images.device))),
+            ("torchvision v2, one magnitude for the batch", lambda: others(images.clone())),
+        ]
+
+    case(f"operation {name}", None, shapes=True, tolerance=tolerance)(make)
+
+
+def with_kornia(name: str, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return kornia's operation, a function of images and a magnitude for each."""
+    from kornia import enhance, geometry
+
+    options = {"mode": mode, "align_corners": False}
+
+    def shear(images: Tensor, slopes: Tensor, *, is_x: bool) -> Tensor:
+        matrices = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
+        matrices[:, 0 if is_x else 1, 1 if is_x else 0] = -slopes
+        matrices[:, 0 if is_x else 1, 2] = -slopes / 2  # from the corner of the first pixel, not from its centre
+        return geometry.warp_affine(images, matrices, (images.shape[2], images.shape[3]), **options)
+
+    def translate(images: Tensor, fractions: Tensor, *, is_x: bool) -> Tensor:
+        pixels = (fractions * images.shape[3 if is_x else 2]).trunc()
+        zeros = torch.zeros_like(pixels)
+        return geometry.translate(images, torch.stack((pixels, zeros) if is_x else (zeros, pixels), -1), **options)
+
+    operations: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "autocontrast": lambda images, _: enhance.normalize_min_max(images),
+        "equalize": lambda images, _: enhance.equalize(images),
+        "posterize": enhance.posterize,
+        "solarize": lambda images, thresholds: enhance.solarize(images, thresholds * 256 / 255),
+        "color": enhance.adjust_saturation_with_gray_subtraction,
+        "contrast": enhance.adjust_contrast_with_mean_subtraction,
+        "brightness": enhance.adjust_brightness_accumulative,
+        "sharpness": enhance.sharpness,
+        "rotate": lambda images, degrees: geometry.rotate(images, degrees, **options),
+        "shear_x": lambda images, slopes: shear(images, slopes, is_x=True),
+        "shear_y": lambda images, slopes: shear(images, slopes, is_x=False),
+        "translate_x": lambda images, fractions: translate(images, fractions, is_x=True),
+        "translate_y": lambda images, fractions: translate(images, fractions, is_x=False),
+    }
+    return operations[name]
+
+
+def with_torchvision(name: str, magnitude: float, mode: str) -> Callable[[Tensor], Tensor]:
+    """Return torchvision's operation, a function of images, with one magnitude for all."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    interpolation = InterpolationMode(mode)
+
+    def affine(images: Tensor, shift: tuple[int, int] = (0, 0), slopes: tuple[float, float] = (0, 0)) -> Tensor:
+        degrees = [math.degrees(math.atan(slope)) for slope in slopes]
+        return functional.affine(images, 0.0, list(shift), 1.0, degrees, interpolation, center=[0.0, 0.0])
+
+    operations: dict[str, Callable[[Tensor], Tensor]] = {
+        "autocontrast": functional.autocontrast,
+        "equalize": functional.equalize,
+        "posterize": lambda images: functional.posterize(images, int(magnitude)),
+        "solarize": lambda images: functional.solarize(images, magnitude * 256 / 255),
+        "color": lambda images: functional.adjust_saturation(images, magnitude),
+        "contrast": lambda images: functional.adjust_contrast(images, magnitude),
+        "brightness": lambda images: functional.adjust_brightness(images, magnitude),
+        "sharpness": lambda images: functional.adjust_sharpness(images, magnitude),
+        "rotate": lambda images: functional.rotate(images, magnitude, interpolation),
+        "shear_x": lambda images: affine(images, slopes=(magnitude, 0)),
+        "shear_y": lambda images: affine(images, slopes=(0, magnitude)),
+        "translate_x": lambda images: affine(images, (int(magnitude * images.shape[3]), 0)),
+        "translate_y": lambda images: affine(images, (0, int(magnitude * images.shape[2]))),
+    }
+    return operations[name]
+
+
+operation("autocontrast", 0.0)
+operation("equalize", 0.0)
+operation("posterize", 4.0, tolerance=5e-3)  # torchvision has levels of 1 / 16, not bytes
+operation("solarize", 0.5)
+operation("color", 1.5)
+operation("contrast", 1.5)
+operation("brightness", 1.5)
+operation("sharpness", 1.5)
+operation("rotate", 17.0)
+operation("shear_x", 0.21)
+operation("shear_y", 0.21)
+operation("translate_x", 0.2, mode="nearest")  # by whole pixels
+operation("translate_y", 0.2, mode="nearest")
+
+
+@case("conversion to grey", None, shapes=True, tolerance=3e-4)
+def _grey(shape: tuple[int, ...]) -> list[Variant]:
+    from kornia.color import rgb_to_grayscale
+    from torchvision.transforms.v2 import functional
+
+    images = torch.rand(shape)
+    return [
+        ("ours", lambda: batch_operations._grey(images, 1.0)),
+        ("kornia", lambda: rgb_to_grayscale(images)),
+        ("torchvision v2", lambda: functional.rgb_to_grayscale(images)),
+    ]
+
+
+def blur(stride: int) -> None:
+    """Add cases for BlurPool's filter, which torchvision does not have."""
+
+    def make(shape: tuple[int, ...]) -> list[Variant]:
+        from kornia.filters import BlurPool2D
+
+        images, ours, theirs = torch.rand(shape), cf.BlurPool2d(stride), BlurPool2D(3, stride)
+        return [("ours", lambda: ours(images)), ("kornia", lambda: theirs(images))]
+
+    case(f"blur with stride {stride}", None, shapes=True, tolerance=1e-6)(make)
+
+
+blur(1)
+blur(2)
+
+
+@case("resize_batch", None, shapes=True, tolerance=1e-6)
+def _resize(shape: tuple[int, ...]) -> list[Variant]:
+    from kornia.geometry import resize
+    from torchvision.transforms.v2 import functional
+
+    images = torch.rand(shape)
+    size = [side // 2 for side in shape[2:]]
+    return [
+        ("ours", lambda: cf.resize_batch(images, None, 0.5)[0]),
+        ("kornia", lambda: resize(images, tuple(size), align_corners=False)),
+        ("torchvision v2", lambda: functional.resize(images, size, antialias=False)),
+    ]

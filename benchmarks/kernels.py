@@ -2,7 +2,8 @@
 
 A case has a reference, the kernel, and sometimes another library or the kernel including its random draws. The variants
 run in turns in one process with one thread. A figure is the median over the rounds of the ratio to the time of the
-reference in the same round. ``limit`` is the target for the kernel.
+reference in the same round: of processor time on the CPU, where other programs may be running. ``limit`` is the target
+for the kernel. Before the cases with a ``tolerance`` are timed, the results of all variants are compared.
 
     python benchmarks/kernels.py                 all cases
     python benchmarks/kernels.py cutmix cutout   the cases whose names start with these
@@ -63,9 +64,12 @@ def measure(case: Case, rounds: int, block: float, device: str) -> list[dict[str
     torch.manual_seed(0)
     with torch.device(device):  # the tensors and models of the case
         reference, *variants = case.variants()
+    expected = reference[1]()
     calls = {}
     for _, call in (reference, *variants):
-        call()  # the warm-up
+        output = call()  # the warm-up
+        if case.tolerance is not None:
+            torch.testing.assert_close(output, expected, atol=case.tolerance, rtol=0)
         calls[call] = max(1, round(block / seconds(call, 1)))
     times: dict[str, list[float]] = {name: [] for name, _ in (reference, *variants)}
     for _ in range(rounds):
@@ -87,14 +91,16 @@ def measure(case: Case, rounds: int, block: float, device: str) -> list[dict[str
 
 
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Return the seconds of one of several calls, including the work they start on a GPU."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    """Return the seconds of one of several calls: processor time, or with a GPU the time until it has finished."""
+    is_cuda = torch.cuda.is_initialized()
+    synchronize = torch.cuda.synchronize if is_cuda else lambda: None
+    clock = time.perf_counter if is_cuda else time.process_time
     synchronize()
-    began = time.perf_counter()
+    began = clock()
     for _ in range(times):
         call()
     synchronize()
-    return (time.perf_counter() - began) / times
+    return (clock() - began) / times
 
 
 if __name__ == "__main__":

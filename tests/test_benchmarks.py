@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -86,6 +87,24 @@ class TestKernels:
 
         assert [figure["variant"] for figure in figures] == ["ours", "ours with its draws, clipped at the border"]
         assert all(figure["ratio"] > 0 for figure in figures)
+
+    def test_operations_of_three_libraries(self, benchmark):
+        """An operation of this library, kornia's and torchvision's are timed after their results were compared."""
+        kernels = benchmark("kernels")
+        (case,) = [case for case in kernels.CASES if case.name == "operation rotate, 128 of 32"]
+
+        figures = kernels.measure(case, rounds=1, block=0.001, device="cpu")
+
+        assert [figure["variant"] for figure in figures] == ["kornia", "torchvision v2, one magnitude for the batch"]
+
+    def test_other_results_are_refused(self, benchmark):
+        """A variant whose result differs by more than the tolerance is not timed."""
+        kernels, cases = benchmark("kernels"), benchmark("_kernel_cases")
+        one = torch.ones(2)
+        case = cases.Case("case", lambda: [("one", lambda: one), ("two", lambda: one + 0.1)], None, tolerance=0.05)
+
+        with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+            kernels.measure(case, rounds=1, block=0.001, device="cpu")
 
     def test_cases_with_pil_images_do_not_run_on_a_gpu(self, benchmark):
         """Selecting only such cases for a GPU is an error that lists the others."""
