@@ -32,7 +32,7 @@ def test_symbols_are_documented(module, name):
 
 @pytest.mark.parametrize(("module", "name"), [symbol for symbol in SYMBOLS if _defined_here(*symbol)])
 def test_examples_run(module, name):
-    """The docstring of each class defined here has an example, which gives what it shows."""
+    """Each class docstring has an example with the stated output."""
     symbol = getattr(importlib.import_module(module), name)
     namespace = vars(inspect.getmodule(symbol)).copy()
 
@@ -45,7 +45,7 @@ def test_examples_run(module, name):
 
 @pytest.mark.parametrize("module", ["composer.models", "composer.loss"])
 def test_import_is_lazy(module):
-    """Neither torchmetrics nor torchvision is loaded before a metric or a model of theirs is asked for."""
+    """Neither torchmetrics nor torchvision is imported before it is used."""
     program = f"import sys, {module}; print({{'torchmetrics', 'torchvision'}} & set(sys.modules))"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_code_blocks_run(capsys):
-    """All Python blocks run one after the other, and the last prints both metrics."""
+    """All Python blocks run in order, and the last prints both metrics."""
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
 
     exec(compile("\n".join(blocks), str(README), "exec"), {})

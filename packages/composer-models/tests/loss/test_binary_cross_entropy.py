@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from composer.loss import binary_cross_entropy_with_logits
 
 
-def _by_hand(logits, target):
+def _reference(logits, target):
     """Return -(t log s + (1 - t) log(1 - s)) of each element, in Python floats."""
     rows = []
     for row, truths in zip(logits.tolist(), target.tolist(), strict=True):
@@ -24,37 +24,37 @@ ONE_HOT = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
 
 class TestBinaryCrossEntropy:
     def test_equals_the_formula(self):
-        """By default it is the sum over the classes, and the mean over the samples."""
+        """By default losses are summed over classes and averaged over samples."""
         loss = binary_cross_entropy_with_logits(LOGITS, ONE_HOT)
 
-        expected = math.fsum(x for row in _by_hand(LOGITS, ONE_HOT) for x in row) / 2
+        expected = math.fsum(x for row in _reference(LOGITS, ONE_HOT) for x in row) / 2
         assert loss.item() == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
     def test_class_ids_are_one_hot(self, dtype):
-        """A class id asks for its class and for no other."""
+        """A class id is a positive label for its class only."""
         by_ids = binary_cross_entropy_with_logits(LOGITS, torch.tensor([2, 0], dtype=dtype))
 
         assert torch.equal(by_ids, binary_cross_entropy_with_logits(LOGITS, ONE_HOT))
 
-    def test_a_negative_id_is_no_class(self):
-        """With id -100 no class is to be found in the sample."""
+    def test_negative_id_has_no_class(self):
+        """With id -100 all classes are negative."""
         loss = binary_cross_entropy_with_logits(LOGITS[:1], torch.tensor([-100]))
 
-        assert loss.item() == pytest.approx(math.fsum(_by_hand(LOGITS[:1], torch.zeros(1, 3))[0]), rel=1e-6)
+        assert loss.item() == pytest.approx(math.fsum(_reference(LOGITS[:1], torch.zeros(1, 3))[0]), rel=1e-6)
 
     def test_several_classes_at_once(self):
-        """Probabilities need not sum to 1: two classes may both be there."""
+        """Probabilities need not sum to 1."""
         target = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
 
         loss = binary_cross_entropy_with_logits(LOGITS, target, reduction="none", scale_by_batch_size=False)
 
-        torch.testing.assert_close(loss, torch.tensor(_by_hand(LOGITS, target)))
+        torch.testing.assert_close(loss, torch.tensor(_reference(LOGITS, target)))
 
     @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
     @pytest.mark.parametrize("scale", [True, False])
-    def test_reductions_and_weights_are_those_of_torch(self, reduction, scale):
-        """Weights and reductions mean what they mean in torch; scaling divides by the number of samples."""
+    def test_reductions_and_weights_match_torch(self, reduction, scale):
+        """Weights and reductions match torch's, divided by the number of samples."""
         weight, pos_weight = torch.tensor([[2.0], [0.5]]), torch.tensor([1.0, 3.0, 0.1])
 
         loss = binary_cross_entropy_with_logits(LOGITS, ONE_HOT, weight, reduction, pos_weight, scale)
@@ -65,7 +65,7 @@ class TestBinaryCrossEntropy:
         torch.testing.assert_close(loss, expected / 2 if scale else expected)
 
     def test_pixels(self):
-        """With ids (N, H, W) the sum runs over classes and pixels."""
+        """With ids (N, H, W) the loss is summed over classes and pixels."""
         logits, target = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
 
         loss = binary_cross_entropy_with_logits(logits, target)
@@ -75,7 +75,7 @@ class TestBinaryCrossEntropy:
         torch.testing.assert_close(loss, expected)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_gives_gradients_in_the_dtype_of_the_logits(self, dtype):
+    def test_gradient_dtype_is_that_of_the_logits(self, dtype):
         """The gradient of the sum is (sigmoid - target) / N."""
         logits = LOGITS.to(dtype).requires_grad_()
 
@@ -84,17 +84,17 @@ class TestBinaryCrossEntropy:
         expected = (LOGITS.to(dtype).sigmoid() - ONE_HOT.to(dtype)) / 2
         torch.testing.assert_close(logits.grad, expected)
 
-    def test_an_unknown_reduction(self):
-        """The three reductions are named."""
+    def test_unknown_reduction_raises(self):
+        """The error lists the three reductions."""
         with pytest.raises(ValueError, match='reduction must be "none", "mean" or "sum", got \'avg\''):
             binary_cross_entropy_with_logits(LOGITS, ONE_HOT, reduction="avg")
 
-    def test_no_samples(self):
-        """There is nothing to divide by in an empty batch."""
+    def test_empty_batch_raises(self):
+        """The mean over an empty batch is undefined."""
         with pytest.raises(ValueError, match="divides by the number of samples"):
             binary_cross_entropy_with_logits(torch.zeros(0, 3), torch.zeros(0, 3))
 
-    def test_targets_of_another_shape(self):
-        """Targets that are neither ids nor probabilities are refused with both shapes."""
+    def test_mismatched_targets_raise(self):
+        """Targets that are neither ids nor probabilities raise, with both shapes."""
         with pytest.raises(ValueError, match=r"targets must be integer class ids of shape \(2,\)"):
             binary_cross_entropy_with_logits(LOGITS, torch.zeros(2, 4))

@@ -48,7 +48,7 @@ class TestDiceLoss:
     @pytest.mark.parametrize("squared", [False, True])
     @pytest.mark.parametrize("jaccard", [False, True])
     def test_equals_the_formula_for_each_sample_and_class(self, pair, squared, jaccard):
-        """Without a reduction there is one loss for each sample and class."""
+        """Without reduction there is one loss per sample and class."""
         probabilities, target = pair
 
         loss = DiceLoss(squared_pred=squared, jaccard=jaccard, reduction="none")(probabilities, target)
@@ -60,7 +60,7 @@ class TestDiceLoss:
         torch.testing.assert_close(loss, torch.tensor(expected))
 
     def test_batch_sums_over_the_samples_first(self, pair):
-        """With batch=True all pixels of the batch make one coefficient a class."""
+        """With batch=True each class has one coefficient over all pixels of the batch."""
         probabilities, target = pair
 
         loss = DiceLoss(batch=True, reduction="none")(probabilities, target)
@@ -73,14 +73,14 @@ class TestDiceLoss:
 
     @pytest.mark.parametrize("batch", [False, True])
     def test_reductions(self, pair, batch):
-        """Mean and sum are those of what there is without a reduction."""
+        """Mean and sum are computed from the unreduced losses."""
         each = DiceLoss(batch=batch, reduction="none")(*pair)
 
         assert DiceLoss(batch=batch)(*pair).item() == pytest.approx(each.mean().item())
         assert DiceLoss(batch=batch, reduction="sum")(*pair).item() == pytest.approx(each.sum().item())
 
-    def test_absent_classes_do_not_count(self, pair):
-        """The class that the second image lacks has no loss and no place in the mean; the others keep theirs."""
+    def test_absent_classes_are_excluded(self, pair):
+        """A class that is absent from a sample has no loss and is excluded from the mean."""
         each = DiceLoss(reduction="none")(*pair)
 
         mean, rest = DiceLoss(ignore_absent_classes=True), DiceLoss(ignore_absent_classes=True, reduction="none")
@@ -90,8 +90,8 @@ class TestDiceLoss:
         assert rest(*pair)[1, 2] == 0
         assert torch.equal(rest(*pair)[0], each[0])
 
-    def test_absent_from_the_batch(self, pair):
-        """With batch=True only a class that no sample has is left out."""
+    def test_classes_absent_from_the_batch(self, pair):
+        """With batch=True only a class that no sample has is excluded."""
         probabilities, target = pair
         settings = {"batch": True, "ignore_absent_classes": True}
         each = DiceLoss(batch=True, reduction="none")(probabilities, target % 2)
@@ -106,8 +106,8 @@ class TestDiceLoss:
     @pytest.mark.parametrize("squared", [False, True])
     @pytest.mark.parametrize("jaccard", [False, True])
     @pytest.mark.parametrize("batch", [False, True])
-    def test_ignored_pixels_are_left_out(self, pair, squared, jaccard, batch):
-        """The loss is the one of the other pixels alone, whatever is predicted where the target is negative."""
+    def test_ignored_pixels_are_excluded(self, pair, squared, jaccard, batch):
+        """Predictions at pixels with a negative target do not change the loss."""
         probabilities, target = pair
         ignored = torch.rand(4, 5) < 0.4
         target[:, ignored] = torch.tensor([[-1], [-100]]).expand(2, int(ignored.sum()))
@@ -122,8 +122,8 @@ class TestDiceLoss:
         ]
         torch.testing.assert_close(loss, torch.tensor(expected[0] if batch else expected))
 
-    def test_ignored_pixels_get_no_gradient(self, pair):
-        """What is predicted for them is not learned from."""
+    def test_ignored_pixels_have_no_gradient(self, pair):
+        """Their gradient is zero."""
         logits, target = pair[0].clone().requires_grad_(), pair[1]
         target[0, 1:3] = -1
 
@@ -132,8 +132,8 @@ class TestDiceLoss:
         assert not logits.grad[0, :, 1:3].any()
         assert logits.grad[0, :, 0].all()
 
-    def test_softened_ignored_pixels_are_left_out(self, pair):
-        """With softmax, rows of zeros are what class ids that are ignored become when they are smoothed."""
+    def test_smoothed_ignored_pixels_are_excluded(self, pair):
+        """With softmax, rows of zeros, as from smoothing ignored ids, are excluded."""
         logits, target = pair
         target[0, 1:3] = -1
 
@@ -141,14 +141,14 @@ class TestDiceLoss:
 
         assert loss.item() == pytest.approx(DiceLoss(softmax=True)(logits, target).item())
 
-    def test_without_softmax_a_row_of_zeros_is_a_pixel_of_no_class(self):
-        """Masks of a single class, and of several that are not exclusive, have a background."""
+    def test_zeros_without_softmax_are_background(self):
+        """Masks of one class, or of several non-exclusive ones, have a background."""
         loss = DiceLoss()(torch.ones(1, 1, 4), torch.tensor([[[1.0, 1.0, 0.0, 0.0]]]))
 
         assert loss.item() == pytest.approx(_one_minus_dice([1, 1, 1, 1], [1, 1, 0, 0]))
 
-    def test_a_sample_without_a_pixel_that_counts_is_not_in_the_mean(self, pair):
-        """The mean is that of the other samples."""
+    def test_fully_ignored_samples_are_excluded(self, pair):
+        """The mean is over the other samples."""
         probabilities, target = pair
         target[1] = -1
 
@@ -156,15 +156,15 @@ class TestDiceLoss:
 
         assert loss.item() == pytest.approx(DiceLoss()(probabilities[:1], target[:1]).item())
 
-    def test_nothing_present_is_no_loss(self):
-        """Where every pixel is of no class, there is nothing to learn and no nan."""
+    def test_no_classes_present_gives_zero(self):
+        """If no pixel has a class, the loss is 0 and not nan."""
         loss = DiceLoss(ignore_absent_classes=True)(torch.rand(1, 2, 3, 3), torch.full((1, 3, 3), -100))
 
         assert loss == 0
 
     @pytest.mark.parametrize(("jaccard", "metric"), [(False, MulticlassF1Score), (True, MulticlassJaccardIndex)])
-    def test_of_a_decision_it_is_one_minus_the_metric(self, jaccard, metric):
-        """Where predictions are 0 or 1, the batch's mean is one minus torchmetrics' score."""
+    def test_binary_predictions_give_one_minus_the_metric(self, jaccard, metric):
+        """For predictions of 0 or 1, the batch's mean is one minus torchmetrics' score."""
         generator = torch.Generator().manual_seed(1)
         guess, target = (torch.randint(3, (2, 8, 8), generator=generator) for _ in range(2))
 
@@ -177,7 +177,7 @@ class TestDiceLoss:
         [({"sigmoid": True}, torch.sigmoid), ({"softmax": True}, lambda logits: logits.softmax(dim=1))],
     )
     def test_logits(self, settings, activation):
-        """With sigmoid or softmax, logits are made probabilities first."""
+        """With sigmoid or softmax, logits are converted to probabilities first."""
         logits, target = torch.randn(2, 3, 4), torch.randint(3, (2, 4))
 
         loss = DiceLoss(**settings)(logits, target)
@@ -185,19 +185,19 @@ class TestDiceLoss:
         torch.testing.assert_close(loss, DiceLoss()(activation(logits), target))
 
     def test_single_class(self):
-        """One class with its probability as target, as in "foreground or not"."""
+        """A single class with its probability as target is supported."""
         prediction, target = torch.tensor([[[0.5, 1.0]]]), torch.tensor([[[0.0, 1.0]]])
 
         assert DiceLoss()(prediction, target).item() == pytest.approx(1 - 2 * 1.0 / 2.5, abs=1e-5)
 
-    def test_without_pixels_each_score_is_a_pixel(self):
-        """Scores (N, C) of a classifier are pictures of one pixel."""
+    def test_scores_without_pixels(self):
+        """Scores (N, C) of a classifier are images of one pixel."""
         loss = DiceLoss(reduction="none")(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
 
         torch.testing.assert_close(loss, torch.tensor([[1.0, 1 - 1.5 / 1.75]]), atol=1e-4, rtol=0)
 
-    def test_half_precision_is_summed_in_single(self):
-        """A large picture in bfloat16 has the loss of the same numbers in single precision."""
+    def test_half_precision_is_summed_in_float32(self):
+        """A large bfloat16 image has the loss of the same numbers in single precision."""
         probabilities = torch.rand(1, 2, 128, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
         target = torch.randint(2, (1, 128, 128), generator=torch.Generator().manual_seed(3))
 
@@ -208,7 +208,7 @@ class TestDiceLoss:
 
     @given(st.integers(0, 1000), st.sampled_from(list(itertools.product([False, True], repeat=4))))
     def test_lies_between_zero_and_one(self, seed, flags):
-        """Whatever the settings, probabilities lose between 0 and 1, and a perfect prediction nothing."""
+        """For all settings the loss is in [0, 1], and a perfect prediction has 0."""
         squared, jaccard, batch, absent = flags
         generator = torch.Generator().manual_seed(seed)
         probabilities = torch.rand(2, 3, 6, generator=generator)
@@ -218,8 +218,8 @@ class TestDiceLoss:
         assert -1e-6 <= dice(probabilities, target).item() <= 1
         assert dice(_one_hot(target).float(), target).item() == pytest.approx(0, abs=1e-5)
 
-    def test_can_be_learned_from(self):
-        """A few steps of gradient descent on logits lower the loss."""
+    def test_gradient_descent_lowers_the_loss(self):
+        """A few steps on logits lower the loss."""
         logits, target = torch.zeros(1, 2, 4, 4, requires_grad=True), torch.eye(4, dtype=torch.long)[None]
         dice = DiceLoss(softmax=True)
         optimizer = torch.optim.SGD([logits], lr=10.0)
@@ -242,17 +242,17 @@ class TestDiceLoss:
             ({"reduction": "max"}, "reduction must be .* got 'max'"),
         ],
     )
-    def test_settings_that_do_not_fit(self, settings, sentence):
+    def test_contradictory_settings_raise(self, settings, sentence):
         """Contradictions are refused at construction."""
         with pytest.raises(ValueError, match=sentence):
             DiceLoss(**settings)
 
-    def test_softmax_over_one_class(self):
-        """A softmax over one class would say 1 whatever the model says."""
+    def test_softmax_over_one_class_raises(self):
+        """A softmax over one class is always 1."""
         with pytest.raises(ValueError, match="use sigmoid=True for a single class"):
             DiceLoss(softmax=True)(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long))
 
-    def test_masks_of_another_shape(self):
-        """Masks that do not fit are refused with both shapes."""
+    def test_mismatched_masks_raise(self):
+        """Mismatched masks raise, with both shapes."""
         with pytest.raises(ValueError, match=r"class ids of shape \(1, 4, 4\) .* of shape \(1, 8, 8\)"):
             DiceLoss()(torch.zeros(1, 2, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))

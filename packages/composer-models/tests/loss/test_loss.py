@@ -12,22 +12,22 @@ from composer.loss import DiceLoss, loss_registry
 @pytest.mark.parametrize(
     ("module", "names"), [(composer.loss, ["soft_cross_entropy"]), (composer.loss.utils, composer.loss.utils.__all__)]
 )
-def test_names_are_those_of_functional(module, names):
-    """What composer.functional has is the very function of it."""
+def test_functions_are_reexported(module, names):
+    """The functions of composer.functional are the same objects."""
     assert all(getattr(module, name) is getattr(cf, name) for name in names)
 
 
 @pytest.mark.parametrize("name", ["soft_cross_entropy", "binary_cross_entropy_with_logits"])
 def test_registry_has_the_functions_by_name(name):
-    """A name in a file of settings leads to the function, which gives a scalar."""
+    """A name selects the function, which returns a scalar."""
     loss = loss_registry[name](torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
 
     assert loss_registry[name] is getattr(composer.loss, name)
     assert (loss.shape, loss.item() > 0) == ((), True)
 
 
-def test_registry_can_be_added_to(monkeypatch):
-    """A loss of one's own is found like the others."""
+def test_registry_is_extensible(monkeypatch):
+    """A custom loss is found like the others."""
     monkeypatch.setitem(loss_registry, "dice", DiceLoss(softmax=True))
 
     assert 0 < loss_registry["dice"](torch.zeros(1, 2, 4), torch.zeros(1, 4, dtype=torch.long)) < 1

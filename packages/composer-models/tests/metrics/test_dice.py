@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassF1Score
 from composer.metrics import Dice
 
 
-def _by_hand(guesses, truths):
+def _reference(guesses, truths):
     """Return the mean over the classes seen of 2 |P and T| / (|P| + |T|), from sets of pixels."""
     shares = []
     for label in sorted({*guesses, *truths}):
@@ -29,7 +29,7 @@ def _masks(seed, shape=(3, 6, 5), classes=4):
 
 class TestDice:
     def test_equals_scikit_learn_and_torchmetrics(self):
-        """It is the macro average of the F1 scores."""
+        """The value is the macro average of the F1 scores."""
         guess, target = _masks(seed=0)
         metric, theirs = Dice(num_classes=4), MulticlassF1Score(4, average="macro")
 
@@ -44,8 +44,8 @@ class TestDice:
         pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
         cuts=st.lists(st.integers(0, 30), max_size=4),
     )
-    def test_any_batch_split_gives_the_same(self, pixels, cuts):
-        """Batches of any size, and classes that never appear, count pixel by pixel."""
+    def test_does_not_depend_on_batch_split(self, pixels, cuts):
+        """Batches of any size, and absent classes, are counted by pixel."""
         guesses, truths = zip(*pixels, strict=True)
         edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
         metric = Dice(num_classes=5)
@@ -53,10 +53,10 @@ class TestDice:
         for start, stop in itertools.pairwise(edges):
             metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
 
-        assert metric.compute().item() == pytest.approx(_by_hand(guesses, truths), rel=1e-6)
+        assert metric.compute().item() == pytest.approx(_reference(guesses, truths), rel=1e-6)
 
-    def test_of_scores_the_greatest_counts(self):
-        """Scores (N, C, H, W) give what the ids of their greatest give."""
+    def test_scores_are_converted_to_ids(self):
+        """Scores (N, C, H, W) give the same as their argmax."""
         scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
         by_scores, by_ids = Dice(4), Dice(4)
 
@@ -65,8 +65,8 @@ class TestDice:
 
         assert by_scores.compute() == by_ids.compute()
 
-    def test_shares_of_two_processes_add_up(self):
-        """What two processes counted, unequal in size, merges to the value over all of it."""
+    def test_merges_across_processes(self):
+        """Unequal states of two processes merge to the value over all pixels."""
         guess, target = _masks(seed=3)
         mine, theirs = Dice(4), Dice(4)
         mine.update(guess[:1], target[:1])
@@ -74,11 +74,11 @@ class TestDice:
 
         mine.merge_state(theirs)
 
-        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist())
+        expected = _reference(guess.flatten().tolist(), target.flatten().tolist())
         assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
 
-    def test_nothing_counted_is_nan_and_reset_forgets(self):
-        """Before the first batch, and after a reset, there is no mean."""
+    def test_is_nan_without_updates(self):
+        """Before the first batch, and after a reset, the value is nan."""
         metric = Dice(2)
         metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
 
@@ -88,7 +88,7 @@ class TestDice:
         assert math.isnan(metric.compute().item())
 
     def test_stats_of_one_batch(self):
-        """Each class has its own coefficient; one that is nowhere has none."""
+        """Each class has its coefficient, absent ones have none."""
         scores = torch.nn.functional.one_hot(torch.tensor([[0, 0, 1, 1]]), 3).movedim(-1, 1).float()
 
         stats = Dice.compute_stats(scores, torch.tensor([[0, 1, 1, 1]]))
@@ -97,17 +97,17 @@ class TestDice:
 
 
 class TestBadInput:
-    def test_another_number_of_classes(self):
-        """Scores of 5 classes for a metric of 3 are refused with both numbers."""
+    def test_mismatched_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 raise with both numbers."""
         with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
             Dice(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
 
-    def test_an_id_that_is_no_class(self):
-        """Nothing is ignored here, so -1 is no class either."""
+    def test_id_out_of_range(self):
+        """Without an ignored id, -1 is not a class."""
         with pytest.raises(ValueError, match=r"Class ids must be from 0 to 2; .* targets -1 to 2"):
             Dice(3).update(torch.zeros(1, 3, 2), torch.tensor([[2, -1]]))
 
     def test_no_classes(self):
-        """There has to be a class."""
+        """At least one class is required."""
         with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
             Dice(0)

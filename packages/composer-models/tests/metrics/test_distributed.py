@@ -86,14 +86,14 @@ def data():
     return {name: (scores, targets) for name, (_, scores, targets) in namespace["metrics"].items()}
 
 
-def test_both_say_the_same(values):
-    """Each process knows the value of both shares."""
+def test_processes_have_equal_values(values):
+    """Both processes have the value over all data."""
     assert values[0] == values[1]
 
 
 @pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity, CrossEntropy, LossMetric])
 def test_losses(kind, values, data):
-    """The mean runs over the tokens of both shares; padding does not count."""
+    """The mean is over the tokens of both processes; padding is ignored."""
     scores, targets = data[kind.__name__]
 
     expected = F.cross_entropy(scores.flatten(0, -2).double(), targets.flatten())
@@ -104,7 +104,7 @@ def test_losses(kind, values, data):
 
 
 def test_masked_accuracy(values, data):
-    """Right guesses and targets of both shares are counted."""
+    """Correct predictions and targets of both processes are counted."""
     scores, targets = data[MaskedAccuracy.__name__]
 
     right = (scores.argmax(-1) == targets).sum().item()
@@ -113,7 +113,7 @@ def test_masked_accuracy(values, data):
 
 
 def test_binary_f1(values, data):
-    """True and false positives of both shares are counted before they are divided."""
+    """True and false positives of both processes are summed before the division."""
     scores, targets = data[BinaryF1Score.__name__]
 
     guesses = scores.argmax(-1)

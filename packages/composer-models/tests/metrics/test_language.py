@@ -15,7 +15,7 @@ from composer.metrics import LanguageCrossEntropy, LanguagePerplexity
 BOTH = pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity])
 
 
-def _losses_by_hand(logits, targets, ignore_index=-100):
+def _reference_losses(logits, targets, ignore_index=-100):
     """Return -log softmax of each token that counts, in Python floats."""
     return [
         math.log(sum(math.exp(score) for score in row)) - row[target]
@@ -36,55 +36,55 @@ def _texts(lengths, size=7, seed=0):
 class TestLanguageCrossEntropy:
     @pytest.mark.parametrize("wrap", [lambda logits: logits, lambda logits: {"loss": None, "logits": logits}])
     def test_equals_the_formula(self, wrap):
-        """Logits, alone or in a model's output, give the mean of -log softmax of the tokens that count."""
+        """Logits, alone or in a model's output, give the mean of -log softmax over counted tokens."""
         logits, tokens = _texts([5, 2, 4])
         metric = LanguageCrossEntropy()
 
         metric.update(wrap(logits), tokens)
 
-        losses = _losses_by_hand(logits, tokens)
+        losses = _reference_losses(logits, tokens)
         assert metric.compute().item() == pytest.approx(math.fsum(losses) / 11, rel=1e-6)
 
-    def test_one_target_a_sample(self):
-        """Of a classification, logits (N, C) and targets (N,) do as well."""
+    def test_classification(self):
+        """Logits (N, C) and targets (N,) of a classification are supported."""
         logits, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, -100])
         metric = LanguageCrossEntropy()
 
         metric.update(logits, targets)
 
-        assert metric.compute().item() == pytest.approx(math.fsum(_losses_by_hand(logits, targets)) / 5, rel=1e-6)
+        assert metric.compute().item() == pytest.approx(math.fsum(_reference_losses(logits, targets)) / 5, rel=1e-6)
 
     def test_as_many_tokens_as_classes(self):
-        """The classes are the last dimension, also where the sequence is as long as the vocabulary."""
+        """The classes are the last dimension, also if the sequence is as long as the vocabulary."""
         logits, tokens = _texts([7, 7], size=7)
         metric = LanguageCrossEntropy()
 
         metric.update(logits, tokens)
 
-        assert metric.compute().item() == pytest.approx(math.fsum(_losses_by_hand(logits, tokens)) / 14, rel=1e-6)
+        assert metric.compute().item() == pytest.approx(math.fsum(_reference_losses(logits, tokens)) / 14, rel=1e-6)
 
-    def test_another_ignore_index(self):
-        """The id that does not count can be chosen."""
+    def test_ignore_index(self):
+        """The ignored id can be set."""
         logits, tokens = _texts([5, 5])
         metric = LanguageCrossEntropy(ignore_index=3)
 
         metric.update(logits, tokens)
 
-        losses = _losses_by_hand(logits, tokens, ignore_index=3)
+        losses = _reference_losses(logits, tokens, ignore_index=3)
         assert metric.compute().item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
 
-    def test_half_precision_logits_are_summed_in_single(self):
-        """Logits from autocast lose nothing but their own rounding."""
+    def test_half_precision_logits_are_summed_in_float32(self):
+        """Logits from autocast only have their own rounding errors."""
         logits, tokens = _texts([512] * 4)
         metric = LanguageCrossEntropy()
 
         metric.update(logits.bfloat16(), tokens)
 
-        losses = _losses_by_hand(logits.bfloat16().float(), tokens)
+        losses = _reference_losses(logits.bfloat16().float(), tokens)
         assert metric.compute().item() == pytest.approx(math.fsum(losses) / len(losses), rel=1e-6)
 
-    def test_nothing_counted_is_nan(self):
-        """Where every token is padding there is no mean."""
+    def test_is_nan_if_all_tokens_are_padding(self):
+        """The mean of no tokens is nan."""
         metric = LanguageCrossEntropy()
 
         metric.update(torch.zeros(2, 3, 5), torch.full((2, 3), -100))
@@ -97,8 +97,8 @@ class TestLanguagePerplexity:
         lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any),
         cuts=st.lists(st.integers(0, 8), max_size=4),
     )
-    def test_any_batch_split_gives_the_same(self, lengths, cuts):
-        """It is exp of the mean token loss over the corpus, in batches of any size and with any padding."""
+    def test_does_not_depend_on_batch_split(self, lengths, cuts):
+        """The value is exp of the mean token loss, in batches of any size and with any padding."""
         logits, tokens = _texts(lengths)
         metric = LanguagePerplexity()
         edges = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
@@ -106,11 +106,11 @@ class TestLanguagePerplexity:
         for start, stop in itertools.pairwise(edges):
             metric.update(logits[start:stop], tokens[start:stop])
 
-        losses = _losses_by_hand(logits, tokens)
+        losses = _reference_losses(logits, tokens)
         assert metric.compute().item() == pytest.approx(math.exp(math.fsum(losses) / len(losses)), rel=1e-5)
 
     def test_equals_torchmetrics(self):
-        """On one batch it is torchmetrics' perplexity."""
+        """On one batch it equals torchmetrics' perplexity."""
         logits, tokens = _texts([6, 1, 3], size=11)
         ours, theirs = LanguagePerplexity(), Perplexity(ignore_index=-100)
 
@@ -119,8 +119,8 @@ class TestLanguagePerplexity:
 
         assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5)
 
-    def test_uniform_guesses(self):
-        """Who knows nothing is as perplexed as there are tokens."""
+    def test_uniform_predictions(self):
+        """Uniform predictions have a perplexity equal to the vocabulary size."""
         metric = LanguagePerplexity()
 
         metric.update(torch.zeros(2, 8, 50), torch.randint(50, (2, 8)))
@@ -130,8 +130,8 @@ class TestLanguagePerplexity:
 
 class TestBoth:
     @BOTH
-    def test_vocab_size_is_ignored(self, kind):
-        """The former argument is accepted, with a warning at the line that gives it, and changes nothing."""
+    def test_vocab_size_is_deprecated(self, kind):
+        """The former argument has no effect and gives a warning at the caller's line."""
         with pytest.warns(DeprecationWarning, match=rf"vocab_size is ignored: {kind.__name__} reads it") as warned:
             metric = kind(vocab_size=30522)
 
@@ -140,16 +140,16 @@ class TestBoth:
         assert metric.compute().item() == pytest.approx(math.log(4) if kind is LanguageCrossEntropy else 4, rel=1e-6)
 
     @BOTH
-    def test_what_does_not_fit(self, kind):
-        """Targets of another shape and outputs without logits are answered with what came."""
+    def test_invalid_input_raises(self, kind):
+        """Mismatched targets and outputs without logits raise, with the value."""
         with pytest.raises(ValueError, match=r"one dimension more .* got \(2, 3, 5\) for \(2, 4\)"):
             kind().update(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
         with pytest.raises(KeyError, match=r"must have 'logits' for this metric, got \['loss'\]"):
             kind().update({"loss": torch.tensor(1.0)}, torch.zeros(2, dtype=torch.long))
 
     @BOTH
-    def test_arguments_reach_torchmetrics(self, kind):
-        """Synchronization at each step is switched on by position, too, and survives pickling with the counts."""
+    def test_arguments_are_passed_to_torchmetrics(self, kind):
+        """dist_sync_on_step can be positional, and is preserved by pickling."""
         metric = kind(True, 5)
         metric.update(torch.zeros(1, 2, 6), torch.tensor([[0, 5]]))
 

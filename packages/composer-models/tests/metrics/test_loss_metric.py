@@ -17,8 +17,8 @@ class TestLossMetric:
         st.integers(1, 20),
         st.sampled_from(["mean", "none"]),
     )
-    def test_any_batch_split_gives_the_same(self, values, size, reduction):
-        """A mean over samples, and a value for each of them, average to the mean over all samples."""
+    def test_does_not_depend_on_batch_split(self, values, size, reduction):
+        """Mean losses and per-sample losses average to the mean over all samples."""
         preds, targets = torch.tensor(values), torch.zeros(len(values))
         metric = LossMetric(lambda one, other: F.mse_loss(one, other, reduction=reduction))
 
@@ -28,8 +28,8 @@ class TestLossMetric:
         expected = sum(value * value for value in values) / len(values)
         assert metric.compute().item() == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
-    def test_an_empty_batch_adds_nothing(self):
-        """The mean of no samples is not a number, and does not count."""
+    def test_empty_batch_is_ignored(self):
+        """The mean of no samples is nan, and is not counted."""
         metric = LossMetric(F.mse_loss)
 
         metric.update(torch.zeros(0), torch.zeros(0))
@@ -37,8 +37,8 @@ class TestLossMetric:
 
         assert metric.compute() == 9.0
 
-    def test_a_module_as_loss(self):
-        """A loss that is a module, whose targets are no tensor, works; copies count for themselves."""
+    def test_module_as_loss(self):
+        """A loss module with non-tensor targets is supported; copies are independent."""
         metric = LossMetric(torch.nn.L1Loss())
         metric.update(torch.zeros(2), torch.ones(2))
 
@@ -47,8 +47,8 @@ class TestLossMetric:
 
         assert (metric.compute(), other.compute()) == (1.0, 2.0)
 
-    def test_samples_are_counted_where_they_are(self):
-        """Where targets are no tensor, the predictions tell how many samples there are."""
+    def test_samples_are_counted_in_the_outputs(self):
+        """If targets are not a tensor, the number of samples is that of the predictions."""
         metric = LossMetric(lambda preds, wanted: (preds - wanted["value"]).square().mean())
 
         metric.update(torch.zeros(3), {"value": 1.0})
@@ -56,14 +56,14 @@ class TestLossMetric:
 
         assert metric.compute() == 3.0
 
-    def test_nothing_to_count(self):
-        """A mean of an unknown number of samples is refused."""
+    def test_unknown_number_of_samples_raises(self):
+        """A mean over an unknown number of samples raises."""
         metric = LossMetric(lambda preds, targets: torch.tensor(1.0))
 
         with pytest.raises(TypeError, match=r"neither is a tensor, got dict and NoneType"):
             metric.update({}, None)
 
-    def test_no_function(self):
-        """A name is no loss function."""
+    def test_non_function_raises(self):
+        """A string is not a loss function."""
         with pytest.raises(TypeError, match=r"loss_function must be callable .* got str"):
             LossMetric("mse")

@@ -46,7 +46,7 @@ def _drawn(seed, images=12, classes=3):
 
 
 class TestMAP:
-    def test_by_hand(self):
+    def test_worked_example(self):
         """Class 2 is found exactly, class 3 not at all, class 1 with overlaps of 0.9 and 5/6."""
         metric = MAP(class_metrics=True)
 
@@ -62,7 +62,7 @@ class TestMAP:
 
     @pytest.mark.parametrize("class_metrics", [False, True])
     def test_equals_torchmetrics(self, class_metrics):
-        """Every number is that of MeanAveragePrecision on the same boxes."""
+        """Each value equals that of MeanAveragePrecision for the same boxes."""
         predictions, targets = _drawn(seed=0)
         ours, theirs = MAP(class_metrics), MeanAveragePrecision(class_metrics=class_metrics)
 
@@ -85,7 +85,7 @@ class TestMAP:
         ids=["several classes", "no image", "one class"],
     )
     def test_all_values_are_scalars(self, class_metrics, predictions, targets):
-        """Whatever was seen, a logger is given numbers by name."""
+        """For any detections, the values are scalars by name, as loggers require."""
         metric = MAP(class_metrics)
         metric.update(predictions, targets)
 
@@ -95,8 +95,8 @@ class TestMAP:
         assert all(value.numel() == 1 for value in values.values())
         assert any("class" in name for name in values) == (class_metrics and bool(targets))
 
-    def test_more_than_a_hundred_boxes_are_no_warning(self):
-        """The best hundred count, as COCO says."""
+    def test_more_than_a_hundred_boxes_do_not_warn(self):
+        """The best hundred are used, as in COCO."""
         boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).repeat(150, 1)
         found = {"boxes": boxes, "labels": torch.ones(150, dtype=torch.long), "scores": torch.linspace(1, 0.5, 150)}
         metric = MAP()
@@ -105,8 +105,8 @@ class TestMAP:
 
         assert metric.compute()["map"] == 1.0
 
-    def test_other_settings_are_handed_on(self):
-        """Boxes in another form, and other overlaps, are torchmetrics' business."""
+    def test_other_settings_are_passed_on(self):
+        """Box formats and overlap thresholds are passed to torchmetrics."""
         metric = MAP(box_format="xywh", iou_thresholds=[0.5])
 
         metric.update([_image([[10, 10, 5, 5]], [1], [0.9])], [_image([[10, 10, 5, 4]], [1])])
@@ -114,8 +114,8 @@ class TestMAP:
         assert metric.compute()["map"] == 1.0
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-    def test_copies_count_for_themselves(self, duplicate):
-        """A copy starts with what was seen and then goes its own way; a reset forgets."""
+    def test_copies_are_independent(self, duplicate):
+        """A copy starts with the current state; a reset clears it."""
         metric = MAP()
         metric.update(PREDICTIONS[:1], TARGETS[:1])
 
@@ -136,14 +136,14 @@ class TestMAP:
             (torch.zeros(2, 3), TARGETS[:2], "`preds` to be of type Sequence"),
         ],
     )
-    def test_what_is_no_detection(self, predictions, targets, sentence):
-        """What is missing is said by torchmetrics."""
+    def test_invalid_detections_raise(self, predictions, targets, sentence):
+        """Torchmetrics reports what is missing."""
         with pytest.raises(ValueError, match=sentence):
             MAP().update(predictions, targets)
 
 
 def test_without_pycocotools(monkeypatch):
-    """The line to install it is named, and the way to do without."""
+    """The error states how to install it, and the alternative."""
 
     def missing(self, **kwargs):
         raise ModuleNotFoundError("`MAP` metric requires that `pycocotools` is installed.")

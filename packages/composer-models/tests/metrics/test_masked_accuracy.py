@@ -17,8 +17,8 @@ class TestMaskedAccuracy:
         pairs=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-100, 0, 1, 2])), min_size=1, max_size=30),
         cuts=st.lists(st.integers(0, 30), max_size=4),
     )
-    def test_any_batch_split_gives_the_same(self, pairs, cuts):
-        """It is the share of right guesses among all targets that count."""
+    def test_does_not_depend_on_batch_split(self, pairs, cuts):
+        """The value is the fraction of correct predictions among all counted targets."""
         scores = torch.eye(3)[[guess for guess, _ in pairs]]
         targets = torch.tensor([truth for _, truth in pairs])
         metric = MaskedAccuracy()
@@ -32,7 +32,7 @@ class TestMaskedAccuracy:
         assert metric.compute().item() == pytest.approx(expected, nan_ok=True)
 
     def test_tokens(self):
-        """Scores (N, L, V) with targets (N, L) are those of a language model; also as a model's output."""
+        """Scores (N, L, V) with targets (N, L) of a language model, also in a model's output."""
         scores, targets = torch.rand(2, 4, 6), torch.tensor([[0, 1, -100, 5], [3, -100, 2, 2]])
         alone, output = MaskedAccuracy(), MaskedAccuracy()
 
@@ -43,7 +43,7 @@ class TestMaskedAccuracy:
         assert alone.compute() == output.compute() == torch.tensor(right / 6)
 
     def test_pixels(self):
-        """Scores (N, C, H, W) with targets (N, H, W) are those of an image; torchmetrics counts the same."""
+        """Scores (N, C, H, W) with targets (N, H, W) equal torchmetrics' accuracy."""
         scores, targets = torch.rand(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
         targets[0, 0] = 255
         ours, theirs = MaskedAccuracy(ignore_index=255), MulticlassAccuracy(3, average="micro", ignore_index=255)
@@ -53,7 +53,7 @@ class TestMaskedAccuracy:
 
         assert ours.compute().item() == pytest.approx(theirs.compute().item())
 
-    def test_what_does_not_fit(self):
-        """Targets of another shape are refused."""
+    def test_mismatched_targets_raise(self):
+        """Targets of another shape raise."""
         with pytest.raises(ValueError, match=r"got \(2, 3\) for \(3,\)"):
             MaskedAccuracy().update(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from composer.metrics import MIoU
 
 
-def _by_hand(guesses, truths, ignored=-1):
+def _reference(guesses, truths, ignored=-1):
     """Return the mean over the classes seen of |P and T| / |P or T|, from sets of pixels."""
     pixels = [i for i, truth in enumerate(truths) if truth != ignored]
     shares = []
@@ -33,7 +33,7 @@ def _masks(seed, shape=(3, 6, 5), classes=4):
 
 class TestMIoU:
     def test_equals_scikit_learn(self):
-        """On masks that have every class it is the macro average of the Jaccard scores."""
+        """On masks with every class it is the macro average of the Jaccard scores."""
         guess, target = _masks(seed=0)
         metric = MIoU(num_classes=4)
 
@@ -42,8 +42,8 @@ class TestMIoU:
         expected = jaccard_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
         assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
 
-    def test_of_scores_the_greatest_counts(self):
-        """Scores (N, C, H, W) give what the ids of their greatest give."""
+    def test_scores_are_converted_to_ids(self):
+        """Scores (N, C, H, W) give the same as their argmax."""
         scores, target = torch.randn(3, 4, 6, 5), torch.randint(4, (3, 6, 5))
         by_scores, by_ids = MIoU(4), MIoU(4)
 
@@ -56,8 +56,8 @@ class TestMIoU:
         pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2)), min_size=1, max_size=30),
         cuts=st.lists(st.integers(0, 30), max_size=4),
     )
-    def test_any_batch_split_gives_the_same(self, pixels, cuts):
-        """Batches of any size, with ignored pixels and with classes that never appear, count pixel by pixel."""
+    def test_does_not_depend_on_batch_split(self, pixels, cuts):
+        """Batches of any size, with ignored pixels and absent classes, are counted by pixel."""
         guesses, truths = zip(*pixels, strict=True)
         edges = [0, *sorted(min(cut, len(pixels)) for cut in cuts), len(pixels)]
         metric = MIoU(num_classes=5)
@@ -65,12 +65,12 @@ class TestMIoU:
         for start, stop in itertools.pairwise(edges):
             metric.update(torch.tensor([guesses[start:stop]]).long(), torch.tensor([truths[start:stop]]).long())
 
-        expected = _by_hand(guesses, truths)
+        expected = _reference(guesses, truths)
         assert metric.compute().item() == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
     @pytest.mark.parametrize("ignore_index", [-1, 255, 0])
     def test_equals_torchmetrics(self, ignore_index):
-        """With pixels to be ignored, and where the ignored id is a class's, it is torchmetrics' Jaccard index."""
+        """With ignored pixels, also if the ignored id is a class, it equals torchmetrics' Jaccard index."""
         guess, target = _masks(seed=1)
         target[:, :2] = ignore_index
         ours = MIoU(4, ignore_index)
@@ -81,8 +81,8 @@ class TestMIoU:
 
         assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-6)
 
-    def test_padding_counts_nothing(self):
-        """An image of a last batch whose pixels are all ignored changes nothing."""
+    def test_ignored_images_have_no_effect(self):
+        """An image with only ignored pixels changes nothing."""
         scores, target = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
         target[1] = -1
         alone, padded = MIoU(3), MIoU(3)
@@ -93,8 +93,8 @@ class TestMIoU:
         assert alone.compute() == padded.compute()
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
-    def test_masks_as_they_are_stored(self, dtype):
-        """Masks of bytes with 255 for what does not count give the same, with more classes than bytes too."""
+    def test_uint8_masks(self, dtype):
+        """Masks of bytes with 255 as the ignored id give the same, also with more than 256 classes."""
         guess, target = _masks(seed=2)
         target[0] = 255
         stored, wide = MIoU(4, ignore_index=255), MIoU(300, ignore_index=255)
@@ -102,19 +102,19 @@ class TestMIoU:
         stored.update(guess, target.to(dtype))
         wide.update(guess, target.to(dtype))
 
-        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist(), ignored=255)
+        expected = _reference(guess.flatten().tolist(), target.flatten().tolist(), ignored=255)
         assert stored.compute().item() == wide.compute().item() == pytest.approx(expected, rel=1e-6)
 
-    def test_nothing_counted_is_nan(self):
-        """Without a pixel that counts there is no mean."""
+    def test_is_nan_if_all_pixels_are_ignored(self):
+        """The mean of no pixels is nan."""
         metric = MIoU(3)
 
         metric.update(torch.zeros(1, 3, 2, 2), torch.full((1, 2, 2), -1))
 
         assert math.isnan(metric.compute().item())
 
-    def test_shares_of_two_processes_add_up(self):
-        """What two processes counted, unequal in size, merges to the value over all of it."""
+    def test_merges_across_processes(self):
+        """Unequal states of two processes merge to the value over all pixels."""
         guess, target = _masks(seed=3)
         mine, theirs = MIoU(4), MIoU(4)
         mine.update(guess[:1], target[:1])
@@ -122,12 +122,12 @@ class TestMIoU:
 
         mine.merge_state(theirs)
 
-        expected = _by_hand(guess.flatten().tolist(), target.flatten().tolist())
+        expected = _reference(guess.flatten().tolist(), target.flatten().tolist())
         assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-    def test_copies_count_for_themselves(self, duplicate):
-        """A copy starts with what was counted and then goes its own way; a reset forgets."""
+    def test_copies_are_independent(self, duplicate):
+        """A copy starts with the current state; a reset clears it."""
         metric = MIoU(2)
         metric.update(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
 
@@ -139,8 +139,8 @@ class TestMIoU:
         assert other.compute().item() == pytest.approx((1 / 3 + 1 / 3) / 2)
         assert metric.compute() == 0
 
-    def test_waits_for_no_device(self):
-        """Updates look at no value: they run on tensors that have none."""
+    def test_does_not_synchronize(self):
+        """Updates read no value: they run on meta tensors."""
         metric = MIoU(3).to("meta")
 
         metric.update(torch.zeros(2, 3, 4, 4, device="meta"), torch.zeros(2, 4, 4, dtype=torch.long, device="meta"))
@@ -149,23 +149,23 @@ class TestMIoU:
 
 
 class TestBadInput:
-    def test_another_number_of_classes(self):
-        """Scores of 5 classes for a metric of 3 are refused with both numbers."""
+    def test_mismatched_number_of_classes(self):
+        """Scores of 5 classes for a metric of 3 raise with both numbers."""
         with pytest.raises(ValueError, match=r"counts 3 classes, but predictions of shape .* hold scores of 5"):
             MIoU(3).update(torch.zeros(1, 5, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long))
 
-    def test_masks_of_another_shape(self):
-        """Masks that do not fit the scores are refused with both shapes."""
+    def test_mismatched_masks(self):
+        """Mismatched masks raise with both shapes."""
         with pytest.raises(ValueError, match=r"got shapes \(1, 3, 4, 4\) and \(1, 8, 8\)"):
             MIoU(3).update(torch.zeros(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
 
     @pytest.mark.parametrize(("wrong", "found"), [(3, "0 to 3"), (4, "0 to 4"), (-2, "-2 to 0")])
-    def test_an_id_that_is_no_class(self, wrong, found):
-        """A pixel of a class that does not exist is found, with the range that is allowed."""
+    def test_id_out_of_range(self, wrong, found):
+        """An id out of range raises with the valid range."""
         with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {found}"):
             MIoU(3).update(torch.zeros(1, 3, 1, 3), torch.tensor([[[0, -1, wrong]]]))
 
     def test_no_classes(self):
-        """There has to be a class."""
+        """At least one class is required."""
         with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
             MIoU(0)

@@ -51,8 +51,8 @@ def data():
     }
 
 
-def test_unequal_shares(data, tmp_path):
-    """Both processes compute the value over all four images, and afterwards each goes on with its own."""
+def test_unequal_shards(data, tmp_path):
+    """Both processes compute the value over all four images, and then continue with their own state."""
     pytest.importorskip("pycocotools", reason="MAP is computed by pycocotools")
     torch.save(data, tmp_path / "data.pt")
     alone = {"MIoU": MIoU(3), "Dice": Dice(3), "MAP": MAP()}

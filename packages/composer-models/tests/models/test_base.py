@@ -27,7 +27,7 @@ class Doubler(ComposerModel):
 
 
 class TestComposerModel:
-    def test_trains_with_its_two_methods(self):
+    def test_forward_and_loss_give_gradients(self):
         """Forward and loss of a batch give gradients for the parameters."""
         model, batch = Doubler(), (torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
 
@@ -36,29 +36,29 @@ class TestComposerModel:
         assert model.weight.grad == 2 * 2.0 * (1 + 9) / 2
 
     def test_eval_forward_computes_outputs(self):
-        """Without outputs at hand, evaluation calls the model."""
+        """Without outputs, eval_forward calls the model."""
         assert Doubler().eval_forward((torch.tensor([3.0]), None)) == 6.0
 
     def test_eval_forward_reuses_outputs(self):
-        """Outputs at hand are returned as they are, a tensor without a single truth value too."""
+        """Given outputs are returned unchanged, also tensors without a single truth value."""
         outputs = torch.zeros(3)
 
         assert Doubler().eval_forward((None, None), outputs) is outputs
 
     def test_has_no_metrics_by_default(self):
-        """A model that names no metrics has none in either phase."""
+        """By default there are no metrics in training or evaluation."""
         model = Doubler()
 
         assert (dict(model.get_metrics(is_train=True)), dict(model.get_metrics(is_train=False))) == ({}, {})
 
-    def test_update_metric_has_to_be_written(self):
-        """A metric without update_metric is answered with the method to write."""
+    def test_update_metric_is_required(self):
+        """A metric without update_metric raises an error that names the method."""
         with pytest.raises(NotImplementedError, match=r"Doubler has to define update_metric\(self, batch, outputs, m"):
             Doubler().update_metric(None, None, MeanMetric())
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-    def test_copies_are_their_own(self, duplicate):
-        """A copy has the weights and shares none of them."""
+    def test_copies_are_independent(self, duplicate):
+        """A copy has equal weights and shares none."""
         model = Doubler(5.0)
 
         other = duplicate(model)
@@ -66,8 +66,8 @@ class TestComposerModel:
         assert other.weight == 5.0
         assert other.weight is not model.weight
 
-    def test_keeps_the_signature_of_init(self):
-        """Help and completion show the arguments that the subclass declares."""
+    def test_init_signature_is_preserved(self):
+        """Introspection shows the subclass's arguments."""
         assert list(inspect.signature(Doubler).parameters) == ["start"]
 
 
@@ -85,7 +85,7 @@ class TestIncompleteSubclasses:
             Forgetful()
 
     def test_without_forward_and_loss(self):
-        """The error for a class without both has both."""
+        """The error for a class without both has both signatures."""
 
         class Empty(ComposerModel):
             pass
@@ -94,24 +94,24 @@ class TestIncompleteSubclasses:
             Empty()
 
     def test_without_super_init_before_a_layer(self):
-        """Setting a layer first is answered with the line to add, not with an error of nn.Module."""
+        """Setting a layer first raises an error with the line to add."""
 
-        class Hasty(Doubler):
+        class LayerBeforeInit(Doubler):
             def __init__(self):
                 self.layer = nn.Linear(1, 1)
 
-        with pytest.raises(TypeError, match=r"^Hasty\.__init__ has to call super\(\)\.__init__\(\)"):
-            Hasty()
+        with pytest.raises(TypeError, match=r"^LayerBeforeInit\.__init__ has to call super\(\)\.__init__\(\)"):
+            LayerBeforeInit()
 
     def test_without_super_init_and_without_layers(self):
-        """Also where nothing fails yet: the model would have no parameters."""
+        """It also raises without layers, where the model would have no parameters."""
 
-        class Quiet(Doubler):
+        class NoInitNoLayers(Doubler):
             def __init__(self):
                 self.start = 1.0
 
-        with pytest.raises(TypeError, match=r"^Quiet\.__init__ has to call"):
-            Quiet()
+        with pytest.raises(TypeError, match=r"^NoInitNoLayers\.__init__ has to call"):
+            NoInitNoLayers()
 
     @pytest.mark.parametrize(
         "use",
@@ -124,38 +124,38 @@ class TestIncompleteSubclasses:
         ],
     )
     def test_without_super_init_before_any_use(self, use):
-        """Whatever of nn.Module is used too early, the answer is the same."""
+        """Any early use of nn.Module raises the same error."""
 
-        class Eager(Doubler):
+        class UseBeforeInit(Doubler):
             def __init__(self):
                 use(self)
 
-        with pytest.raises(TypeError, match=r"^Eager\.__init__ has to call super\(\)\.__init__\(\)"):
-            Eager()
+        with pytest.raises(TypeError, match=r"^UseBeforeInit\.__init__ has to call super\(\)\.__init__\(\)"):
+            UseBeforeInit()
 
-    def test_settings_before_super_init_are_fine(self):
-        """As in any nn.Module, plain attributes may be set before super().__init__()."""
+    def test_attributes_before_super_init(self):
+        """Plain attributes may be set before super().__init__(), as in any nn.Module."""
 
-        class Settled(Doubler):
+        class AttributeBeforeInit(Doubler):
             def __init__(self):
                 self.start = 4.0
                 super().__init__(self.start)
 
-        assert Settled().weight == 4.0
+        assert AttributeBeforeInit().weight == 4.0
 
-    def test_other_attribute_errors_pass(self):
-        """An AttributeError of the user's own code arrives as it is."""
+    def test_other_attribute_errors_propagate(self):
+        """An AttributeError of the user's code propagates."""
 
-        class Mistaken(Doubler):
+        class WrongAttribute(Doubler):
             def __init__(self):
                 super().__init__()
                 _ = self.wieght
 
         with pytest.raises(AttributeError, match="wieght"):
-            Mistaken()
+            WrongAttribute()
 
-    def test_layer_that_forgets_super_init_is_told(self):
-        """A layer that calls no super().__init__() fails as in torch, although the model around it does."""
+    def test_layer_without_super_init(self):
+        """A layer without super().__init__() fails as in torch."""
 
         class Forgetful(nn.Module):
             def __init__(self):
@@ -170,11 +170,11 @@ class TestIncompleteSubclasses:
             Outer()
 
     def test_other_attribute_errors_before_super_init_are_the_cause(self):
-        """One raised before super().__init__() is not lost."""
+        """They are the cause of the raised error."""
 
-        class Unlucky(Doubler):
+        class ErrorBeforeInit(Doubler):
             def __init__(self):
                 "text".no_such_method()
 
         with pytest.raises(AttributeError, match="no_such_method"):
-            Unlucky()
+            ErrorBeforeInit()

@@ -28,7 +28,7 @@ def _seen(model, metric, outputs, target):
 class TestForwardAndLoss:
     @pytest.mark.parametrize("pair", [tuple, list])
     def test_forward_is_the_module_on_the_input(self, pair):
-        """The target plays no part in the forward pass."""
+        """The target is not used in the forward pass."""
         model, images = _classifier(), torch.rand(5, 4)
 
         outputs = model(pair([images, None]))
@@ -44,23 +44,23 @@ class TestForwardAndLoss:
         torch.testing.assert_close(loss, -outputs.log_softmax(1)[range(5), target].mean())
 
     def test_loss_of_probabilities(self):
-        """Smoothed or mixed targets weigh the classes."""
+        """Smoothed or mixed targets weight the classes."""
         outputs, target = torch.randn(5, 3), torch.rand(5, 3).softmax(1)
 
         loss = _classifier().loss(outputs, (None, target))
 
         torch.testing.assert_close(loss, -(target * outputs.log_softmax(1)).sum(1).mean())
 
-    def test_own_loss_gets_all_arguments(self):
-        """A loss function of one's own is called with outputs, target and whatever else loss() was given."""
+    def test_custom_loss_receives_all_arguments(self):
+        """A custom loss function receives outputs, target and all other arguments of loss()."""
         model = _classifier(loss_fn=lambda outputs, target, weight, *, scale: (outputs - target).sum() * weight * scale)
 
         loss = model.loss(torch.full((2,), 3.0), (None, torch.ones(2)), 5.0, scale=7.0)
 
         assert loss == 4.0 * 5.0 * 7.0
 
-    def test_a_module_as_loss(self):
-        """A loss that is a module works too, and moves with the model."""
+    def test_module_as_loss(self):
+        """A loss module is supported, and moves with the model."""
         model = _classifier(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))
 
         model.double()
@@ -98,13 +98,13 @@ class TestForwardAndLoss:
             lambda model, batch: model.update_metric(batch, torch.zeros(2, 3), MeanMetric()),
         ],
     )
-    def test_other_batches_are_refused(self, batch, got, use):
-        """What is not a pair is answered with what came and what to do, not unpacked by chance."""
+    def test_invalid_batches_raise(self, batch, got, use):
+        """A batch that is not a pair raises an error with the remedy."""
         with pytest.raises(TypeError, match=rf"takes batches \(input, target\), got {got}\. .* ComposerModel"):
             use(_classifier(), batch)
 
-    def test_a_target_beyond_the_outputs(self):
-        """A class id without a score is answered with the range of ids."""
+    def test_class_id_out_of_range(self):
+        """The error states the range of ids."""
         with pytest.raises(ValueError, match=r"shape \(1, 3\): Target 3 is out of bounds\. Class ids run from 0 to 2"):
             _classifier().loss(torch.zeros(1, 3), (None, torch.tensor([3])))
 
@@ -119,40 +119,40 @@ class TestNumClasses:
         ],
     )
     def test_width_of_the_last_linear(self, module, expected):
-        """The last linear layer tells the number of classes."""
+        """The number of classes is inferred from the last linear layer."""
         assert ComposerClassifier(module).num_classes == expected
 
     def test_attribute(self):
-        """A module without linear layers may tell it by its attribute."""
+        """A module without linear layers may have an attribute."""
         module = nn.Conv2d(3, 5, 1)
         module.num_classes = 5
 
         assert ComposerClassifier(module).num_classes == 5
 
-    def test_given_wins(self):
-        """What the user says is not doubted."""
+    def test_explicit_value_takes_precedence(self):
+        """The user's value is used."""
         assert ComposerClassifier(nn.Linear(4, 7), num_classes=5).num_classes == 5
 
-    def test_contradiction_is_no_answer(self):
-        """An attribute that the last linear layer contradicts is not trusted: the user is asked."""
+    def test_contradiction_raises(self):
+        """An attribute that differs from the last linear layer is not used; the error asks for a value."""
         module = nn.Linear(4, 7)
         module.num_classes = 1000
 
         with pytest.raises(ValueError, match=r"num_classes cannot be inferred from the module.* Pass num_classes="):
             ComposerClassifier(module)
 
-    def test_unknown_is_fine_with_own_metrics(self):
-        """Who brings metrics need not say how many classes there are."""
+    def test_unknown_number_is_allowed_with_custom_metrics(self):
+        """With custom metrics the number is not required."""
         model = ComposerClassifier(nn.Identity(), train_metrics=[], val_metrics=MeanMetric())
 
         assert model.num_classes is None
 
-    def test_one_score_tells_two_classes_apart(self):
-        """A module with a single score a sample is a classifier of two classes."""
+    def test_single_score_is_binary(self):
+        """A module with one score per sample is a binary classifier."""
         assert ComposerClassifier(nn.Linear(4, 1)).num_classes == 2
 
     def test_one_class_has_no_default_metrics(self):
-        """Who says that there is one class is asked whether there are two."""
+        """num_classes=1 raises an error that suggests 2."""
         with pytest.raises(ValueError, match=r"num_classes is 1, .* Pass num_classes=2 if one score"):
             ComposerClassifier(nn.Linear(4, 1), num_classes=1)
 
@@ -167,13 +167,13 @@ class TestNumClasses:
         ],
     )
     def test_bad_settings(self, settings, error, match):
-        """A setting of the wrong kind is named, with what came."""
+        """A setting of the wrong type raises with its value."""
         with pytest.raises(error, match=match):
             ComposerClassifier(**{"module": nn.Linear(4, 3)} | settings)
 
 
 class TestOneScore:
-    """Two classes distinguished by one logit."""
+    """Binary classification with one logit."""
 
     @pytest.mark.parametrize("shape", [(6,), (6, 1)])
     @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
@@ -188,22 +188,22 @@ class TestOneScore:
         torch.testing.assert_close(loss, expected)
 
     def test_ids_may_have_the_shape_of_the_scores(self):
-        """A column of ids is as good as a row of them."""
+        """A column of ids is accepted too."""
         model, outputs, target = ComposerClassifier(nn.Linear(4, 1)), torch.randn(3, 1), torch.tensor([1, 0, 1])
 
         column = model.loss(outputs, (None, target.unsqueeze(1)))
 
         assert column == model.loss(outputs, (None, target))
 
-    def test_own_loss_sees_the_scores_as_they_are(self):
-        """A loss function of one's own is given what the module returned."""
+    def test_custom_loss_receives_unchanged_scores(self):
+        """A custom loss function receives the module's output."""
         model = ComposerClassifier(nn.Linear(4, 1), loss_fn=nn.functional.mse_loss)
 
         assert model.loss(torch.full((2, 1), 3.0), (None, torch.zeros(2, 1))) == 9.0
 
     @pytest.mark.parametrize("shape", [(4,), (4, 1)])
     def test_default_metrics(self, shape):
-        """Accuracy counts positive logits as class 1, and the cross entropy is the binary one."""
+        """Accuracy counts positive logits as class 1, and the cross entropy is binary."""
         model = ComposerClassifier(nn.Linear(4, 1))
         outputs, target = torch.tensor([2.0, -1.0, 0.5, 3.0]).reshape(shape), torch.tensor([1, 0, 0, 1])
         metrics = model.get_metrics(is_train=False)
@@ -217,7 +217,7 @@ class TestOneScore:
         assert values["CrossEntropy"] == pytest.approx(sum(losses) / 4)
 
     def test_metrics_of_two_classes(self):
-        """A metric that takes one score a sample is given a row of them."""
+        """A metric for one score per sample receives a vector of them."""
         model = ComposerClassifier(nn.Linear(4, 1))
 
         value = _seen(model, BinaryAccuracy(), torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 0, 0]))
@@ -243,15 +243,15 @@ class TestOneScore:
 
 class TestMetrics:
     def test_default_names(self):
-        """Dashboards find the default metrics under these names."""
+        """The default metrics have fixed names, as dashboards depend on them."""
         model = _classifier()
 
         assert list(model.get_metrics(is_train=True)) == ["MulticlassAccuracy"]
         assert set(model.get_metrics(is_train=False)) == {"MulticlassAccuracy", "CrossEntropy"}
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=40), st.integers(1, 40))
-    def test_default_values_do_not_depend_on_the_split(self, pairs, size):
-        """Accuracy and cross entropy are those of the whole, in batches of any size."""
+    def test_default_values_do_not_depend_on_batch_split(self, pairs, size):
+        """Accuracy and cross entropy are those of all samples, in batches of any size."""
         scores = 4.0 * nn.functional.one_hot(torch.tensor([guess for guess, _ in pairs]), 3).float()
         target = torch.tensor([truth for _, truth in pairs])
         model = _classifier()
@@ -269,7 +269,7 @@ class TestMetrics:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
     def test_accuracy_of_probabilities(self, dtype):
-        """Accuracy compares with the most probable class; one-hot integers will do."""
+        """Accuracy compares with the most probable class; one-hot integers are accepted."""
         outputs = torch.tensor([[3.0, 1, 0], [0, 2, 1], [1, 0, 2]])
         target = torch.tensor([[10, 0, 0], [4, 3, 3], [2, 2, 6]]).to(dtype)
 
@@ -277,26 +277,26 @@ class TestMetrics:
 
         assert accuracy == pytest.approx(2 / 3)
 
-    def test_other_metrics_see_the_probabilities(self):
-        """A metric that counts no classes is given the targets as they are."""
+    def test_other_metrics_receive_probabilities(self):
+        """A metric that does not count classes receives the targets unchanged."""
         outputs, target = torch.zeros(2, 3), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
 
         assert _seen(_classifier(), CrossEntropy(), outputs, target) == pytest.approx(1.0986, abs=1e-4)
 
-    def test_labels_that_do_not_exclude_each_other(self):
-        """Multi-label targets are not taken for probabilities."""
+    def test_multilabel_targets(self):
+        """Multi-label targets are not treated as probabilities."""
         outputs, target = torch.tensor([[0.9, 0.8, 0.1]]), torch.tensor([[1, 1, 0]])
 
         assert _seen(_classifier(), MultilabelAccuracy(num_labels=3), outputs, target) == 1.0
 
     def test_outputs_that_are_class_ids(self):
-        """A metric may be given guesses instead of scores."""
+        """A metric accepts predictions instead of scores."""
         guesses, target = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 1, 2])
 
         assert _seen(_classifier(), MulticlassAccuracy(3, average="micro"), guesses, target) == 0.75
 
-    def test_a_metric_for_another_number_of_classes(self):
-        """Counting 5 classes in 3 scores is refused by name."""
+    def test_mismatched_metric_raises(self):
+        """A metric of 5 classes for 3 scores raises with its name."""
         model = _classifier(num_classes=5)
 
         with pytest.raises(ValueError, match=r"metric counts 5 classes, but the outputs of shape \(2, 3\)"):
@@ -319,8 +319,8 @@ class TestMetrics:
         ],
     )
     @pytest.mark.parametrize("phase", ["train_metrics", "val_metrics"])
-    def test_own_metrics_in_any_form(self, given, names, phase):
-        """A metric, a collection, a list or a dict give named metrics in their phase, and only there."""
+    def test_custom_metrics_in_any_form(self, given, names, phase):
+        """A metric, a collection, a list or a dict give named metrics in their phase only."""
         metrics = given()
         model = _classifier(**{phase: metrics})
 
@@ -333,8 +333,8 @@ class TestMetrics:
         )
         assert {id(metric) for metric in named.values()} == {id(metric) for metric in originals}
 
-    def test_a_metric_in_both_phases_is_copied(self):
-        """Validation does not count what training counted."""
+    def test_metric_in_both_phases_is_copied(self):
+        """Validation does not include training batches."""
         metric = MulticlassAccuracy(3)
         model = _classifier(train_metrics=metric, val_metrics=[metric])
 
@@ -349,8 +349,8 @@ class TestMetrics:
 
         assert list(model.get_metrics(is_train=False)) == ["CrossEntropy"]
 
-    def test_what_is_set_later_has_to_be_a_module(self):
-        """A plain list as attribute would stay behind when the model moves: it is refused with the remedy."""
+    def test_non_module_metrics_raise_when_set(self):
+        """A plain list as attribute would not move with the model and raises."""
         model = _classifier()
         del model.val_metrics
         model.val_metrics = [CrossEntropy()]
@@ -359,28 +359,28 @@ class TestMetrics:
             model.get_metrics(is_train=False)
 
     def test_same_metrics_at_every_call(self):
-        """Whoever asks twice goes on counting where the first left off."""
+        """Repeated calls return the same metric objects."""
         model = _classifier()
 
         first, second = (model.get_metrics(is_train=False)["CrossEntropy"] for _ in range(2))
 
         assert first is second
 
-    def test_state_dict_holds_the_module_alone(self):
-        """Metrics leave nothing in a checkpoint, before and after they counted."""
+    def test_state_dict_has_no_metrics(self):
+        """Metrics are not in the state dict, before and after updates."""
         model = _classifier()
         _seen(model, model.get_metrics(is_train=False)["CrossEntropy"], torch.zeros(2, 3), torch.tensor([0, 1]))
 
         assert list(model.state_dict()) == ["module.weight", "module.bias"]
 
     def test_metrics_move_with_the_model(self):
-        """On another device the metrics' states are there as well."""
+        """Metric states are moved to the model's device."""
         model = _classifier().to("meta")
         metrics = [*model.get_metrics(is_train=True).values(), *model.get_metrics(is_train=False).values()]
 
         assert {state.device.type for metric in metrics for state in metric.metric_state.values()} == {"meta"}
 
-    def test_copies_count_for_themselves(self):
+    def test_copies_are_independent(self):
         """A deep copy, as EMA makes one, shares neither weights nor counts."""
         model = _classifier()
         other = copy.deepcopy(model)
@@ -391,8 +391,8 @@ class TestMetrics:
         assert other.module.weight is not model.module.weight
 
 
-def test_index_error_of_the_loss_function_passes():
-    """Only an id that is no class's is said to be one; another mistake of a loss function arrives as it is."""
+def test_index_error_of_the_loss_propagates():
+    """Only invalid class ids are reported as such; other errors of a loss function propagate."""
     model = ComposerClassifier(nn.Linear(4, 3), loss_fn=lambda outputs, target: [outputs][len(target)])
     batch = torch.rand(2, 4), torch.tensor([0, 1])
 

@@ -80,8 +80,8 @@ def batch():
 
 
 class TestForwardAndLoss:
-    def test_losses_come_with_the_forward_pass(self, model, batch):
-        """While training, outputs and loss are the four losses, as scalars with gradients."""
+    def test_training_returns_losses(self, model, batch):
+        """In training, outputs and loss are the four losses, as scalars with gradients."""
         outputs = model(batch)
 
         losses = model.loss(outputs, batch)
@@ -91,7 +91,7 @@ class TestForwardAndLoss:
         assert all(losses[name] is outputs[name] for name in losses)
 
     def test_predictions_in_evaluation(self, model, batch):
-        """In evaluation there is a prediction for each image, and targets make no difference."""
+        """In evaluation there is a prediction per image, independent of targets."""
         model.eval()
         images, targets = batch
 
@@ -103,7 +103,7 @@ class TestForwardAndLoss:
         assert model.eval_forward(batch, seen) is seen
 
     def test_images_of_several_sizes(self, model):
-        """Images may differ in size, and have no object at all."""
+        """Images may differ in size, and have no objects."""
         empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
         batch = [torch.rand(3, 40, 48), torch.rand(3, 48, 32)], [empty, draw(1)[0][1]]
 
@@ -118,16 +118,16 @@ class TestForwardAndLoss:
 
         assert torch.equal(listed[0]["boxes"], stacked[0]["boxes"])
 
-    def test_targets_are_left_as_they_were(self, model, batch):
-        """The batch can be used again after a step."""
+    def test_targets_are_not_modified(self, model, batch):
+        """The batch can be reused after a step."""
         before = copy.deepcopy(batch)
 
         model(batch)
 
         torch.testing.assert_close(batch, before, rtol=0, atol=0)
 
-    def test_batch_norm_learns_while_training_only(self, model, batch):
-        """Running averages move while training and stay in evaluation."""
+    def test_batch_norm_statistics(self, model, batch):
+        """Running statistics change in training only."""
         norm = model.module.backbone[1]
 
         means = [norm.running_mean.clone()]
@@ -139,7 +139,7 @@ class TestForwardAndLoss:
         assert torch.equal(means[1], means[2])
 
     def test_learns_to_find_rectangles(self, model):
-        """After some steps on drawn rectangles the loss has fallen, and mAP on other drawings has risen."""
+        """After some steps on rectangles the loss is lower, and mAP on other images is higher."""
         pytest.importorskip("pycocotools", reason="mAP is computed by it")
         model = ComposerDetector(model.module)
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -173,15 +173,15 @@ def _precision(model):
 
 class TestMetrics:
     def test_defaults(self):
-        """Validation measures mAP; while training there are no predictions, so nothing."""
+        """Validation computes mAP; training has no predictions and no metrics."""
         pytest.importorskip("pycocotools", reason="mAP is computed by it")
         model = ComposerDetector(tiny_faster_rcnn())
 
         assert list(model.get_metrics(is_train=False)) == ["MAP"]
         assert model.get_metrics(is_train=True) == {}
 
-    def test_own_metrics(self, model, batch):
-        """Another metric of boxes is updated with predictions and targets."""
+    def test_custom_metrics(self, model, batch):
+        """Another box metric is updated with predictions and targets."""
         metric = model.get_metrics(is_train=False)["IntersectionOverUnion"]
         _, targets = batch
         predictions = [target | {"scores": torch.ones(1)} for target in targets]
@@ -190,20 +190,20 @@ class TestMetrics:
 
         assert metric.compute()["iou"] == 1.0
 
-    def test_a_metric_of_another_task(self, model, batch):
-        """An accuracy cannot be computed of boxes, and the sentence says which metrics can."""
+    def test_metric_of_another_task(self, model, batch):
+        """An accuracy raises an error that states which metrics are supported."""
         with pytest.raises(TypeError, match=r"MulticlassAccuracy cannot be updated with lists of boxes .*metrics\.MAP"):
             model.update_metric(batch, model.eval()(batch), MulticlassAccuracy(3))
 
-    def test_losses_are_no_predictions(self, model, batch):
-        """Metrics of what training returned are refused with the remedy."""
+    def test_losses_instead_of_predictions(self, model, batch):
+        """Metrics of training outputs raise an error with the remedy."""
         with pytest.raises(TypeError, match=r"need predictions, got losses: call model\.eval\(\) before"):
             model.update_metric(batch, model(batch), MeanMetric())
 
 
 class TestBadInput:
-    def test_no_module(self):
-        """A name is no module."""
+    def test_non_module(self):
+        """A string is not a module."""
         with pytest.raises(TypeError, match=r"module must be an nn\.Module that detects objects, got str"):
             ComposerDetector("fasterrcnn_resnet50_fpn")
 
@@ -215,20 +215,20 @@ class TestBadInput:
             ({"images": []}, r"dict with keys \['images'\]"),
         ],
     )
-    def test_batches_that_are_no_pair(self, model, batch, got):
-        """Another form of batch is named, with the function that makes the right one."""
+    def test_invalid_batches(self, model, batch, got):
+        """Other batches raise an error that names the collate function."""
         with pytest.raises(TypeError, match=rf"takes batches \(images, targets\), got {got}\. .*collate_detection"):
             model(batch)
 
     @pytest.mark.parametrize("images", [torch.zeros(3, 8, 8), "image.png"])
-    def test_images_that_are_no_list(self, model, images):
-        """One image, or a name, is no list of images."""
+    def test_invalid_images(self, model, images):
+        """One image, or a string, is not a list of images."""
         with pytest.raises(TypeError, match=rf"Images must be a list of tensors .* got {type(images).__name__}"):
             model((images, [{}]))
 
     @pytest.mark.parametrize(("targets", "got"), [([], "0"), ({"boxes": [], "labels": []}, "dict")])
-    def test_not_one_target_an_image(self, model, targets, got):
-        """There has to be a target for every image."""
+    def test_mismatched_targets(self, model, targets, got):
+        """Each image needs a target."""
         with pytest.raises(ValueError, match=f"one for each of the 1 images, got {got}"):
             model(([torch.zeros(3, 8, 8)], targets))
 
@@ -238,26 +238,26 @@ class TestBadInput:
     )
     @pytest.mark.parametrize("training", [True, False])
     def test_missing_labels(self, model, target, got, training):
-        """A target without labels is refused, in evaluation as while training."""
+        """A target without labels raises, in training and evaluation."""
         with pytest.raises(ValueError, match=f"must be a dictionary with 'boxes' .* and 'labels' .*, got {got}"):
             model.train(training)(([torch.zeros(3, 8, 8)], [target]))
 
-    def test_a_label_that_is_no_class(self, batch):
-        """A detector with too few classes says so."""
+    def test_label_out_of_range(self, batch):
+        """The error states the number of classes."""
         model = ComposerDetector(tiny_faster_rcnn(num_classes=2), val_metrics=[])
 
         with pytest.raises(ValueError, match="num_classes must be greater than every label"):
             model(batch)
 
     def test_boxes_without_area(self, model):
-        """A box must have height and width, says torchvision."""
+        """Torchvision's error for empty boxes propagates."""
         target = {"boxes": torch.tensor([[4.0, 4.0, 4.0, 20.0]]), "labels": torch.tensor([1])}
 
         with pytest.raises(AssertionError, match="All bounding boxes should have positive height and width"):
             model(([torch.rand(3, SIZE, SIZE)], [target]))
 
-    def test_no_loss_of_predictions(self, model, batch):
-        """Asking for the loss in evaluation is answered with the remedy."""
+    def test_loss_in_evaluation(self, model, batch):
+        """Computing the loss in evaluation raises an error with the remedy."""
         with pytest.raises(TypeError, match=r"in evaluation only predictions\. Call model\.train\(\) before"):
             model.loss(model.eval()(batch), batch)
 
@@ -274,8 +274,8 @@ class TestBatches:
         ],
         ids=["tuple", "list", "tensor", "dict"],
     )
-    def test_parts_are_the_whole(self, batch, form, size):
-        """Parts have at most so many images, keep the form, and together are the batch."""
+    def test_split_batch(self, batch, form, size):
+        """Microbatches have at most the given size and the same form, and concatenate to the batch."""
         whole = form(*batch)
 
         parts = split_detection_batch(whole, size)
@@ -289,7 +289,7 @@ class TestBatches:
         assert [one for part in of for one in part[1]] == targets
 
     def test_collate(self):
-        """Samples become a list of images and a list of targets, in their order."""
+        """Samples become a list of images and a list of targets, in order."""
         samples = draw(3)
 
         images, targets = collate_detection(samples)
@@ -297,17 +297,17 @@ class TestBatches:
         assert all(image is sample[0] for image, sample in zip(images, samples, strict=True))
         assert all(target is sample[1] for target, sample in zip(targets, samples, strict=True))
 
-    def test_parts_of_several_lengths(self):
-        """Images and targets that do not belong together are found."""
+    def test_mismatched_lengths(self):
+        """Images and targets of different lengths raise."""
         with pytest.raises(ValueError, match=r"one item per image, got lengths \[1, 2\]"):
             count_detection_samples(([1, 2], [3]))
 
-    def test_no_parts(self):
-        """A tensor alone is no batch for detection."""
+    def test_invalid_batch(self):
+        """A single tensor is not a detection batch."""
         with pytest.raises(TypeError, match="must be a tuple, list or dictionary of parts, got Tensor"):
             count_detection_samples(torch.zeros(2, 3))
 
-    def test_no_size(self):
-        """A part has at least one image."""
+    def test_nonpositive_size(self):
+        """The size is at least 1."""
         with pytest.raises(ValueError, match="microbatch_size must be at least 1, got 0"):
             split_detection_batch(([1], [2]), 0)

@@ -48,8 +48,8 @@ class TestTraining:
 
 
 class TestForward:
-    def test_what_the_model_does_not_take_is_left_out(self, make_model, make_batch):
-        """Texts and indices in the batch do not reach the model; the batch keeps them, and its type."""
+    def test_unknown_arguments_are_removed(self, make_model, make_batch):
+        """Strings and indices in the batch are not passed to the model; the batch keeps them and its type."""
         model, batch = HuggingFaceModel(make_model("classifier")).eval(), make_batch("classifier")
         plain = model(batch)
 
@@ -59,15 +59,15 @@ class TestForward:
         assert torch.equal(outputs["logits"], plain["logits"])
         assert set(batch) == {"input_ids", "attention_mask", "labels", "text", "idx"}
 
-    def test_keeps_no_keys_and_values(self, make_model, make_batch):
-        """Training has no use for the cache of a generation; who asks for it gets it."""
+    def test_cache_is_disabled_in_training(self, make_model, make_batch):
+        """Training does not use the generation cache unless requested."""
         model, batch = HuggingFaceModel(make_model("gpt2")), dict(make_batch("gpt2"))
 
         assert "past_key_values" not in model(batch)
         assert "past_key_values" in model({**batch, "use_cache": True})
 
-    def test_other_batches_are_refused(self, make_model):
-        """A pair is answered with what to do; so is a mapping of other names."""
+    def test_invalid_batches_raise(self, make_model):
+        """A pair, or a mapping with other names, raises an error with the remedy."""
         model = HuggingFaceModel(make_model("classifier"))
 
         with pytest.raises(TypeError, match=r"as a mapping of names to tensors, got tuple"):
@@ -76,8 +76,8 @@ class TestForward:
             model({"image": torch.zeros(1)})
 
     @pytest.mark.parametrize("kind", ["gpt2", "classifier"])
-    def test_probabilities_do_not_reach_the_model(self, kind, make_model, make_batch):
-        """Labels that are probabilities, which the model would misread, give logits alone."""
+    def test_probabilities_are_not_passed_to_the_model(self, kind, make_model, make_batch):
+        """With probabilities as labels, the model only computes logits."""
         model = HuggingFaceModel(make_model(kind, problem_type="single_label_classification"))
         batch = make_batch(kind)
         ids = batch["labels"].clamp(min=0)
@@ -91,16 +91,16 @@ class TestForward:
 
 class TestLoss:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_is_the_models_own(self, kind, make_model, make_batch):
-        """The loss that the model computed in its forward pass is taken as it is."""
+    def test_is_the_models_loss(self, kind, make_model, make_batch):
+        """The loss of the model's forward pass is used."""
         model, batch = HuggingFaceModel(make_model(kind)), make_batch(kind)
         outputs = model(batch)
 
         assert model.loss(outputs, batch) is outputs["loss"]
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_other_labels(self, kind, make_model, make_batch):
-        """For labels that were put in place of those, it is what the model computes when it is given them."""
+    def test_replaced_labels(self, kind, make_model, make_batch):
+        """For labels replaced after the forward pass, the model's loss is computed again."""
         model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind)
         outputs = model(batch)
         mirrored = {**batch, "labels": batch["labels"].flip(0)}
@@ -113,7 +113,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_probabilities(self, kind, make_model, make_batch):
-        """Smoothed labels weigh the classes, by the formula; labels that are ignored stay ignored."""
+        """Smoothed labels weight the classes by the formula; ignored labels stay ignored."""
         model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind)
         outputs = model(batch)
         rows, ids = outputs["logits"].flatten(0, -2), batch["labels"].flatten()
@@ -128,8 +128,8 @@ class TestLoss:
         torch.testing.assert_close(loss, expected)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_of_each_sample(self, kind, make_model, make_batch):
-        """Without reduction it is each sample's own loss, over the labels that it has."""
+    def test_per_sample_loss(self, kind, make_model, make_batch):
+        """Without reduction each sample has its own loss, over its labels."""
         model, batch = HuggingFaceModel(make_model(kind)).eval(), make_batch(kind, count=3)
 
         losses = model.loss(model(batch), batch, reduction="none")
@@ -141,8 +141,8 @@ class TestLoss:
         ("problem", "num_labels", "shape"),
         [("regression", 1, (8,)), ("regression", 3, (8, 3)), ("multi_label_classification", 3, (8, 3))],
     )
-    def test_numbers_as_labels(self, problem, num_labels, shape, make_model, make_batch):
-        """Of regression and of labels that do not exclude each other, it is what the model computes."""
+    def test_regression_and_multilabel(self, problem, num_labels, shape, make_model, make_batch):
+        """For regression and multi-label targets, the model's loss is used."""
         model = HuggingFaceModel(make_model("classifier", problem_type=problem, num_labels=num_labels)).eval()
         batch = {**make_batch("classifier"), "labels": torch.rand(shape)}
         outputs = model(batch)
@@ -154,15 +154,15 @@ class TestLoss:
         torch.testing.assert_close(of_each.mean(), outputs["loss"])
 
     def test_missing_labels(self, make_model, make_batch):
-        """Without labels there is a sentence, and no KeyError."""
+        """Missing labels raise a ValueError, not a KeyError."""
         model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
         del batch["labels"]
 
         with pytest.raises(ValueError, match=r"no 'labels', without which a loss cannot be .*\['attention_mask', 'inp"):
             model.loss(model(batch), batch)
 
-    def test_labels_that_do_not_fit(self, make_model, make_batch):
-        """Labels of another shape are named with the logits' shape."""
+    def test_mismatched_labels(self, make_model, make_batch):
+        """The error states the labels' and the logits' shapes."""
         model, batch = HuggingFaceModel(make_model("classifier")), make_batch("classifier")
 
         with pytest.raises(ValueError, match=r"labels of shape \(8, 3\) do not fit the logits of shape \(8, 2\)"):
@@ -172,8 +172,8 @@ class TestLoss:
 class TestMetrics:
     @pytest.mark.parametrize("use_logits", [True, False])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_see_what_the_loss_sees(self, kind, use_logits, make_model, make_batch):
-        """The cross entropy, by three metrics that take the classes at different places, is the model's own loss."""
+    def test_agree_with_the_loss(self, kind, use_logits, make_model, make_batch):
+        """Three cross entropy metrics with different class dimensions equal the model's loss."""
         model, batch = HuggingFaceModel(make_model(kind), use_logits=use_logits).eval(), make_batch(kind)
         own = model(batch)["loss"].item()
         metrics = [LanguageCrossEntropy(), CrossEntropy()]
@@ -199,8 +199,8 @@ class TestMetrics:
         ]
         assert value == pytest.approx(math.exp(math.fsum(losses) / len(losses)), rel=1e-4)
 
-    def test_of_torchmetrics(self, make_model, make_batch):
-        """Metrics that count classes, and torchmetrics' own for text, see each token with its scores."""
+    def test_torchmetrics(self, make_model, make_batch):
+        """Classification and text metrics of torchmetrics receive each token with its scores."""
         model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
         size = model.config.vocab_size
         outputs = model.eval_forward(batch)
@@ -214,8 +214,8 @@ class TestMetrics:
         assert _value(model, MaskedAccuracy(), batch) == pytest.approx(accuracy)
         assert _value(model, Perplexity(ignore_index=-100), batch) == pytest.approx(math.exp(own), rel=1e-5)
 
-    def test_of_a_number(self, make_model, make_batch):
-        """The one score of a regression is compared with the one number of the label."""
+    def test_regression_metrics(self, make_model, make_batch):
+        """The score of a regression is compared with the label."""
         model = HuggingFaceModel(make_model("classifier", problem_type="regression", num_labels=1)).eval()
         batch = {**make_batch("classifier"), "labels": torch.rand(8)}
 
@@ -223,8 +223,8 @@ class TestMetrics:
 
         assert value == pytest.approx(model(batch)["loss"].item(), rel=1e-5)
 
-    def test_padding_makes_no_difference(self, make_model, make_batch):
-        """A line padded among others counts as it does alone."""
+    def test_padding_does_not_change_metrics(self, make_model, make_batch):
+        """A padded line counts as alone."""
         model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2", count=4)
         lengths = batch["attention_mask"].sum(1).tolist()
         alone = [{n: v[k : k + 1, :length] for n, v in batch.items()} for k, length in enumerate(lengths)]
@@ -235,7 +235,7 @@ class TestMetrics:
         assert together == pytest.approx(apart, rel=1e-5)
 
     def test_use_logits_computes_no_loss(self, make_model, make_batch):
-        """The labels are withheld from the model, and stay in the batch."""
+        """The labels are not passed to the model, and stay in the batch."""
         model, batch = HuggingFaceModel(make_model("t5"), use_logits=True).eval(), make_batch("t5")
         whole = model(batch)
         before = {name: value.clone() for name, value in batch.items()}
@@ -246,8 +246,8 @@ class TestMetrics:
         assert model.eval_forward(batch, whole) is whole["logits"]
         assert {name: value.tolist() for name, value in batch.items()} == {n: v.tolist() for n, v in before.items()}
 
-    def test_whole_output(self, make_model, make_batch):
-        """Without use_logits, evaluation returns the output with its loss, and that which is known already."""
+    def test_complete_output(self, make_model, make_batch):
+        """Without use_logits, evaluation returns the output with its loss, and reuses given outputs."""
         model, batch = HuggingFaceModel(make_model("gpt2")).eval(), make_batch("gpt2")
 
         outputs = model.eval_forward(batch)
@@ -255,8 +255,8 @@ class TestMetrics:
         assert {"loss", "logits"} <= set(outputs)
         assert model.eval_forward(batch, outputs) is outputs
 
-    def test_phases_count_for_themselves(self, make_model, make_batch):
-        """Evaluation has copies of the metrics, which are members of the model."""
+    def test_phases_are_independent(self, make_model, make_batch):
+        """Evaluation has copies of the metrics, which are submodules of the model."""
         metric = LanguageCrossEntropy()
         model = HuggingFaceModel(make_model("classifier"), metrics=[metric])
 
@@ -266,8 +266,8 @@ class TestMetrics:
         assert not model.get_metrics(is_train=False)["LanguageCrossEntropy"].update_called
         assert {id(metric)} < set(map(id, model.modules()))
 
-    def test_others_for_evaluation(self, make_model):
-        """Evaluation may have metrics of its own; what is in both phases is copied; none need be given."""
+    def test_evaluation_metrics(self, make_model):
+        """Evaluation may have its own metrics; shared ones are copied; none are required."""
         shared = CrossEntropy()
         model = HuggingFaceModel(make_model("classifier"), metrics=shared, eval_metrics=[shared, MaskedAccuracy()])
 
@@ -276,8 +276,8 @@ class TestMetrics:
         assert model.get_metrics(is_train=False)["CrossEntropy"] is not shared
         assert HuggingFaceModel(make_model("classifier")).get_metrics() == {}
 
-    def test_that_do_not_fit(self, make_model, make_batch):
-        """Another number of classes, missing labels, and what is no metric are each named."""
+    def test_invalid_metrics(self, make_model, make_batch):
+        """A mismatched number of classes, missing labels and a non-metric raise."""
         model, batch = HuggingFaceModel(make_model("gpt2")), make_batch("gpt2")
 
         with pytest.raises(ValueError, match=r"counts 7 classes, but the logits of shape \(8, \d+, \d+\) do not"):
@@ -290,7 +290,7 @@ class TestMetrics:
 
 class TestSpecification:
     def test_bert_example(self, make_model, make_batch):
-        """The page's block: a BERT classifier with its two metrics trains and is evaluated."""
+        """The page's block: a BERT classifier with two metrics trains and is evaluated."""
         model = make_model("classifier", num_labels=2)
 
         with pytest.warns(DeprecationWarning, match="vocab_size is ignored"):
@@ -310,7 +310,7 @@ class TestSpecification:
 
 class TestGenerate:
     def test_modules_keep_their_modes(self, make_model, make_batch, tokenizer):
-        """A module that is kept in evaluation mode stays in it."""
+        """A module in evaluation mode stays in it."""
         model = HuggingFaceModel(make_model("gpt2"), tokenizer).train()
         kept = model.model.transformer.drop.eval()
 
@@ -319,8 +319,8 @@ class TestGenerate:
         assert [module for module in model.modules() if not module.training] == [kept]
 
     @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
-    def test_is_that_of_the_model(self, kind, make_model, make_batch, tokenizer):
-        """Greedy generation gives what the most probable tokens of the forward pass give, one by one."""
+    def test_equals_greedy_decoding(self, kind, make_model, make_batch, tokenizer):
+        """Greedy generation gives the most probable tokens of the forward pass, one by one."""
         model = HuggingFaceModel(make_model(kind), tokenizer).train()
         prompt = make_batch(kind, count=1)["input_ids"][:, :5]
 
@@ -338,7 +338,7 @@ class TestGenerate:
         assert tokens.tolist() == decoded.tolist()
 
     def test_padding_comes_from_the_tokenizer(self, make_model, make_batch, tokenizer):
-        """A prompt padded on the left is continued as alone; what ends early is filled up with padding."""
+        """A left-padded prompt is continued as alone; finished sequences are padded."""
         model = HuggingFaceModel(make_model("gpt2", pad_token_id=None), tokenizer)
         prompt = make_batch("gpt2", count=1)["input_ids"][:, :4]
         padded = F.pad(prompt, (3, 0), value=tokenizer.pad_token_id)
@@ -358,15 +358,15 @@ class TestGenerate:
         assert amid[0, 7 : 7 + len(expected)].tolist() == expected
         assert set(amid[0, 7 + len(expected) :].tolist()) <= {tokenizer.pad_token_id}
 
-    def test_what_predicts_no_tokens(self, make_model):
-        """A classifier says that it cannot."""
+    def test_non_generative_model_raises(self, make_model):
+        """A classifier raises."""
         with pytest.raises(TypeError, match=r"BertForSequenceClassification predicts no tokens"):
             HuggingFaceModel(make_model("classifier")).generate(torch.zeros(1, 2, dtype=torch.long))
 
 
 class TestTokenizer:
     def test_too_many_tokens(self, make_model, tokenizer):
-        """A tokenizer of another model is refused, with both sizes and the remedy."""
+        """A tokenizer with too many tokens raises, with both sizes and the remedy."""
         model = make_model("gpt2", vocab_size=300, bos_token_id=1, eos_token_id=1)
 
         with pytest.raises(
@@ -375,7 +375,7 @@ class TestTokenizer:
             HuggingFaceModel(model, tokenizer)
 
     def test_resizing(self, make_model, make_batch, tokenizer):
-        """On demand the embedding grows, keeps its rows, and stays tied to the output layer."""
+        """On request the embedding is enlarged, keeps its rows, and stays tied to the output layer."""
         bare = make_model("gpt2", vocab_size=300)
         before = bare.get_input_embeddings().weight.clone()
 
@@ -387,8 +387,8 @@ class TestTokenizer:
         assert bare.get_output_embeddings().weight is after
         assert model(make_batch("gpt2"))["logits"].shape[-1] == len(tokenizer)
 
-    def test_room_to_spare(self, make_model, tokenizer):
-        """An embedding with more rows than the tokenizer has tokens is left alone."""
+    def test_larger_embedding_is_unchanged(self, make_model, tokenizer):
+        """An embedding with more rows than tokens does not change."""
         bare = make_model("gpt2", vocab_size=400)
 
         HuggingFaceModel(bare, tokenizer, allow_embedding_resizing=True)
@@ -398,22 +398,22 @@ class TestTokenizer:
 
 class TestConstruction:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_who_predicts_the_next_token(self, kind, make_model):
-        """Decoders that shift labels themselves are distinguished from those that do not, and from all others."""
+    def test_causal_models_are_detected(self, kind, make_model):
+        """Decoders that shift labels themselves are distinguished from other models."""
         assert HuggingFaceModel(make_model(kind)).shift_labels is (kind in {"gpt2", "llama"})
 
-    def test_a_class_of_ones_own(self, make_model):
-        """A subclass is as causal as what it derives from; what the user says is not doubted."""
+    def test_custom_class(self, make_model):
+        """A subclass is causal if its base is; an explicit value takes precedence."""
         from transformers import GPT2LMHeadModel
 
-        class Mine(GPT2LMHeadModel):
+        class CustomModel(GPT2LMHeadModel):
             pass
 
-        assert HuggingFaceModel(make_model("gpt2", cls=Mine)).shift_labels is True
+        assert HuggingFaceModel(make_model("gpt2", cls=CustomModel)).shift_labels is True
         assert HuggingFaceModel(make_model("gpt2"), shift_labels=False).shift_labels is False
 
     def test_bad_arguments(self, make_model):
-        """What is no model, no tokenizer, or returns tuples is refused with a sentence."""
+        """A value that is not a model or a tokenizer, and a model that returns tuples, raise."""
         with pytest.raises(TypeError, match=r"model must be a transformers.PreTrainedModel .* got Linear"):
             HuggingFaceModel(nn.Linear(1, 1))
         with pytest.raises(TypeError, match=r"tokenizer must be one of Transformers', got str"):
@@ -422,8 +422,8 @@ class TestConstruction:
             HuggingFaceModel(make_model("gpt2", return_dict=False))
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-    def test_copies_are_their_own(self, duplicate, make_model, make_batch):
-        """A copy computes the same, with weights of its own."""
+    def test_copies_are_independent(self, duplicate, make_model, make_batch):
+        """A copy computes the same with its own weights."""
         model, batch = HuggingFaceModel(make_model("gpt2"), metrics=[CrossEntropy()]).eval(), make_batch("gpt2")
         expected = model(batch)["loss"]
 
@@ -434,7 +434,7 @@ class TestConstruction:
         assert other.model.lm_head.weight is not model.model.lm_head.weight
 
     def test_state_dict_has_the_models_names(self, make_model):
-        """Weights are those of the Transformers model, after a prefix; metrics leave nothing."""
+        """Weights have the names of the Transformers model with a prefix; metrics are not included."""
         bare = make_model("masked")
         model = HuggingFaceModel(bare, metrics=[CrossEntropy()])
 
@@ -444,7 +444,7 @@ class TestConstruction:
 class TestSurgery:
     @pytest.mark.parametrize("kind", ["gpt2", "masked"])
     def test_alibi(self, kind, make_model, make_batch):
-        """ALiBi finds the attention of the wrapped model, which goes on with sequences longer than it was made for."""
+        """ALiBi finds the attention of the wrapped model, which supports longer sequences."""
         model = HuggingFaceModel(make_model(kind)).eval()
         ids = make_batch(kind)["input_ids"].repeat(1, 6)[:, :100].contiguous()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -469,7 +469,7 @@ class TestSurgery:
         assert all(parameter.grad is not None for parameter in model.model.bert.encoder.parameters())
 
     def test_shorter_sequences(self, make_model, make_batch):
-        """A batch whose sequences were cut or folded is taken as any other."""
+        """Truncated and reshaped batches are supported."""
         model, batch = HuggingFaceModel(make_model("masked")), make_batch("masked")
 
         losses = [
@@ -484,7 +484,7 @@ class TestSurgery:
 
 class TestExtras:
     def test_importing_is_light(self):
-        """Neither Transformers nor PEFT, nor what they stand on, is loaded with composer.models."""
+        """composer.models imports neither Transformers nor PEFT."""
         heavy = {"transformers", "peft", "tokenizers", "safetensors", "torchmetrics", "torchvision"}
         program = f"import sys, composer.models; print(sorted({heavy} & set(sys.modules)))"
 
@@ -493,14 +493,14 @@ class TestExtras:
         assert done.stdout.strip() == "[]"
 
     def test_without_transformers(self, monkeypatch):
-        """The line to install it is named."""
+        """The error states how to install it."""
         monkeypatch.setitem(sys.modules, "transformers", None)
 
         with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-models\[huggingface\]"'):
             HuggingFaceModel(nn.Linear(1, 1))
 
     def test_without_peft(self, monkeypatch, make_model):
-        """With a configuration of adapters, that of PEFT is."""
+        """With an adapter configuration, the error states how to install PEFT."""
         monkeypatch.setitem(sys.modules, "peft", None)
 
         with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-models\[peft\]"'):

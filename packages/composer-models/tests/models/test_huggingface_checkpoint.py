@@ -41,7 +41,7 @@ def _logits(model, batch):
 class TestFromCheckpoint:
     @pytest.mark.parametrize("kind", KINDS)
     def test_same_logits(self, kind, make_model, make_batch, tokenizer, save):
-        """Class, configuration and weights come back: the same logits, to the bit, in evaluation mode."""
+        """Class, configuration and weights are restored: bit-identical logits, in evaluation mode."""
         bare, batch = make_model(kind), make_batch(kind)
         folder = save(HuggingFaceModel(bare, tokenizer))
 
@@ -52,7 +52,7 @@ class TestFromCheckpoint:
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
 
     def test_same_tokens(self, make_model, tokenizer, lines, save):
-        """The tokenizer comes back: the same ids, padding and text."""
+        """The tokenizer is restored: equal ids, padding and text."""
         folder = save(HuggingFaceModel(make_model("gpt2"), tokenizer))
 
         _, again = HuggingFaceModel.hf_from_composer_checkpoint(str(folder))
@@ -66,7 +66,7 @@ class TestFromCheckpoint:
 
     @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "extra.safetensors", "manifest.json"])
     def test_changed_files(self, make_model, save, sign, name):
-        """What is not as it was written is refused with its name."""
+        """A modified file raises, with its name."""
         folder = save(HuggingFaceModel(make_model("gpt2")))
         (folder / "extra.safetensors").write_bytes(b"averages")
         sign(folder)
@@ -77,8 +77,8 @@ class TestFromCheckpoint:
         with pytest.raises(ValueError, match=rf"{name} has been changed since it was written, and nothing was loaded"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
-    def test_a_file_that_is_not_in_the_manifest(self, make_model, save):
-        """Averages that somebody has put beside the weights are not read."""
+    def test_unlisted_file(self, make_model, save):
+        """Averages in a file that the manifest does not list are not read."""
         folder = save(HuggingFaceModel(make_model("gpt2")))
         (folder / "extra.safetensors").write_bytes(b"more")
 
@@ -88,8 +88,8 @@ class TestFromCheckpoint:
     @pytest.mark.parametrize(
         "content", ["[]", "{}", '{"files": 3, "sha256": ""}', '{"files": {}, "sha256": ""}', "[" * 100_000]
     )
-    def test_no_manifest_at_all(self, make_model, save, content):
-        """JSON that is no manifest is refused in a sentence."""
+    def test_invalid_manifest(self, make_model, save, content):
+        """JSON that is not a manifest raises."""
         folder = save(HuggingFaceModel(make_model("gpt2")))
         (folder / "manifest.json").write_text(content)
 
@@ -106,16 +106,16 @@ class TestFromCheckpoint:
             {"integrations": []},
         ],
     )
-    def test_no_state_at_all(self, make_model, save, changes):
-        """A state that no run has saved is refused in a sentence."""
+    def test_invalid_state(self, make_model, save, changes):
+        """An invalid state raises."""
         folder = save(HuggingFaceModel(make_model("gpt2")), **changes)
 
         with pytest.raises(ValueError, match=r"state\.json is not the state of a run"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     @pytest.mark.parametrize("named", ["one", []])
-    def test_averages_that_are_not_there(self, make_model, save, named):
-        """A state that names averages which no file holds is refused in a sentence."""
+    def test_missing_averages(self, make_model, save, named):
+        """A state with averages that no file contains raises."""
         averages = {"model.lm_head.weight": {"$tensor": named}}
         folder = save(HuggingFaceModel(make_model("gpt2")), algorithms=[{"state": {"averaged_weights": averages}}])
 
@@ -123,14 +123,14 @@ class TestFromCheckpoint:
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_without_a_tokenizer(self, make_model, save):
-        """A model that had none comes back without."""
+        """A model without tokenizer is restored without one."""
         _, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(save(HuggingFaceModel(make_model("gpt2"))))
 
         assert tokenizer is None
 
     @pytest.mark.parametrize("without", [(), TIED[:1], TIED[1:]])
     def test_tied_weights(self, without, make_model, make_batch, save):
-        """Two names of one weight may be saved as two, or as either; they are one again."""
+        """Tied weights saved under either or both names are tied again."""
         bare, batch = make_model("gpt2"), make_batch("gpt2")
         folder = save(HuggingFaceModel(bare), without=without)
 
@@ -140,7 +140,7 @@ class TestFromCheckpoint:
         assert model.transformer.wte.weight is model.lm_head.weight
 
     def test_training_weights_of_a_schedule_free_optimizer(self, make_model, save):
-        """They are not what the model is evaluated with, and refused with what to save instead."""
+        """They are not the evaluation weights, and raise an error that states what to save."""
         groups = [{"params": ["model.lm_head.weight"], "train_mode": True}]
         folder = save(HuggingFaceModel(make_model("gpt2")), optimizers={"AdamW": {"state": {}, "param_groups": groups}})
 
@@ -148,7 +148,7 @@ class TestFromCheckpoint:
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_dtype(self, make_model, save):
-        """Weights keep the dtype in which they were saved."""
+        """Weights have the saved dtype."""
         folder = save(HuggingFaceModel(make_model("llama").bfloat16()))
 
         model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder)
@@ -156,7 +156,7 @@ class TestFromCheckpoint:
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
     def test_settings_of_generation(self, make_model, save):
-        """How the model generates is part of it."""
+        """The generation config is restored."""
         bare = make_model("gpt2")
         bare.generation_config.max_new_tokens = 7
 
@@ -164,11 +164,11 @@ class TestFromCheckpoint:
 
         assert model.generation_config.max_new_tokens == 7
 
-    def test_another_class_and_settings(self, make_model, save):
-        """The class may be an AutoModel, a name or one's own, and the configuration be changed."""
+    def test_other_class_and_config(self, make_model, save):
+        """The class may be an AutoModel, a name or a custom class, and the configuration may be changed."""
         from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-        class Mine(GPT2LMHeadModel):
+        class CustomModel(GPT2LMHeadModel):
             pass
 
         folder = save(HuggingFaceModel(make_model("gpt2")))
@@ -176,33 +176,33 @@ class TestFromCheckpoint:
 
         auto, _ = read(folder, AutoModelForCausalLM, model_config_kwargs={"attn_pdrop": 0.5})
         named, _ = read(folder, "transformers.GPT2LMHeadModel")
-        own, _ = read(folder, Mine)
+        own, _ = read(folder, CustomModel)
 
-        assert [type(auto), type(named), type(own)] == [GPT2LMHeadModel, GPT2LMHeadModel, Mine]
+        assert [type(auto), type(named), type(own)] == [GPT2LMHeadModel, GPT2LMHeadModel, CustomModel]
         assert auto.config.attn_pdrop == 0.5
 
-    def test_a_configuration_of_ones_own(self, make_model, save):
-        """A class that Transformers does not know is asked for, and with it its configuration is read."""
+    def test_custom_configuration(self, make_model, save):
+        """A custom class must be passed, and its configuration class is used."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        class MyConfig(GPT2Config):
+        class CustomConfig(GPT2Config):
             model_type = "mine"
 
-        class Mine(GPT2LMHeadModel):
-            config_class = MyConfig
+        class CustomModel(GPT2LMHeadModel):
+            config_class = CustomConfig
 
         tiny = {"vocab_size": 8, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
-        bare = Mine(MyConfig(**tiny, bos_token_id=1, eos_token_id=1))
+        bare = CustomModel(CustomConfig(**tiny, bos_token_id=1, eos_token_id=1))
         folder = save(HuggingFaceModel(bare))
 
-        with pytest.raises(ValueError, match=r"Mine is not a model of transformers.*model_instantiation_class"):
+        with pytest.raises(ValueError, match=r"CustomModel is not a model of transformers.*model_instantiation_class"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
-        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder, Mine)
+        model, _ = HuggingFaceModel.hf_from_composer_checkpoint(folder, CustomModel)
 
-        assert type(model.config) is MyConfig
+        assert type(model.config) is CustomConfig
 
     def test_remote(self, make_model, make_batch, tokenizer, save, tmp_path):
-        """A folder elsewhere is fetched, to where the user says."""
+        """A remote folder is downloaded to the given path."""
         bare, batch = make_model("gpt2"), make_batch("gpt2")
         folder = save(HuggingFaceModel(bare, tokenizer))
         fsspec.filesystem("memory").put(str(folder), "/bucket/ep1-ba10", recursive=True)
@@ -214,8 +214,8 @@ class TestFromCheckpoint:
         assert torch.equal(_logits(model, batch), _logits(bare, batch))
         assert (tmp_path / "fetched" / "model.safetensors").exists()
 
-    def test_from_the_saved_state_itself(self, make_model, make_batch, tokenizer, tmp_path):
-        """Whoever has read state and weights gets model and tokenizer from these."""
+    def test_from_state_and_weights(self, make_model, make_batch, tokenizer, tmp_path):
+        """Model and tokenizer are created from a loaded state and weights."""
         bare, batch = make_model("masked"), make_batch("masked")
         state = HuggingFaceModel(bare, tokenizer).get_metadata()["huggingface"]
 
@@ -227,9 +227,9 @@ class TestFromCheckpoint:
         assert (tmp_path / "t" / "tokenizer.json").exists()
 
 
-class TestRefusals:
+class TestErrors:
     def test_no_checkpoint(self, tmp_path):
-        """A folder without its files is named, with what it lacks."""
+        """The error states which files the folder lacks."""
         (tmp_path / "state.json").write_text("{}")
 
         with pytest.raises(
@@ -237,22 +237,22 @@ class TestRefusals:
         ):
             HuggingFaceModel.hf_from_composer_checkpoint(tmp_path)
 
-    def test_a_link_to_itself(self, tmp_path):
-        """A loop of links is no checkpoint."""
+    def test_link_loop(self, tmp_path):
+        """A loop of links is not a checkpoint."""
         (tmp_path / "one").symlink_to("one")
 
         with pytest.raises(FileNotFoundError, match="one must be a checkpoint"):
             HuggingFaceModel.hf_from_composer_checkpoint(tmp_path / "one")
 
-    def test_of_another_model(self, make_model, save):
-        """A checkpoint of a model that is not of Transformers says so."""
+    def test_other_model(self, make_model, save):
+        """A checkpoint of a non-Transformers model raises."""
         folder = save(HuggingFaceModel(make_model("gpt2")), integrations={})
 
         with pytest.raises(ValueError, match=r"contains no description of a Transformers model"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_missing_weights(self, make_model, save):
-        """Weights that are missing, or have no place because the model was changed, are named."""
+        """Missing and unexpected weights are listed."""
         folder = save(HuggingFaceModel(make_model("llama")), without=["model.lm_head.weight"])
         with pytest.raises(ValueError, match=r"do not fit LlamaForCausalLM: missing lm_head.weight, unknown .* none\."):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
@@ -262,8 +262,8 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"missing none, .* shape extra.weight\. If an algorithm changed"):
             HuggingFaceModel.hf_from_composer_checkpoint(save(model))
 
-    def test_other_shapes(self, make_model, save):
-        """A configuration that does not fit the weights is refused."""
+    def test_mismatched_shapes(self, make_model, save):
+        """A configuration that does not match the weights raises."""
         folder = save(HuggingFaceModel(make_model("gpt2")))
 
         with pytest.raises(ValueError, match=r"of another shape transformer.wpe.weight"):
@@ -271,7 +271,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", ""])
     def test_files_outside_the_folder(self, name, make_model, tokenizer, save):
-        """A checkpoint cannot make files elsewhere."""
+        """A checkpoint cannot write files elsewhere."""
         integrations = HuggingFaceModel(make_model("gpt2"), tokenizer).get_metadata()
         integrations["huggingface"]["tokenizer"]["files"][name] = "evil"
         folder = save(HuggingFaceModel(make_model("gpt2")), integrations=integrations)
@@ -279,8 +279,8 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"names a file outside its folder"):
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
-    def test_files_beside_the_tokenizer(self, make_model, tokenizer, tmp_path):
-        """Where the tokenizer is saved, a checkpoint cannot make or change other files."""
+    def test_files_next_to_the_tokenizer(self, make_model, tokenizer, tmp_path):
+        """A checkpoint cannot write other files next to the tokenizer."""
         saved = HuggingFaceModel(make_model("gpt2"), tokenizer).get_metadata()["huggingface"]
         saved["tokenizer"]["files"] |= {"setup.py": "evil", ".git/hooks/pre-commit": "evil"}
         (tmp_path / "setup.py").write_text("good")
@@ -292,8 +292,8 @@ class TestRefusals:
         assert (tmp_path / "tokenizer_config.json").is_file()
 
     @pytest.mark.parametrize("name", ["os.system", "pipeline", "GPT2Config", "transformers.utils"])
-    def test_classes_that_are_no_models(self, name, make_model, save):
-        """Only models of Transformers are built by name."""
+    def test_non_model_classes(self, name, make_model, save):
+        """Only Transformers models are built by name."""
         integrations = HuggingFaceModel(make_model("gpt2")).get_metadata()
         integrations["huggingface"]["model"]["class"] = name
         folder = save(HuggingFaceModel(make_model("gpt2")), integrations=integrations)
@@ -302,7 +302,7 @@ class TestRefusals:
             HuggingFaceModel.hf_from_composer_checkpoint(folder)
 
     def test_code_in_a_checkpoint(self, make_model, save, tmp_path):
-        """A configuration that refers to code of its own does not get it run."""
+        """A configuration that refers to its own code does not execute it."""
         integrations = HuggingFaceModel(make_model("gpt2")).get_metadata()
         files = integrations["huggingface"]["model"]["files"]
         config = json.loads(files["config.json"]) | {"model_type": "x", "auto_map": {"AutoConfig": "evil.Evil"}}
@@ -318,14 +318,14 @@ class TestRefusals:
 
 class TestMetadata:
     def test_is_plain_data(self, make_model, tokenizer):
-        """JSON holds it, and gives it back unchanged."""
+        """The metadata have a JSON round trip."""
         metadata = HuggingFaceModel(make_model("t5"), tokenizer).get_metadata()
 
         assert json.loads(json.dumps(metadata)) == metadata
         assert metadata["huggingface"]["model"]["class"] == "T5ForConditionalGeneration"
 
-    def test_files_that_are_no_text(self, make_model, tokenizer, monkeypatch):
-        """A tokenizer's binary files are kept byte for byte."""
+    def test_binary_files(self, make_model, tokenizer, monkeypatch):
+        """Binary tokenizer files are preserved byte for byte."""
         import transformers
 
         binary, read = bytes(range(256)), []
@@ -352,7 +352,7 @@ class TestMetadata:
 class TestExport:
     @pytest.mark.parametrize("kind", ["classifier", "gpt2", "t5"])
     def test_from_pretrained_reads_it(self, kind, make_model, make_batch, tokenizer, lines, save, tmp_path):
-        """What is written gives, read by Transformers, equal logits and the same tokens."""
+        """Transformers loads the export with equal logits and tokens."""
         import transformers
 
         bare, batch = make_model(kind), make_batch(kind)
@@ -365,8 +365,8 @@ class TestExport:
         tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported", local_files_only=True)
         assert tokens(lines[:3])["input_ids"] == tokenizer(lines[:3])["input_ids"]
 
-    def test_holds_no_pickle(self, make_model, save, tmp_path):
-        """The weights are written as safetensors, and no tokenizer is written if there is none."""
+    def test_contains_no_pickle(self, make_model, save, tmp_path):
+        """Weights are written as safetensors, and the tokenizer only if there is one."""
         write_huggingface_pretrained_from_composer_checkpoint(
             save(HuggingFaceModel(make_model("gpt2"))), tmp_path / "exported"
         )

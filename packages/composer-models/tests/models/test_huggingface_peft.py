@@ -57,8 +57,8 @@ def save(tmp_path, sign):
 
 
 class TestTraining:
-    def test_adapters_alone_learn(self, wrap, make_batch):
-        """The loss falls, and of all weights only those of the adapters have changed."""
+    def test_only_adapters_are_trained(self, wrap, make_batch):
+        """The loss decreases, and only adapter weights change."""
         model, batch = wrap(), make_batch("llama")
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
@@ -68,8 +68,8 @@ class TestTraining:
         assert losses[-1] < losses[0]
         assert changed == {name for name in before if "lora_" in name} != set()
 
-    def test_a_model_that_has_adapters(self, make_model, make_batch):
-        """A PEFT model is taken as it is, its own arguments and class counting."""
+    def test_existing_peft_model(self, make_model, make_batch):
+        """A PEFT model is used directly, with its arguments and class."""
         inner = peft.get_peft_model(make_model("llama"), _lora())
 
         model = HuggingFaceModel(inner)
@@ -79,7 +79,7 @@ class TestTraining:
         assert model.loss(model(batch := make_batch("llama")), batch).isfinite()
 
     def test_generates(self, wrap, make_batch):
-        """With adapters as without."""
+        """Generation works with adapters."""
         prompt = make_batch("llama", count=1)["input_ids"][:, :4]
 
         tokens = wrap().generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=2, do_sample=False)
@@ -87,7 +87,7 @@ class TestTraining:
         assert tokens.shape == (1, 6)
 
     def test_bad_arguments(self, wrap, make_model):
-        """Two sets of adapters, and what is no configuration, are refused."""
+        """Two sets of adapters, and an invalid configuration, raise."""
         with pytest.raises(ValueError, match="has adapters of PEFT already"):
             HuggingFaceModel(wrap().model, peft_config=_lora())
         with pytest.raises(TypeError, match=r"peft_config must be .* got dict"):
@@ -95,23 +95,23 @@ class TestTraining:
 
 
 class TestStateDict:
-    def test_holds_adapters_alone(self, wrap):
-        """State is that of the adapters, by their names in the model."""
+    def test_contains_only_adapters(self, wrap):
+        """The state dict has only adapters, by their names in the model."""
         state = wrap().state_dict()
 
         layer = "model.base_model.model.model.layers.0.self_attn.q_proj"
         assert set(state) == {f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight"}
 
-    def test_can_hold_everything(self, wrap):
-        """On demand it has the base model, too, and is loaded strictly."""
+    def test_can_include_the_base_model(self, wrap):
+        """On request it includes the base model, and is loaded strictly."""
         model = wrap(should_save_peft_only=False)
 
         assert set(model.state_dict()) == {f"model.{name}" for name in model.model.state_dict()}
         with pytest.raises(RuntimeError, match="Missing key"):
             model.load_state_dict(wrap().state_dict())
 
-    def test_loads_again(self, wrap, make_batch):
-        """Adapters alone are a whole state: they load strictly, onto the same base model, with the same outcome."""
+    def test_round_trip(self, wrap, make_batch):
+        """Adapters load strictly onto the same base model, with equal outputs."""
         model, batch = wrap(), make_batch("llama")
         _train(model, batch)
 
@@ -123,8 +123,8 @@ class TestStateDict:
         assert torch.equal(other(batch)["logits"], model.eval()(batch)["logits"])
         assert not torch.equal(other(batch)["logits"], before)
 
-    def test_loads_everything(self, wrap, make_batch):
-        """A state with the base model is taken whole, and has to be whole."""
+    def test_loads_the_base_model(self, wrap, make_batch):
+        """A state with the base model must be complete."""
         whole, batch = wrap(should_save_peft_only=False).eval(), make_batch("llama")
         with torch.no_grad():
             whole.model.get_base_model().lm_head.weight.mul_(2)
@@ -138,7 +138,7 @@ class TestStateDict:
             wrap().load_state_dict(state)
 
     def test_is_strict(self, wrap):
-        """An adapter that is missing, and one that has no place, are errors."""
+        """Missing and unexpected adapters raise."""
         state = wrap().state_dict()
         first, second = state
         with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \S*lora_A\S*\. $"):
@@ -146,8 +146,8 @@ class TestStateDict:
         with pytest.raises(RuntimeError, match=r"Unexpected key"):
             wrap().load_state_dict({**state, first + "x": state[first]})
 
-    def test_within_another_module(self, wrap):
-        """Inside a wrapper, as for data parallel training, names have a prefix, and all is as before."""
+    def test_nested_module(self, wrap):
+        """Inside a wrapper, names have a prefix."""
         outer, other = torch.nn.Sequential(wrap()), torch.nn.Sequential(wrap())
 
         state = outer.state_dict()
@@ -157,8 +157,8 @@ class TestStateDict:
         assert all(name.startswith("0.model.") for name in state)
         assert result.missing_keys == []
 
-    def test_parts_that_are_trained_whole(self, wrap, make_batch):
-        """Modules beside the adapters that PEFT trains and saves are saved here, too."""
+    def test_modules_to_save(self, wrap, make_batch):
+        """Modules that PEFT trains completely are saved too."""
         config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["classifier"], task_type="SEQ_CLS")
         model, batch = wrap("classifier", config), make_batch("classifier")
         _train(model, batch)
@@ -169,8 +169,8 @@ class TestStateDict:
         assert torch.equal(other.eval()(batch)["logits"], model.eval()(batch)["logits"])
         assert len(model.state_dict()) == 4
 
-    def test_grown_embeddings(self, make_model, make_batch, tokenizer):
-        """Rows that an embedding was given for the tokenizer are in no base model, so they are saved."""
+    def test_resized_embeddings(self, make_model, make_batch, tokenizer):
+        """Embeddings resized for the tokenizer are saved, as no base model has them."""
 
         def make(seed, config):
             bare = make_model("llama", vocab_size=300)
@@ -183,8 +183,8 @@ class TestStateDict:
 
             assert torch.equal(other(batch)["logits"], model(batch)["logits"])
 
-    def test_learned_prompts(self, wrap, make_batch):
-        """Adapters that are no layers, but tokens before the text, are saved as well."""
+    def test_prompt_tuning(self, wrap, make_batch):
+        """Prompt tokens are saved too."""
         config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
         model, other = wrap(config=config), wrap(config=config)
 
@@ -194,8 +194,8 @@ class TestStateDict:
         ids = {"input_ids": make_batch("llama")["input_ids"]}
         assert torch.equal(other.eval()(ids)["logits"], model.eval()(ids)["logits"])
 
-    def test_of_copies(self, wrap):
-        """A deep copy holds its own adapters."""
+    def test_copies_are_independent(self, wrap):
+        """A deep copy has its own adapters."""
         model = wrap()
         other = copy.deepcopy(model)
 
@@ -209,7 +209,7 @@ class TestStateDict:
 
 class TestCheckpoint:
     def test_with_the_base_model(self, wrap, make_batch, save):
-        """A checkpoint of everything gives the model with its adapters."""
+        """A checkpoint of everything restores the model with its adapters."""
         model, batch = wrap(should_save_peft_only=False), make_batch("llama")
         _train(model, batch)
 
@@ -219,8 +219,8 @@ class TestCheckpoint:
         assert torch.equal(again(**batch)["logits"], model.eval()(batch)["logits"])
         assert tokenizer is not None
 
-    def test_adapters_alone(self, wrap, make_model, make_batch, save, tmp_path):
-        """A checkpoint of adapters is put around the base model that the caller names."""
+    def test_adapters_only(self, wrap, make_model, make_batch, save, tmp_path):
+        """A checkpoint of adapters is applied to the given base model."""
         from transformers import LlamaForCausalLM
 
         make_model("llama").save_pretrained(tmp_path / "base")
@@ -233,7 +233,7 @@ class TestCheckpoint:
         assert torch.equal(again(**batch)["logits"], model.eval()(batch)["logits"])
 
     def test_a_checkpoint_does_not_choose_the_base_model(self, make_model, save, tmp_path):
-        """The base model is not read from the place that the checkpoint names."""
+        """The base model is not read from the path in the checkpoint."""
         from transformers import LlamaForCausalLM
 
         make_model("llama").save_pretrained(tmp_path / "base")
@@ -251,7 +251,7 @@ class TestCheckpoint:
         assert not (tmp_path / "exported").exists()
 
     def test_export(self, wrap, make_model, make_batch, save, tmp_path):
-        """What is written is a folder of adapters that PEFT reads."""
+        """PEFT reads the exported folder."""
         model, batch = wrap(should_save_peft_only=False), make_batch("llama")
         _train(model, batch)
 

@@ -33,7 +33,7 @@ def _changed(model):
 
 class TestInitializer:
     def test_names(self):
-        """The names are those that files of settings have."""
+        """The names are those of configuration files."""
         assert list(Initializer) == [
             "kaiming_normal",
             "kaiming_uniform",
@@ -54,7 +54,7 @@ class TestInitializer:
         ],
     )
     def test_weights_of_linear_and_convolution_layers(self, model, name, deviation, is_uniform):
-        """Mean 0, the papers' standard deviation, and of a uniform one the range sqrt(3) times that; nothing else."""
+        """Mean 0, the papers' standard deviation, and for uniform ones the range sqrt(3) times that."""
         model.apply(Initializer(name).get_initializer())
 
         assert _changed(model) == {"0.weight", "3.weight"}
@@ -74,7 +74,7 @@ class TestInitializer:
         assert torch.equal(model[1].bias, torch.zeros(64))
 
     def test_batch_norm_uniform(self):
-        """Scales are spread evenly over [0, 1), shifts are 0."""
+        """Scales are uniform in [0, 1), shifts are 0."""
         norm = nn.BatchNorm1d(10_000)
 
         norm.apply(Initializer.BN_UNIFORM.get_initializer())
@@ -86,13 +86,13 @@ class TestInitializer:
         assert torch.equal(norm.bias, torch.zeros(10_000))
 
     def test_linear_log_constant_bias(self, model):
-        """A classifier's sigmoids each begin near one in as many as there are classes."""
+        """A classifier's sigmoids start near 1 / (number of classes)."""
         model.apply(Initializer.LINEAR_LOG_CONSTANT_BIAS.get_initializer())
 
         assert _changed(model) == {"3.bias"}
         torch.testing.assert_close(model[3].bias.exp(), torch.full((300,), 1 / 300))
 
-    def test_one_after_the_other(self, model):
+    def test_several_initializers(self, model):
         """Several may be applied, as they set different parameters."""
         for name in ["xavier_normal", "bn_ones", "linear_log_constant_bias"]:
             model.apply(Initializer(name).get_initializer())
@@ -100,8 +100,8 @@ class TestInitializer:
         assert _changed(model) == {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
 
     @pytest.mark.parametrize("name", list(Initializer))
-    def test_layers_without_what_it_sets_stay(self, name):
-        """A linear layer without bias, and a batch norm without parameters, are left as they are."""
+    def test_layers_without_parameters(self, name):
+        """A linear layer without bias, and a batch norm without parameters, do not change."""
         model = nn.Sequential(
             nn.Linear(2, 2, bias=False), nn.BatchNorm2d(2, affine=False), nn.Conv2d(1, 1, 1, bias=False)
         )
@@ -111,8 +111,8 @@ class TestInitializer:
         assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
 
     @pytest.mark.parametrize("name", ["kaiming_normal", "bn_uniform", "xavier_uniform"])
-    def test_the_seed_decides(self, name):
-        """The same seed draws the same weights, another seed others."""
+    def test_depends_on_the_seed(self, name):
+        """Equal seeds give equal weights, other seeds do not."""
         layers = []
         for seed in [1, 1, 2]:
             torch.manual_seed(seed)
@@ -122,15 +122,15 @@ class TestInitializer:
         assert torch.equal(drawn[0], drawn[1])
         assert not torch.equal(drawn[0], drawn[2])
 
-    def test_dtype_and_device_stay(self):
-        """Weights in half precision are set in half precision."""
+    def test_dtype_and_device_are_preserved(self):
+        """Half-precision weights are initialized in half precision."""
         layer = nn.Linear(4, 4, dtype=torch.bfloat16)
 
         layer.apply(Initializer.KAIMING_UNIFORM.get_initializer())
 
         assert layer.weight.dtype == torch.bfloat16
 
-    def test_an_unknown_name(self):
-        """A name that does not exist is named."""
+    def test_unknown_name(self):
+        """The error states the unknown name."""
         with pytest.raises(ValueError, match="'kaiming' is not a valid Initializer"):
             Initializer("kaiming")

@@ -14,7 +14,7 @@ from torchmetrics.detection import IntersectionOverUnion
 from composer.models import MMDetModel, count_detection_samples, split_detection_batch
 
 
-def boxes_of(count, seed=0):
+def random_boxes(count, seed=0):
     """Return boxes within an image of 32 by 32."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.rand(count, 2, generator=generator) * 16
@@ -95,7 +95,7 @@ class Version3(nn.Module):
 @pytest.fixture
 def batch2():
     """Return a batch of version 2: two images, with three boxes and with none."""
-    boxes, labels = [boxes_of(3), boxes_of(0)], [torch.tensor([0, 2, 2]), torch.zeros(0, dtype=torch.long)]
+    boxes, labels = [random_boxes(3), random_boxes(0)], [torch.tensor([0, 2, 2]), torch.zeros(0, dtype=torch.long)]
     pairs = zip(boxes, labels, strict=True)
     metas = [{"boxes": found * 2, "labels": ids, "scale_factor": 2.0} for found, ids in pairs]
     return {"img": torch.rand(2, 3, 32, 32), "img_metas": metas, "gt_bboxes": boxes, "gt_labels": labels}
@@ -105,8 +105,8 @@ def batch2():
 def batch3():
     """Return a batch of version 3: two images; the second's boxes are of MMDetection's own class."""
     given = [
-        SimpleNamespace(bboxes=boxes_of(2), labels=torch.tensor([1, 0])),
-        SimpleNamespace(bboxes=SimpleNamespace(tensor=boxes_of(1, seed=1)), labels=torch.tensor([1])),
+        SimpleNamespace(bboxes=random_boxes(2), labels=torch.tensor([1, 0])),
+        SimpleNamespace(bboxes=SimpleNamespace(tensor=random_boxes(1, seed=1)), labels=torch.tensor([1])),
     ]
     samples = [SimpleNamespace(gt_instances=one) for one in given]
     return {"inputs": [torch.full((3, 4, 4), 255.0), torch.zeros(3, 4, 4)], "data_samples": samples}
@@ -118,7 +118,7 @@ def with_one_metric(model):
 
 class TestVersion2:
     def test_losses(self, batch2):
-        """Of a list the sum is taken, of a tensor the mean; what is no loss is left out."""
+        """Lists are summed, tensors averaged; other entries are ignored."""
         model = with_one_metric(Version2())
 
         losses = model.loss(model(batch2), batch2)
@@ -131,7 +131,7 @@ class TestVersion2:
 
     @pytest.mark.parametrize("with_masks", [False, True])
     def test_predictions(self, batch2, with_masks):
-        """Arrays by class become boxes, scores and labels of each image, in the original image's coordinates."""
+        """Arrays by class become boxes, scores and labels of each image, in original coordinates."""
         model = with_one_metric(Version2(with_masks)).eval()
 
         first, second = model.eval_forward(batch2)
@@ -142,7 +142,7 @@ class TestVersion2:
         assert [tuple(second[name].shape) for name in ("boxes", "scores", "labels")] == [(0, 4), (0,), (0,)]
 
     def test_precision(self, batch2):
-        """Predictions that lie on the targets have a mean average precision of 1."""
+        """Perfect predictions have a mean average precision of 1."""
         pytest.importorskip("pycocotools", reason="mAP is computed by it")
         model = MMDetModel(Version2()).eval()
         metric = model.get_metrics(is_train=False)["MAP"]
@@ -165,7 +165,7 @@ class TestVersion3:
         assert preprocessor.calls == [True]
 
     def test_predictions(self, batch3):
-        """Instances become boxes, scores and labels of each image, of whatever class the boxes are."""
+        """Instances become boxes, scores and labels of each image, for any box class."""
         preprocessor = Preprocessor()
         model = with_one_metric(Version3(preprocessor)).eval()
 
@@ -173,19 +173,19 @@ class TestVersion3:
         model.update_metric(batch3, [first, second], model.val_metrics["IntersectionOverUnion"])
 
         assert (first["labels"].tolist(), second["labels"].tolist()) == ([1, 0], [1])
-        assert torch.equal(second["boxes"], boxes_of(1, seed=1))
+        assert torch.equal(second["boxes"], random_boxes(1, seed=1))
         assert torch.equal(first["scores"], torch.tensor([0.8, 0.8]))
         assert model.val_metrics["IntersectionOverUnion"].compute()["iou"] == 1.0
         assert preprocessor.calls == [False]
 
     def test_without_a_preprocessor(self, batch3):
-        """A model without one is given the batch as it is."""
+        """A model without one receives the batch unchanged."""
         batch = batch3 | {"inputs": torch.ones(2, 3, 4, 4)}
         model = with_one_metric(Version3())
 
         assert model.loss(model(batch), batch)["loss_cls"] == 1.0
 
-    def test_the_preprocessor_follows_the_model(self, batch3):
+    def test_preprocessor_moves_with_the_model(self, batch3):
         """The preprocessor stores a device, which is updated when the model is moved."""
         preprocessor = Preprocessor()
         model = with_one_metric(Version3(preprocessor)).to("meta")
@@ -194,8 +194,8 @@ class TestVersion3:
 
         assert preprocessor.device.type == losses["loss_cls"].device.type == "meta"
 
-    def test_the_batch_stays_whole(self, batch3):
-        """The dictionary of the batch is as it was after a step."""
+    def test_batch_is_not_modified(self, batch3):
+        """A step does not modify the batch."""
         before = dict(batch3)
 
         with_one_metric(Version3(Preprocessor()))(batch3)
@@ -205,7 +205,7 @@ class TestVersion3:
 
 class TestBatches:
     def test_batches_can_be_split(self, batch2, batch3):
-        """Both forms of batch are counted and split image by image."""
+        """Both forms of batch are counted and split by image."""
         for batch in (batch2, batch3):
             parts = split_detection_batch(batch, 1)
 
@@ -214,8 +214,8 @@ class TestBatches:
                 len(batch) - ("img" in batch)
             )
 
-    def test_part_losses_are_those_of_the_part(self, batch2):
-        """A part of a batch goes through the model as a batch of its own."""
+    def test_microbatch_losses(self, batch2):
+        """A microbatch is processed as its own batch."""
         model = with_one_metric(Version2())
         first, second = split_detection_batch(batch2, 1)
 
@@ -227,34 +227,34 @@ class TestBatches:
 
 class TestBadInput:
     @pytest.mark.parametrize("model", [nn.Linear(1, 1), "yolox_s", None])
-    def test_no_detector(self, model):
-        """What has the methods of neither version is refused, with how to make one that has."""
+    def test_invalid_detector(self, model):
+        """An object without either version's methods raises an error with the remedy."""
         with pytest.raises(TypeError, match=rf"loss and predict .* got {type(model).__name__}\. Use MODELS\.build"):
             MMDetModel(model)
 
     @pytest.mark.parametrize("make", [Version2, Version3])
-    def test_batches_that_are_no_dictionary(self, make):
-        """Another form of batch is named."""
+    def test_invalid_batches(self, make):
+        """The error describes the batch."""
         with pytest.raises(TypeError, match=r"takes batches of MMDetection [23], dictionaries with .*, got tuple"):
             with_one_metric(make())((torch.zeros(1), []))
 
     @pytest.mark.parametrize("training", [True, False])
     def test_missing_labels(self, batch2, training):
-        """A batch without labels is refused, in evaluation as while training."""
+        """A batch without labels raises, in training and evaluation."""
         del batch2["gt_labels"]
 
         with pytest.raises(ValueError, match="gt_labels is missing"):
             with_one_metric(Version2()).train(training)(batch2)
 
-    def test_no_loss_of_predictions(self, batch3):
-        """Asking for the loss in evaluation is answered with the remedy."""
+    def test_loss_in_evaluation(self, batch3):
+        """Computing the loss in evaluation raises an error with the remedy."""
         model = with_one_metric(Version3(Preprocessor())).eval()
 
         with pytest.raises(TypeError, match=r"in evaluation only predictions\. Call model\.train\(\) before"):
             model.loss(model(batch3), batch3)
 
-    def test_no_metric_of_losses(self, batch3):
-        """Metrics of what training returned are refused with the remedy."""
+    def test_metric_of_training_outputs(self, batch3):
+        """Metrics of training outputs raise an error with the remedy."""
         model = with_one_metric(Version3(Preprocessor()))
 
         with pytest.raises(TypeError, match=r"need predictions, got losses: call model\.eval\(\) before"):

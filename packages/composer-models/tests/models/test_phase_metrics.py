@@ -18,8 +18,8 @@ from composer.models.phase_metrics import as_collection, by_name
         (dict, []),
     ],
 )
-def test_every_form_has_names(given, names):
-    """A metric, a list, a dict and a collection become one collection, the very metrics by name."""
+def test_all_forms_are_named(given, names):
+    """A metric, a list, a dict and a collection become one collection with the same metric objects."""
     metrics = given()
 
     named = by_name(as_collection(metrics, "val_metrics"), "val_metrics")
@@ -31,15 +31,15 @@ def test_every_form_has_names(given, names):
         }
 
 
-def test_none_can_be_handed_on():
-    """What was made of no metrics may be given again, as the copies for evaluation are."""
+def test_empty_collection_is_accepted():
+    """An empty collection may be passed again, as copies for evaluation are."""
     none = as_collection([], "metrics")
 
     assert by_name(as_collection(none, "eval_metrics"), "eval_metrics") == {}
 
 
-def test_metrics_share_no_counts():
-    """A trainer updates each metric by itself, so torchmetrics may not group them."""
+def test_compute_groups_are_disabled():
+    """Metrics are updated one by one, so torchmetrics must not group them."""
     named = by_name(as_collection([MeanMetric(), SumMetric()], "val_metrics"), "val_metrics")
 
     named["MeanMetric"].update(3.0)
@@ -47,21 +47,21 @@ def test_metrics_share_no_counts():
     assert not named["SumMetric"].update_called
 
 
-def test_a_metric_set_later():
-    """An attribute may be set to a metric or a collection afterwards."""
+def test_metric_set_later():
+    """An attribute may be set to a metric or a collection."""
     assert list(by_name(SumMetric(), "val_metrics")) == ["SumMetric"]
 
 
 @pytest.mark.parametrize(
     ("given", "got"), [("accuracy", "str"), ([MeanMetric(), "accuracy"], r"\['MeanMetric', 'str'\]"), (len, "builtin")]
 )
-def test_what_is_no_metric(given, got):
-    """What else came is named, with the argument."""
+def test_non_metric_raises(given, got):
+    """The error states the value and the argument."""
     with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}"):
         as_collection(given, "val_metrics")
 
 
-def test_a_list_set_later():
+def test_list_set_later_raises():
     """A plain list as an attribute would not move to the device with the model."""
     with pytest.raises(TypeError, match=r"val_metrics must be .* got list\. Set it to MetricCollection"):
         by_name([MeanMetric()], "val_metrics")

@@ -45,7 +45,7 @@ def one_head(**settings):
 
 class TestForwardAndLoss:
     def test_loss_is_the_cross_entropy_of_the_pixels(self):
-        """Of scores the loss is torch's cross entropy, averaged over all pixels."""
+        """The loss is torch's cross entropy, averaged over all pixels."""
         model = one_head()
 
         loss = model.loss(model(BATCH), BATCH)
@@ -55,7 +55,7 @@ class TestForwardAndLoss:
     @pytest.mark.parametrize("ignored", [-1, 255])
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
     def test_ignored_pixels_have_no_loss(self, ignored, dtype):
-        """What a pixel that is ignored looks like makes no difference, to the loss and to the gradient."""
+        """Ignored pixels affect neither the loss nor the gradient."""
         if ignored < 0 and dtype is torch.uint8:
             dtype = torch.int8
         masks = MASKS.clone()
@@ -69,8 +69,8 @@ class TestForwardAndLoss:
         expected = F.cross_entropy(model.module(IMAGES), masks.where(masks != ignored, -100))
         torch.testing.assert_close(losses, [expected, expected])
 
-    def test_second_head_adds_its_share_while_training(self):
-        """The loss is that of the first head and half that of the second."""
+    def test_auxiliary_head_in_training(self):
+        """The loss is that of the first head plus half that of the second."""
         model = ComposerSegmenter(TwoHeads())
 
         outputs = model(BATCH)
@@ -79,8 +79,8 @@ class TestForwardAndLoss:
         assert list(outputs) == ["out", "aux"]
         torch.testing.assert_close(model.loss(outputs, BATCH), first + 0.5 * second)
 
-    def test_weight_of_the_second_head(self):
-        """With weight 0 it learns nothing."""
+    def test_weight_of_the_auxiliary_head(self):
+        """With weight 0 it receives no gradient."""
         model = ComposerSegmenter(TwoHeads(), aux_weight=0.0)
 
         model.loss(model(BATCH), BATCH).backward()
@@ -88,15 +88,15 @@ class TestForwardAndLoss:
         assert model.module.classifier.weight.grad.abs().sum() > 0
         assert model.module.aux_classifier.weight.grad.abs().sum() == 0
 
-    def test_in_evaluation_there_is_one_head(self):
+    def test_evaluation_has_one_head(self):
         """In evaluation mode the outputs are the first head's scores."""
         model = ComposerSegmenter(TwoHeads()).eval()
 
         assert torch.equal(model(BATCH), model.module.classifier(IMAGES))
         assert torch.equal(model.eval_forward(BATCH), model.module.classifier(IMAGES))
 
-    def test_outputs_of_training_serve_for_metrics(self):
-        """Of a training step's outputs the first head's scores are taken, without a second forward pass."""
+    def test_training_outputs_are_reused_for_metrics(self):
+        """The first head's scores of a training step are used, without a second forward pass."""
         model = ComposerSegmenter(TwoHeads())
         outputs = model(BATCH)
 
@@ -104,7 +104,7 @@ class TestForwardAndLoss:
         assert one_head().eval_forward(BATCH, outputs["aux"]) is outputs["aux"]
 
     def test_masks_as_probabilities(self):
-        """Mixed masks have a share of each class at every pixel."""
+        """Mixed masks have class probabilities at each pixel."""
         shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
         model = one_head()
 
@@ -113,8 +113,8 @@ class TestForwardAndLoss:
         expected = -(shares * model.module(IMAGES).log_softmax(dim=1)).sum(dim=1).mean()
         torch.testing.assert_close(loss, expected)
 
-    def test_a_loss_of_ones_own(self):
-        """Any function of scores and masks will do, for both heads."""
+    def test_custom_loss(self):
+        """Any function of scores and masks is used for both heads."""
         dice = DiceLoss(softmax=True)
         model = ComposerSegmenter(TwoHeads(), loss_fn=dice, aux_weight=0.25)
         outputs = model(BATCH)
@@ -123,8 +123,8 @@ class TestForwardAndLoss:
 
         torch.testing.assert_close(loss, dice(outputs["out"], MASKS) + 0.25 * dice(outputs["aux"], MASKS))
 
-    def test_learns_a_picture(self):
-        """A few steps on images whose colour is their class lower the loss."""
+    def test_learns_color_images(self):
+        """A few steps on images whose color is their class lower the loss."""
         images = F.one_hot(MASKS, 3).movedim(-1, 1).float()
         model = one_head()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -142,7 +142,7 @@ class TestForwardAndLoss:
 
 class TestMetrics:
     def test_defaults(self):
-        """Training measures the overlap; validation also the cross entropy; both know what is ignored."""
+        """Training measures mIoU; validation also the cross entropy; both skip ignored pixels."""
         model = one_head(ignore_index=255)
 
         train, val = model.get_metrics(is_train=True), model.get_metrics(is_train=False)
@@ -151,8 +151,8 @@ class TestMetrics:
         assert train["MIoU"] is not val["MIoU"]
         assert {metric.ignore_index for metric in [*train.values(), *val.values()]} == {255}
 
-    def test_values_are_those_of_scikit_learn(self):
-        """What validation computes is the Jaccard score and the cross entropy of the same outputs."""
+    def test_values_match_scikit_learn(self):
+        """Validation computes the Jaccard score and the cross entropy of the same outputs."""
         masks = MASKS.clone()
         masks[1, 0] = -1
         model = one_head().eval()
@@ -169,8 +169,8 @@ class TestMetrics:
         assert metrics["MIoU"].compute().item() == pytest.approx(expected, rel=1e-6)
         torch.testing.assert_close(metrics["CrossEntropy"].compute(), F.cross_entropy(outputs, masks, ignore_index=-1))
 
-    def test_probabilities_count_as_the_most_probable(self):
-        """A metric that counts classes is given ids; one that does not, the shares."""
+    def test_probabilities_are_converted_to_ids(self):
+        """Classification metrics receive ids; others receive probabilities."""
         shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
         model, outputs = one_head(), torch.randn(2, 3, 6, 6)
         counting, by_ids, measuring = MIoU(3), MIoU(3), CrossEntropy()
@@ -182,8 +182,8 @@ class TestMetrics:
         assert counting.compute() == by_ids.compute()
         assert measuring.count == 2 * 6 * 6
 
-    def test_own_metrics(self):
-        """Metrics of one's own take the place of the defaults, each in its phase, and are copied if in both."""
+    def test_custom_metrics(self):
+        """Custom metrics replace the defaults in their phase, and are copied if used in both."""
         dice, accuracy = Dice(3), MulticlassAccuracy(3, ignore_index=-1)
         model = one_head(train_metrics=dice, val_metrics=[dice, accuracy])
 
@@ -202,8 +202,8 @@ class TestMetrics:
 
         assert list(model.get_metrics(is_train=False)) == ["Dice"]
 
-    def test_state_dict_holds_the_module_alone(self):
-        """Metrics leave nothing in a checkpoint, and a deep copy counts for itself."""
+    def test_state_dict_has_no_metrics(self):
+        """Metrics are not in the state dict, and a deep copy counts separately."""
         model = one_head()
         other = copy.deepcopy(model)
 
@@ -214,8 +214,8 @@ class TestMetrics:
 
 
 class TestBadInput:
-    def test_num_classes_is_found(self):
-        """The width of the last convolution is the number of classes."""
+    def test_num_classes_is_inferred(self):
+        """It is the width of the last convolution."""
         assert ComposerSegmenter(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 5, 1))).num_classes == 5
 
     @pytest.mark.parametrize(
@@ -226,19 +226,19 @@ class TestBadInput:
             (nn.Conv2d(3, 3, 1), 0, "num_classes must be at least 2, got 0"),
         ],
     )
-    def test_numbers_of_classes(self, module, num_classes, sentence):
-        """A number that cannot be is refused at construction."""
+    def test_invalid_num_classes(self, module, num_classes, sentence):
+        """An invalid number raises at construction."""
         with pytest.raises(ValueError, match=sentence):
             ComposerSegmenter(module, num_classes)
 
-    def test_no_module(self):
-        """A function is no module."""
+    def test_non_module(self):
+        """A function is not a module."""
         with pytest.raises(TypeError, match=r"module must be an nn\.Module that maps images to scores, got function"):
             ComposerSegmenter(lambda images: images)
 
     @pytest.mark.parametrize(("batch", "got"), [({"image": 1}, "dict"), ((1, 2, 3), "tuple of 3"), (IMAGES, "Tensor")])
-    def test_batches_that_are_no_pair(self, batch, got):
-        """Another form of batch is named."""
+    def test_invalid_batches(self, batch, got):
+        """The error describes the batch."""
         model = one_head()
 
         for call in (lambda: model(batch), lambda: model.loss(IMAGES, batch)):
@@ -246,8 +246,8 @@ class TestBadInput:
                 call()
 
     @pytest.mark.parametrize("shape", [(2, 1, 6, 6), (2, 5, 6), (6, 6)])
-    def test_masks_of_another_shape(self, shape):
-        """Masks that do not fit the scores are refused with the shape that would."""
+    def test_mismatched_masks(self, shape):
+        """The error states the expected shape."""
         model = one_head()
         batch = IMAGES, torch.zeros(shape, dtype=torch.long)
 
@@ -255,29 +255,29 @@ class TestBadInput:
             model.loss(model(batch), batch)
 
     @pytest.mark.parametrize("wrong", [3, 255])
-    def test_ids_that_are_no_class(self, wrong):
-        """A mask with more classes than scores is refused, with what would be ignored."""
+    def test_id_out_of_range(self, wrong):
+        """A mask with an id out of range raises, with the ignored id."""
         model = one_head()
         batch = IMAGES, MASKS.where(MASKS != 1, wrong)
 
         with pytest.raises(ValueError, match=r"from 0 to 2, and -1 is ignored\. Set ignore_index= for another"):
             model.loss(model(batch), batch)
 
-    def test_a_metric_for_another_number_of_classes(self):
-        """The metric, its number and the model's are named."""
+    def test_mismatched_metric(self):
+        """The error states the metric, its number and the model's."""
         with pytest.raises(ValueError, match="MIoU counts 5 classes, but the model has 3"):
             one_head().update_metric(BATCH, torch.zeros(2, 3, 6, 6), MIoU(5))
 
-    def test_a_metric_of_another_task(self):
-        """A metric of boxes says that it is given no lists."""
+    def test_metric_of_another_task(self):
+        """A box metric raises."""
         pytest.importorskip("pycocotools", reason="the metric of boxes needs it")
 
         with pytest.raises(ValueError, match="to be of type Sequence"):
             one_head().update_metric(BATCH, torch.zeros(2, 3, 6, 6), MeanAveragePrecision())
 
 
-def test_index_error_of_the_loss_function_passes():
-    """Only an id that is no class's is said to be one; another mistake of a loss function arrives as it is."""
+def test_index_error_of_the_loss_propagates():
+    """Only invalid class ids are reported as such; other errors of a loss function propagate."""
     model = one_head(loss_fn=lambda scores, masks: [scores][len(masks)])
 
     with pytest.raises(IndexError, match="list index out of range"):

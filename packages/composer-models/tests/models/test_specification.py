@@ -54,7 +54,7 @@ def batch():
     return torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 7])
 
 
-def test_own_model(batch):
+def test_custom_model(batch):
     """A few steps on one batch lower the loss."""
     torch.manual_seed(0)
     model = ResNet18()
@@ -88,7 +88,7 @@ def test_validation_loop(batch):
 
 
 def test_metric_collection(batch):
-    """Several metrics in a collection are members of the model and can be returned from get_metrics."""
+    """A collection is a submodule of the model and can be returned from get_metrics."""
 
     class WithCollection(ResNet18WithMetrics):
         def __init__(self):

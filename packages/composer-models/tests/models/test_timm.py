@@ -42,15 +42,15 @@ def test_learns_digits(name, rate, settings):
     assert losses[-1] < 0.85 * losses[0]
 
 
-def test_without_a_number_of_classes():
-    """The model has timm's own number, and the metrics know it."""
+def test_default_number_of_classes():
+    """The model and its metrics have timm's number of classes."""
     model = composer_timm("resnet10t", pretrained=False)
 
     assert model.num_classes == model.get_metrics(is_train=False)["MulticlassAccuracy"].num_classes == 1000
 
 
-def test_arguments_go_where_they_belong():
-    """Arguments of create_model go to timm, those of ComposerClassifier to the class around the model."""
+def test_arguments_are_passed_on():
+    """Arguments of create_model are passed to timm, others to ComposerClassifier."""
     model = composer_timm(
         "resnet10t", num_classes=3, drop_rate=0.25, in_chans=1, train_metrics=[], loss_fn=F.cross_entropy
     )
@@ -62,7 +62,7 @@ def test_arguments_go_where_they_belong():
 
 
 def test_weights_from_a_folder(tmp_path):
-    """Weights in a file are loaded, as timm does."""
+    """Weights in a file are loaded by timm."""
     saved = timm.create_model("resnet10t", num_classes=3)
     torch.save(saved.state_dict(), tmp_path / "weights.pth")
 
@@ -75,26 +75,26 @@ def test_weights_from_a_folder(tmp_path):
     ("name", "suggested"), [("resnet-50", "'resnet50"), ("vit_tiny_patch16_24.augreg", "'vit_tiny_")]
 )
 def test_unknown_names(name, suggested):
-    """The nearest names are suggested."""
+    """The error suggests similar names."""
     with pytest.raises(ValueError, match=rf"timm has no model '{name}'\. Did you mean {suggested}"):
         composer_timm(name)
 
 
 def test_unknown_weights():
-    """Weights that a model does not have are refused by timm."""
+    """Timm's error for unknown weights propagates."""
     with pytest.raises(RuntimeError, match="Invalid pretrained tag"):
         composer_timm("resnet50.in99k", pretrained=True)
 
 
 @pytest.mark.parametrize("num_classes", [0, -1])
-def test_numbers_of_classes(num_classes):
-    """A model without classes is no classifier."""
+def test_invalid_num_classes(num_classes):
+    """A model without classes is not a classifier."""
     with pytest.raises(ValueError, match=f"num_classes must be at least 1, got {num_classes}"):
         composer_timm("resnet10t", num_classes=num_classes)
 
 
 def test_without_timm(monkeypatch):
-    """Where timm is missing, the line to install it is named."""
+    """Without timm the error states how to install it."""
     monkeypatch.setitem(sys.modules, "timm", None)
 
     with pytest.raises(ModuleNotFoundError, match=r'composer_timm needs timm: pip install "composer-models\[timm\]"'):

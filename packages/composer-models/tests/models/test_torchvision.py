@@ -37,8 +37,8 @@ def weights(tmp_path, monkeypatch):
 
 
 class TestClassification:
-    def test_any_name_is_a_classifier(self):
-        """The number of classes is that asked for, in the layers and in the metrics."""
+    def test_all_classifiers(self):
+        """The requested number of classes is set in layers and metrics."""
         model = composer_torchvision("mobilenet_v3_small", num_classes=7)
 
         assert isinstance(model, ComposerClassifier)
@@ -54,8 +54,8 @@ class TestClassification:
             *[(name, 400) for name in ("r3d_18", "s3d", "mvit_v1_b", "swin3d_t")],
         ],
     )
-    def test_without_a_number_of_classes(self, name, num_classes):
-        """Every family has torchvision's own number, and the metrics know it."""
+    def test_default_number_of_classes(self, name, num_classes):
+        """The model and its metrics have torchvision's number of classes."""
         with torch.device("meta"):
             model = composer_torchvision(name)
 
@@ -64,14 +64,14 @@ class TestClassification:
 
     @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
     def test_no_auxiliary_heads(self, name):
-        """The two with auxiliary classifiers are built without, and without a warning about their weights."""
+        """Models with auxiliary classifiers are built without them and without a warning."""
         with torch.device("meta"):
             model = composer_torchvision(name, num_classes=3)
 
         assert model(((torch.empty(2, 3, 299, 299, device="meta")), None)).shape == (2, 3)
 
-    def test_settings_of_the_model_and_of_the_classifier(self):
-        """Arguments of the builder go to the model, those of ComposerClassifier to the class around it."""
+    def test_arguments_are_passed_on(self):
+        """Arguments of the builder are passed to it, others to ComposerClassifier."""
         model = composer_torchvision(
             "resnet18", num_classes=10, width_per_group=64, norm_layer=torch.nn.InstanceNorm2d, val_metrics=[]
         )
@@ -80,7 +80,7 @@ class TestClassification:
         assert model.get_metrics(is_train=False) == {}
 
     def test_learns_digits(self):
-        """ResNet-18 learns 64 handwritten digits in a few steps; its batch norms see training only."""
+        """ResNet-18 learns 64 handwritten digits in a few steps; batch norms are updated in training only."""
         model = composer_torchvision("resnet18", num_classes=10)
         batch = F.interpolate(DIGITS[:, None].expand(-1, 3, -1, -1), size=32), LABELS
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -102,7 +102,7 @@ class TestClassification:
 
 class TestSegmentation:
     def test_learns_shapes(self):
-        """DeepLabv3 with its second head learns to cut out bright squares."""
+        """DeepLabv3 with its auxiliary head learns to segment bright squares."""
         model = composer_torchvision(
             "deeplabv3_mobilenet_v3_large", num_classes=2, weights_backbone=None, aux_loss=True
         )
@@ -125,7 +125,7 @@ class TestSegmentation:
 
     @pytest.mark.parametrize("name", ["deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large"])
     def test_each_family(self, name):
-        """The scores have the classes asked for and the images' size."""
+        """The scores have the requested classes and the images' size."""
         with torch.device("meta"):
             model = composer_torchvision(name, num_classes=4, weights_backbone=None).eval()
             scores = model((torch.empty(1, 3, 64, 64), None))
@@ -135,7 +135,7 @@ class TestSegmentation:
         assert composer_torchvision(name, weights_backbone=None).num_classes == 21
 
     def test_settings_of_the_segmenter(self):
-        """Ignored pixels, the second head's weight and metrics go to the class around the model."""
+        """The ignored id, the auxiliary head's weight and metrics are passed to the segmenter."""
         with torch.device("meta"):
             model = composer_torchvision(
                 "fcn_resnet50", 3, weights_backbone=None, ignore_index=255, aux_weight=0.1, val_metrics=Dice(3)
@@ -144,15 +144,15 @@ class TestSegmentation:
         assert (model.ignore_index, model.aux_weight) == (255, 0.1)
         assert list(model.get_metrics(is_train=False)) == ["Dice"]
 
-    def test_arguments_that_nobody_takes(self):
-        """The builders of torchvision would take any argument and use none of them."""
+    def test_unknown_arguments_raise(self):
+        """Torchvision's builders ignore unknown arguments."""
         with pytest.raises(TypeError, match="fcn_resnet50 has no argument 'ignored_index'"):
             composer_torchvision("fcn_resnet50", 3, weights_backbone=None, ignored_index=255)
 
 
 class TestDetection:
     def test_faster_rcnn(self):
-        """Losses while training, predictions in evaluation, with the builder's own settings."""
+        """Training gives losses and evaluation predictions, with the builder's settings."""
         model = composer_torchvision(
             "fasterrcnn_resnet50_fpn", num_classes=3, weights_backbone=None, min_size=64, max_size=64, val_metrics=[]
         )
@@ -165,8 +165,8 @@ class TestDetection:
         assert sorted(losses) == ["loss_box_reg", "loss_classifier", "loss_objectness", "loss_rpn_box_reg"]
         assert sorted(model.eval()(batch)[0]) == ["boxes", "labels", "scores"]
 
-    def test_weights_of_another_number_of_classes(self):
-        """A pretrained detector has its own classes; a pretrained backbone fits any."""
+    def test_weights_with_other_classes(self):
+        """A pretrained detector has its own classes; a pretrained backbone is independent of them."""
         with pytest.raises(ValueError, match=r"num_classes=3 does not fit .*91 classes.*weights_backbone='DEFAULT'"):
             composer_torchvision("fasterrcnn_resnet50_fpn", num_classes=3, weights="DEFAULT")
 
@@ -174,7 +174,7 @@ class TestDetection:
 class TestWeights:
     @pytest.mark.parametrize("num_classes", [None, 1000])
     def test_all_weights(self, weights, num_classes):
-        """Without another number of classes, all weights are loaded."""
+        """With the original number of classes, all weights are loaded."""
         pretrained = weights("squeezenet1_1")
 
         model = composer_torchvision("squeezenet1_1", num_classes, weights="DEFAULT")
@@ -183,8 +183,8 @@ class TestWeights:
         torch.testing.assert_close(model.module.state_dict(), pretrained.state_dict(), rtol=0, atol=0)
 
     @pytest.mark.parametrize("form", ["IMAGENET1K_V1", models.MobileNet_V3_Small_Weights.IMAGENET1K_V1])
-    def test_another_number_of_classes(self, weights, form):
-        """Only the classification layer is initialised randomly."""
+    def test_other_number_of_classes(self, weights, form):
+        """Only the classification layer is initialized randomly."""
         pretrained = weights("mobilenet_v3_small").state_dict()
 
         module = composer_torchvision("mobilenet_v3_small", 5, weights=form).module
@@ -193,8 +193,8 @@ class TestWeights:
         assert changed == {"classifier.3.weight", "classifier.3.bias"}
         assert module.classifier[3].weight.shape[0] == 5
 
-    def test_segmentation_with_another_number_of_classes(self, weights):
-        """The last layers of both segmentation heads are initialised randomly; the backbone is not loaded twice."""
+    def test_segmentation_with_other_classes(self, weights):
+        """The last layers of both heads are initialized randomly; the backbone is not loaded twice."""
         pretrained = weights("fcn_resnet50", weights_backbone=None, aux_loss=True).state_dict()
 
         module = composer_torchvision("fcn_resnet50", 2, weights="DEFAULT").module
@@ -205,7 +205,7 @@ class TestWeights:
         }
 
     def test_inputs_of_googlenet(self, weights):
-        """What torchvision does to images for its weights is done with another number of classes too."""
+        """Torchvision's input transformation for its weights is applied with other classes too."""
         weights("googlenet", init_weights=False)
 
         model = composer_torchvision("googlenet", 5, weights="DEFAULT")
@@ -215,7 +215,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
     def test_weights_with_auxiliary_heads(self, weights, name):
-        """With its own number of classes such a model has all of its weights, and no auxiliary heads."""
+        """With its own number of classes such a model has all its weights and no auxiliary heads."""
         pretrained = weights(name, init_weights=False).state_dict()
 
         model = composer_torchvision(name, weights="DEFAULT")
@@ -226,15 +226,15 @@ class TestWeights:
         assert not [key for key in loaded if key.lower().startswith("aux")]
         assert all(torch.equal(value, pretrained[key]) for key, value in loaded.items())
 
-    def test_settings_that_change_the_layers(self, weights):
-        """Weights that fit nowhere are an error, not a model that knows nothing."""
+    def test_incompatible_settings_raise(self, weights):
+        """Weights that do not match raise."""
         weights("resnet50")
 
         with pytest.raises(ValueError, match=r"does not fit the model, which was built with other settings: layer1"):
             composer_torchvision("resnet50", 5, weights="DEFAULT", width_per_group=32)
 
     def test_unknown_weights(self):
-        """The names that exist are listed."""
+        """The error lists the available names."""
         with pytest.raises(
             ValueError, match="weights of resnet18 must be None or one of 'DEFAULT', 'IMAGENET1K_V1', g"
         ):
@@ -251,40 +251,40 @@ class TestBadInput:
         ],
     )
     def test_unknown_names(self, name, suggested):
-        """The nearest names are suggested."""
+        """The error suggests similar names."""
         with pytest.raises(ValueError, match=rf"torchvision has no model '{name}'\. Did you mean {suggested}"):
             composer_torchvision(name)
 
-    def test_a_name_like_no_other(self):
-        """Nothing is suggested where nothing is near."""
+    def test_unknown_name_without_suggestion(self):
+        """Without a similar name there is no suggestion."""
         with pytest.raises(ValueError, match=r"^torchvision has no model 'xyzzy'\.$"):
             composer_torchvision("xyzzy")
 
     @pytest.mark.parametrize("name", ["raft_small", "quantized_resnet18"])
-    def test_models_of_other_tasks(self, name):
-        """What has no class here is said to have none."""
+    def test_unsupported_tasks(self, name):
+        """The error states that the task is not supported."""
         with pytest.raises(ValueError, match=f"'{name}' is a model of torchvision.models.* For others derive"):
             composer_torchvision(name)
 
     @pytest.mark.parametrize(("old", "new"), [("pretrained", "weights"), ("pretrained_backbone", "weights_backbone")])
     @pytest.mark.parametrize("value", [True, False])
     def test_old_names(self, old, new, value):
-        """Old names of torchvision are answered with the new ones."""
+        """Old names of torchvision raise with the new ones."""
         with pytest.raises(TypeError, match=f"{old}= is torchvision's old name; use {new}='DEFAULT', or {new}=None"):
             composer_torchvision("resnet18", **{old: value})
 
-    def test_auxiliary_heads(self):
-        """A loss for auxiliary classifiers does not exist here."""
+    def test_auxiliary_head_argument(self):
+        """Losses for auxiliary classifiers are not supported."""
         with pytest.raises(ValueError, match="googlenet is built without auxiliary heads"):
             composer_torchvision("googlenet", aux_logits=True)
 
-    def test_arguments_that_do_not_exist(self):
-        """An argument that the builder does not know is refused by torchvision."""
+    def test_unknown_arguments(self):
+        """Torchvision's error for an unknown argument propagates."""
         with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
             composer_torchvision("resnet18", colour="red")
 
     @pytest.mark.parametrize("name", ["resnet18", "fcn_resnet50"])
-    def test_numbers_of_classes(self, name):
-        """A number of classes that cannot be is refused."""
+    def test_invalid_num_classes(self, name):
+        """An invalid number of classes raises."""
         with pytest.raises(ValueError, match="num_classes must be at least"):
             composer_torchvision(name, num_classes=0, **({} if name == "resnet18" else {"weights_backbone": None}))
