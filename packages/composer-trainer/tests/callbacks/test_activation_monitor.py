@@ -59,7 +59,7 @@ def activations(history):
 
 class TestActivationMonitor:
     def test_statistics(self):
-        """Each is computed along the last dimension and averaged over the samples."""
+        """Each statistic is computed along the last dimension and averaged over the samples."""
         model, history = make_model(), InMemoryLogger()
         first = copy.deepcopy(model.module[0])
 
@@ -82,7 +82,7 @@ class TestActivationMonitor:
         )
 
     def test_only_due_batches(self):
-        """A batch is looked at every so many, and afterwards no module is hooked."""
+        """Only due batches are measured, and hooks are removed afterwards."""
         model, history = make_model(), InMemoryLogger()
 
         fit(model, ActivationMonitor("2ba", only_log_wandb=False), history)
@@ -90,16 +90,16 @@ class TestActivationMonitor:
         assert history.get_timeseries("activations/average/module.0/output_0")["batch"] == [2]
         assert all(not module._forward_hooks for module in model.modules())
 
-    def test_first_microbatch_alone(self):
-        """A batch in parts is logged once."""
+    def test_first_microbatch_only(self):
+        """A batch in microbatches is logged once."""
         model, history = make_model(), InMemoryLogger()
 
         fit(model, ActivationMonitor("1ba", only_log_wandb=False), history, device_train_microbatch_size=2)
 
         assert history.get_timeseries("activations/average/module.0/output_0")["batch"] == [0, 1, 2, 3]
 
-    def test_ignored_kinds(self):
-        """Modules whose class has one of the names are left out."""
+    def test_ignored_module_types(self):
+        """Modules whose class has one of the names are skipped."""
         model, history = make_model(), InMemoryLogger()
 
         fit(model, ActivationMonitor("1ba", ["Linear", "Dropout"], only_log_wandb=False), history)
@@ -108,7 +108,7 @@ class TestActivationMonitor:
         assert modules == {"module", "module.1"}
 
     def test_only_to_wandb(self):
-        """By default only a WandBLogger is given them."""
+        """By default values are logged to WandBLogger only."""
         history, wandb = InMemoryLogger(), WandBLogger()
 
         fit(make_model(), ActivationMonitor("1ba"), [history, wandb])
@@ -117,21 +117,21 @@ class TestActivationMonitor:
         assert {step for step, _ in wandb.logged} == {0, 1, 2, 3}
 
     def test_warns_without_wandb(self):
-        """Nowhere to log to is said once, with the remedy, and no module is hooked."""
+        """Without a destination one warning states the remedy, and no module is hooked."""
         with pytest.warns(UserWarning, match="only_log_wandb=False") as caught:
             fit(make_model(), ActivationMonitor("1ba"), InMemoryLogger())
 
         assert len(caught) == 1
 
-    def test_destination_that_fails(self):
-        """It is reported once, and the run goes on."""
+    def test_failing_destination(self):
+        """A failure is reported once, and the run continues."""
         with pytest.warns(RuntimeWarning, match="disk full") as caught:
             fit(make_model(), ActivationMonitor("1ba"), FailingLogger())
 
         assert len(caught) == 1
 
-    def test_changes_no_bit_of_training(self):
-        """With dropout, too, the weights are the same with and without."""
+    def test_does_not_change_training(self):
+        """Also with dropout, the weights are bit-identical with and without the monitor."""
         trained = []
         for monitor in ([], [ActivationMonitor("1ba", only_log_wandb=False)]):
             model = make_model(dropout=0.5)
@@ -140,8 +140,8 @@ class TestActivationMonitor:
 
         assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
-    def test_hooks_come_off_after_an_error(self):
-        """A forward pass that fails leaves no hook behind."""
+    def test_hooks_are_removed_after_an_error(self):
+        """A failing forward pass leaves no hook."""
         model = make_model()
         model.module[3].register_forward_pre_hook(lambda *_: 1 / 0)
 
@@ -151,7 +151,7 @@ class TestActivationMonitor:
         assert all(not module._forward_hooks for module in model.modules())
 
     def test_constant_activations(self):
-        """Where nothing varies, skewness and kurtosis are 0 and not a number is nowhere."""
+        """Without variance, skewness and kurtosis are 0 and nothing is NaN."""
         model, history = make_model(), InMemoryLogger()
         nn.init.zeros_(model.module[0].weight)
         nn.init.zeros_(model.module[0].bias)

@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def taking(clock):
+def timed(clock):
     """Return a maker of components that take so many seconds at each of some events."""
 
     def make(base, **seconds):
@@ -52,10 +52,13 @@ def as_tuples(monitor):
 
 
 class TestTable:
-    def test_time_of_each_component_at_each_event(self, clock, taking):
-        """Calls and their seconds are added up for each component and event, the dearest first."""
+    def test_time_of_each_component_at_each_event(self, clock, timed):
+        """Calls and seconds are summed per component and event, the most expensive first."""
         monitor = CostMonitor()
-        watch, logger = taking(Callback, batch_end=0.5, epoch_end=4.0), taking(LoggerDestination, batch_end=0.25)
+        watch, logger = (
+            timed(Callback, batch_end=0.5, epoch_end=4.0),
+            timed(LoggerDestination, batch_end=0.25),
+        )
 
         class Work(Algorithm):
             runs_at = {Event.BATCH_END: Stage.WEIGHTS}
@@ -78,7 +81,7 @@ class TestTable:
         ]
         assert monitor.table()[2].seconds_a_call == 0.5
 
-    def test_not_its_own(self, clock):
+    def test_monitor_is_excluded(self, clock):
         """The monitor does not measure itself."""
         monitor = CostMonitor()
         engine = engine_of(monitor)
@@ -87,10 +90,10 @@ class TestTable:
 
         assert monitor.table() == []
 
-    def test_shares_are_of_the_run(self, clock, taking):
-        """Time between two fits is not the run's, evaluations and predictions outside of fit are."""
+    def test_shares_refer_to_the_run(self, clock, timed):
+        """Time between two fits is excluded, standalone evaluations and predictions are included."""
         monitor = CostMonitor()
-        watch = taking(Callback, init=3.0, batch_end=1.0)
+        watch = timed(Callback, init=3.0, batch_end=1.0)
         engine = engine_of(watch, monitor)
         engine.run_event("init")
         for begin, end in [
@@ -109,20 +112,20 @@ class TestTable:
             "batch_end": pytest.approx(2 / 38),
         }
 
-    def test_while_it_runs(self, clock, taking):
-        """The table can be looked at in the middle of a training."""
+    def test_table_during_training(self, clock, timed):
+        """The table is available during a training."""
         monitor = CostMonitor()
-        engine = engine_of(taking(Callback, batch_end=1.0), monitor)
+        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 1.0
 
         assert monitor.table()[0].share == 0.5
 
-    def test_a_prediction_within_a_fit(self, clock, taking):
-        """What a callback lets run in between does not take away what was counted before it."""
+    def test_prediction_within_fit(self, clock, timed):
+        """A nested prediction does not discard earlier measurements."""
         monitor = CostMonitor()
-        engine = engine_of(taking(Callback, batch_end=1.0), monitor)
+        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         engine.run_event("predict_start")
@@ -131,18 +134,18 @@ class TestTable:
 
         assert monitor.table()[0].share == 0.25
 
-    def test_goes_on_after_a_change(self, clock, taking):
-        """A new plan does not make it forget."""
-        monitor, watch = CostMonitor(), taking(Callback, batch_end=1.0)
+    def test_plan_changes(self, clock, timed):
+        """A new plan does not discard earlier measurements."""
+        monitor, watch = CostMonitor(), timed(Callback, batch_end=1.0)
         engine = engine_of(watch, monitor)
         engine.run_event("batch_end")
-        engine.state.callbacks.append(taking(Callback, fit_end=1.0))
+        engine.state.callbacks.append(timed(Callback, fit_end=1.0))
         engine.run_event("batch_end")
 
         assert as_tuples(monitor) == [("Watch", "batch_end", 2, 2.0)]
 
-    def test_what_fails_is_not_counted(self, clock):
-        """A call that raises has no end; those before it stay."""
+    def test_failing_calls_are_not_counted(self, clock):
+        """A call that raises has no end; earlier ones are counted."""
 
         class Failing(Callback):
             def batch_end(self, state, logger):
@@ -155,10 +158,10 @@ class TestTable:
 
         assert monitor.table() == []
 
-    def test_a_broken_off_run_ends_when_it_is_closed(self, clock, taking):
-        """After close the clock of the run stands still."""
+    def test_close_ends_an_aborted_run(self, clock, timed):
+        """After close the run's clock stops."""
         monitor = CostMonitor()
-        engine = engine_of(taking(Callback, batch_end=1.0), monitor)
+        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 3.0
@@ -169,10 +172,10 @@ class TestTable:
 
 
 class TestText:
-    def test_as_text(self, clock, taking):
-        """It prints as a table with the run's time below."""
+    def test_text(self, clock, timed):
+        """The table has the run's time below."""
         monitor = CostMonitor()
-        engine = engine_of(taking(Callback, batch_end=0.5), monitor)
+        engine = engine_of(timed(Callback, batch_end=0.5), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 1.5
@@ -184,25 +187,25 @@ class TestText:
             "The run took 2.000 s, 25.00 % of it in these calls.",
         ]
 
-    def test_before_anything_ran(self):
-        """There is nothing to divide by."""
+    def test_empty_table(self):
+        """Without measurements there is no division by zero."""
         assert str(CostMonitor()).splitlines()[1:] == ["The run took 0.000 s."]
         assert repr(CostMonitor()) == "CostMonitor()"
 
 
 class TestMemory:
-    def test_what_a_call_leaves_allocated(self, clock, monkeypatch):
+    def test_allocated_memory(self, clock, monkeypatch):
         """On a GPU, the mean memory growth over the first calls is reported; later calls are not measured."""
         allocated = [1000]
         monkeypatch.setattr(cost_monitor, "_allocated_memory", lambda: lambda: allocated[0])
         monitor = CostMonitor()
 
-        class Hoarding(Callback):
+        class Allocating(Callback):
             def batch_end(self, state, logger):
                 allocated[0] += 2048 if state.timestamp.batch < 5 else 10**9
                 state.timestamp = state.timestamp.to_next_batch()
 
-        engine = engine_of(Hoarding(), monitor)
+        engine = engine_of(Allocating(), monitor)
         for _ in range(8):
             engine.run_event("batch_end")
 
@@ -211,10 +214,10 @@ class TestMemory:
         assert "KiB kept a call" in str(monitor)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so without a GPU")
-    def test_none_without_a_gpu(self, clock, taking):
-        """There is no column for it."""
+    def test_no_memory_column_without_gpu(self, clock, timed):
+        """There is no memory column on a CPU."""
         monitor = CostMonitor()
-        engine = engine_of(taking(Callback, batch_end=1.0), monitor)
+        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("batch_end")
 
         assert monitor.table()[0].memory is None
@@ -243,8 +246,8 @@ class TestRealTraining:
         trainer.close()
         return trainer
 
-    def test_the_table_is_logged_at_the_end_of_fit(self):
-        """Each algorithm is in it, as often as it was called; it has the columns that people read."""
+    def test_table_is_logged_at_fit_end(self):
+        """It has each algorithm with its number of calls, and the documented columns."""
         history = InMemoryLogger()
         self.train(callbacks=CostMonitor(), loggers=history)
 
@@ -256,8 +259,8 @@ class TestRealTraining:
         assert calls["EMA", "eval_start"] == 2
         assert all(0 <= row[5] <= 100 for row in rows if row[5] is not None)
 
-    def test_it_changes_no_bit(self):
-        """The weights are those of a training without it."""
+    def test_does_not_change_training(self):
+        """The weights are bit-identical with and without the monitor."""
         plain, watched = self.train(), self.train(callbacks=CostMonitor())
 
         assert all(

@@ -37,8 +37,8 @@ def load(path):
 
 
 class TestExportForInferenceCallback:
-    def test_what_has_been_trained(self, tmp_path):
-        """Without anything else the last batch is the sample, and the file computes what the model does."""
+    def test_exports_the_trained_model(self, tmp_path):
+        """By default the last batch is the sample, and the exported model has equal outputs."""
         model = fit(ExportForInferenceCallback("torchexport", f"{tmp_path}/{{run_name}}/model.pt2"))
 
         images = torch.rand(7, 3, 16, 16)
@@ -47,7 +47,7 @@ class TestExportForInferenceCallback:
         torch.testing.assert_close(load(tmp_path / "run/model.pt2")(images), expected)
 
     def test_averaged_weights(self, tmp_path):
-        """With EMA the averages are exported, and the model keeps its own weights."""
+        """With EMA the averages are exported, and the model keeps its training weights."""
         ema = EMA(half_life=None, smoothing=0.9)
         callback = ExportForInferenceCallback("torchexport", tmp_path / "model.pt2", output_names=["logits"])
 
@@ -61,8 +61,8 @@ class TestExportForInferenceCallback:
         torch.testing.assert_close(exported, averaged)
         assert not torch.allclose(own, averaged, atol=1e-4)
 
-    def test_sample_of_an_evaluation(self, tmp_path):
-        """What was evaluated on says the size, where an algorithm has cut the images that are trained on."""
+    def test_evaluation_sample(self, tmp_path):
+        """The evaluation batch determines the size if an algorithm crops training images."""
         evaluated = [(torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 0, 1]))]
 
         fit(
@@ -74,8 +74,8 @@ class TestExportForInferenceCallback:
 
         assert load(tmp_path / "model.pt2")(torch.rand(2, 3, 16, 16)).shape == (2, 2)
 
-    def test_sample_that_is_given(self, tmp_path):
-        """It comes before everything else."""
+    def test_explicit_sample(self, tmp_path):
+        """It takes precedence."""
         callback = ExportForInferenceCallback(
             "torchexport", tmp_path / "model.pt2", sample_input=(torch.rand(2, 3, 8, 8), None), input_names=["images"]
         )
@@ -85,7 +85,7 @@ class TestExportForInferenceCallback:
         assert load(tmp_path / "model.pt2")(torch.rand(3, 3, 8, 8)).shape == (3, 2)
 
     def test_transforms(self, tmp_path):
-        """The copy that is exported is changed, the model is not."""
+        """The exported copy is transformed, the model is not."""
 
         def forget(model):
             nn.init.zeros_(model.module[-1].weight)
@@ -102,6 +102,6 @@ class TestExportForInferenceCallback:
             ExportForInferenceCallback("torchscript", tmp_path / "model.pt")
 
     def test_bad_name(self):
-        """A name that could not be filled in after the training is refused before it."""
+        """An invalid name raises before the training."""
         with pytest.raises(ValueError, match=r"save_path may have \{run_name\} in it, nothing else in braces"):
             ExportForInferenceCallback("torchexport", "runs/{epoch}/model.pt2")

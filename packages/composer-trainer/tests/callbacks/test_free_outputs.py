@@ -63,8 +63,8 @@ def train(callbacks, train_metrics=None):
 
 class TestFreeOutputs:
     @pytest.mark.parametrize(("callbacks", "alive"), [([], True), ([FreeOutputs()], False)])
-    def test_gone_before_the_backward_pass(self, callbacks, alive):
-        """Once the loss is known their memory is free; without the callback it is not."""
+    def test_outputs_are_freed_before_backward(self, callbacks, alive):
+        """Outputs are freed after the loss; without the callback they are not."""
         watch = Watch()
 
         train([*callbacks, watch], train_metrics=[])
@@ -73,8 +73,8 @@ class TestFreeOutputs:
             "before_loss": True, "before_backward": alive, "after_backward": alive, "batch_end": alive
         }  # fmt: skip
 
-    def test_training_metrics_are_computed_from_them(self):
-        """Where metrics need the outputs they stay until then, so that nothing is computed twice."""
+    def test_outputs_are_kept_for_training_metrics(self):
+        """If metrics need the outputs they are kept, and nothing is computed twice."""
         watch = Watch()
 
         network, trainer = train([FreeOutputs(), watch])
@@ -83,8 +83,8 @@ class TestFreeOutputs:
         assert network.calls == 2 * 3
         assert trainer.state.train_metric_values
 
-    def test_changes_nothing_that_is_learnt(self):
-        """Weights are the same bits with and without."""
+    def test_does_not_change_training(self):
+        """The weights are bit-identical with and without the callback."""
         with_it, _ = train([FreeOutputs()])
         without, _ = train([])
 

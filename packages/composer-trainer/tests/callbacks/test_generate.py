@@ -89,7 +89,7 @@ def fit(model, callbacks, **options):
 
 class TestGenerate:
     def test_continues_the_prompts(self, tokenizer):
-        """Each prompt stands beside what greedy decoding of that prompt alone gives, whatever the padding."""
+        """Each continuation equals greedy decoding of that prompt alone, with any padding."""
         model = Writer(tokenizer)
 
         (table,) = fit(model, Generate(PROMPTS, "1ep", max_new_tokens=6, do_sample=False))
@@ -109,7 +109,7 @@ class TestGenerate:
         assert all(generation for _, generation in expected)
 
     def test_batches_of_prompts(self, tokenizer):
-        """As many prompts as one says are put through at once, in evaluation mode, padded on the left."""
+        """Prompts are generated in batches of the given size, in evaluation mode, with left padding."""
         alone, together = Writer(tokenizer), Writer(tokenizer)
 
         one = fit(alone, Generate(PROMPTS, "1ep", batch_size=2, max_new_tokens=6, do_sample=False))
@@ -123,14 +123,14 @@ class TestGenerate:
         ("interval", "steps"),
         [("2ba", [2, 4, 6, 8]), ("3ba", [3, 6, 8]), ("1ep", [4, 8]), (2, [8]), ("0.5dur", [4, 8])],
     )
-    def test_when(self, tokenizer, interval, steps):
-        """Every so often, and at the end of the fit once."""
+    def test_interval(self, tokenizer, interval, steps):
+        """Texts are generated at the interval, and once at the end of the fit."""
         tables = fit(Writer(tokenizer), Generate("def", interval, max_new_tokens=1), max_duration="2ep")
 
         assert [step for _, step, _, _ in tables] == steps
 
     def test_modules_keep_their_modes(self, tokenizer):
-        """A module that is in evaluation mode during training is so afterwards, too."""
+        """A module in evaluation mode during training stays in it."""
         model, modes = Writer(tokenizer), []
 
         class Freeze(Callback):
@@ -145,8 +145,8 @@ class TestGenerate:
         assert modes == [modes[0]] * 4
         assert [name for name, training in modes[0].items() if not training] == ["network.transformer.drop"]
 
-    def test_changes_no_bit_of_training(self, tokenizer):
-        """With sampling, and with dropout in the model, the weights are the same with and without."""
+    def test_does_not_change_training(self, tokenizer):
+        """With sampling and dropout, the weights are bit-identical with and without the callback."""
         trained = []
         for callbacks in ([], [Generate(PROMPTS, "1ba", max_new_tokens=3, do_sample=True)]):
             model = Writer(tokenizer)
@@ -155,8 +155,8 @@ class TestGenerate:
 
         assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
-    def test_mode_comes_back_after_an_error(self, tokenizer):
-        """A model that fails to generate is in training mode again."""
+    def test_mode_is_restored_after_an_error(self, tokenizer):
+        """After a failed generation the model is in training mode."""
         model = Writer(tokenizer)
         model.generate = lambda *_, **__: 1 / 0
 
@@ -166,7 +166,7 @@ class TestGenerate:
         assert model.training
 
     def test_model_without_a_tokenizer(self):
-        """A model whose tokenizer was left out is refused when the trainer is made, not at the first prompt."""
+        """A model without tokenizer raises when the trainer is created."""
         config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
         model = HuggingFaceModel(transformers.GPT2LMHeadModel(config))
 
@@ -179,8 +179,8 @@ class TestGenerate:
                 device="cpu",
             )
 
-    def test_model_that_cannot(self, make_classifier):
-        """A model without tokenizer and generate is refused when the trainer is made."""
+    def test_model_without_generate(self, make_classifier):
+        """A model without generate raises when the trainer is created."""
         model = make_classifier()
         with pytest.raises(TypeError, match="tokenizer and the method generate"):
             Trainer(
@@ -195,7 +195,7 @@ class TestGenerate:
         [(([], 1), "prompts"), ((["a"], 1, 0), "batch_size"), ((["a"], "-1ba"), r"[Ii]nterval|negative|must be")],
     )
     def test_bad_arguments(self, arguments, message):
-        """What cannot be is refused at once."""
+        """Invalid arguments raise at construction."""
         with pytest.raises(ValueError, match=message):
             Generate(*arguments)
 

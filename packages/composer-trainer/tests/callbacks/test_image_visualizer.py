@@ -11,7 +11,7 @@ from composer.core import LoggerDestination
 from composer.models import ComposerClassifier, ComposerModel, ComposerSegmenter
 
 
-class Album(LoggerDestination):
+class ImageRecorder(LoggerDestination):
     """Keeps the images that are logged."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ def segmentation_batches(count=3, size=6):
 
 
 def fit(model, callbacks, batches, **options):
-    album = Album()
+    album = ImageRecorder()
     settings = {"max_duration": f"{len(batches)}ba", "device": "cpu", "precision": "fp32", "seed": 3}
     with Trainer(
         model=model,
@@ -64,7 +64,7 @@ def fit(model, callbacks, batches, **options):
 
 class TestInputs:
     def test_images_after_algorithms(self):
-        """What MixUp has made of the batch is shown, as the model was given it."""
+        """The images are those after MixUp, as passed to the model."""
         model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3, train_metrics=[])
         seen = []
         model.module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
@@ -77,7 +77,7 @@ class TestInputs:
         assert not torch.equal(pages[0]["images"], batches[0][0])
 
     def test_interval_and_number(self):
-        """The first few images of every so many batches."""
+        """The first images of every interval-th batch are logged."""
         batches = segmentation_batches(5)
 
         pages = fit(Recorded(), ImageVisualizer("2ba", num_images=2), batches)
@@ -90,15 +90,15 @@ class TestInputs:
         assert pages[0]["masks"] is None
 
     def test_first_microbatch(self):
-        """Of a batch in parts the first is shown, once."""
+        """Of a batch in microbatches the first one is logged, once."""
         batches = segmentation_batches(2)
 
         pages = fit(Recorded(), ImageVisualizer("1ba"), batches, device_train_microbatch_size=2)
 
         assert [len(page["images"]) for page in pages] == [2, 2]
 
-    def test_numbers_are_made_visible(self):
-        """An image that leaves [0, 1] is stretched between its own extremes; one within stays, bytes are divided."""
+    def test_values_are_scaled(self):
+        """Images outside [0, 1] are scaled to their extremes; others are not; bytes are divided."""
         images = torch.stack([torch.full((3, 2, 2), 0.25), torch.linspace(-2, 6, 12).reshape(3, 2, 2)])
         targets = torch.zeros(2, 2, 2, dtype=torch.long)
 
@@ -108,7 +108,7 @@ class TestInputs:
         torch.testing.assert_close(floats[1], torch.linspace(0, 1, 12).reshape(3, 2, 2))
 
     def test_bytes(self):
-        """Images of 8 bits are shown as fractions."""
+        """8-bit images are scaled to [0, 1]."""
 
         class OfBytes(Recorded):
             def forward(self, batch):
@@ -120,7 +120,7 @@ class TestInputs:
 
         assert pages[0]["images"].flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
 
-    def test_layer_that_works_in_place(self):
+    def test_in_place_layer(self):
         """The images are those before the forward pass."""
 
         class InPlace(Recorded):
@@ -135,20 +135,20 @@ class TestInputs:
         assert torch.equal(pages[0]["images"], before)
 
     def test_wrong_key(self):
-        """What is no image is refused, with what it is."""
+        """A value that is not an image raises with its description."""
         with pytest.raises(ValueError, match=r"input_key=1 is a tensor of shape \(6, 4, 4\)"):
             fit(Recorded(), ImageVisualizer("1ba", input_key=1), segmentation_batches(1))
 
     @pytest.mark.parametrize(("options", "message"), [({"mode": "both"}, "mode"), ({"num_images": 0}, "num_images")])
     def test_bad_arguments(self, options, message):
-        """What is out of range is refused at once, by name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             ImageVisualizer(**options)
 
 
 class TestSegmentation:
     def test_masks(self):
-        """The prediction is the class of the greatest score, the truth the target; what is ignored is a class more."""
+        """Masks are the argmax of the scores and the target; ignored pixels are an extra class."""
         model, batches = Recorded(), segmentation_batches(1)
         with torch.no_grad():
             expected = model.scores(batches[0][0]).argmax(dim=1)
@@ -161,7 +161,7 @@ class TestSegmentation:
         assert torch.equal(page["masks"]["ground truth"], truth)
 
     def test_evaluation(self):
-        """The first batch of each evaluation is shown."""
+        """The first batch of each evaluation is logged."""
         batches = segmentation_batches(2)
 
         pages = fit(
@@ -177,7 +177,7 @@ class TestSegmentation:
         assert set(pages[0]["masks"]) == {"prediction", "ground truth"}
 
     def test_channels_last(self):
-        """Images with channels at the end are handed on so."""
+        """Channels-last images are passed on as such."""
 
         class ChannelsAtTheEnd(Recorded):
             def forward(self, batch):
@@ -203,7 +203,7 @@ class TwoHeads(nn.Module):
 
 
 def test_outputs_of_two_heads():
-    """Of a segmentation model with a second head, the first one's prediction is shown."""
+    """Of a segmentation model with an auxiliary head, the first head's prediction is logged."""
     module, batches = TwoHeads(), segmentation_batches(1)
     expected = module.out(batches[0][0]).argmax(dim=1)
 
@@ -213,7 +213,7 @@ def test_outputs_of_two_heads():
 
 
 def test_in_tensorboard(tmp_path):
-    """The pictures arrive in TensorBoard's files."""
+    """The images are in TensorBoard's files."""
     loggers = pytest.importorskip("composer.loggers")
     if not hasattr(loggers, "TensorboardLogger"):
         pytest.skip("there is no TensorboardLogger")

@@ -23,8 +23,8 @@ def saved(tmp_path):
 
 class TestLoadCheckpoint:
     @pytest.mark.parametrize("event", ["init", "before_load", "after_load", "fit_start"])
-    def test_at_its_event(self, saved, event):
-        """It loads at the event that it is given, and at no other."""
+    def test_loads_at_its_event(self, saved, event):
+        """It loads at the given event only."""
         state = make_state(1, callbacks=LoadCheckpoint(saved, event=event))
         engine, batches = Engine(state), {}
 
@@ -36,8 +36,8 @@ class TestLoadCheckpoint:
         assert [batches[one] for one in order] == [0 if order.index(one) < order.index(event) else 5 for one in order]
         assert torch.equal(state.model.weight, make_state(0).model.weight)
 
-    def test_once(self, saved):
-        """Training on does not load again."""
+    def test_loads_once(self, saved):
+        """A second fit does not load again."""
         callback = LoadCheckpoint(saved, event=Event.FIT_START)
         state = make_state(1, callbacks=callback)
         engine = Engine(state)
@@ -50,7 +50,7 @@ class TestLoadCheckpoint:
         assert callback.loaded.path == saved
 
     def test_run_name_is_filled_in(self, saved, tmp_path):
-        """The run's name may stand in the path."""
+        """The path may contain the run's name."""
         state = make_state(1, callbacks=LoadCheckpoint(tmp_path / "{run_name}", load_weights_only=True))
 
         Engine(state).run_event("before_load")
@@ -58,8 +58,8 @@ class TestLoadCheckpoint:
         assert torch.equal(state.model.weight, make_state(0).model.weight)
         assert int(state.timestamp.batch) == 0
 
-    def test_settings_are_handed_on(self, saved):
-        """Ignored keys and strictness are those of loading."""
+    def test_settings_are_passed_on(self, saved):
+        """Ignored keys and strictness are passed to loading."""
         bare = torch.nn.Linear(4, 3, bias=False)
         strict = State(bare, callbacks=LoadCheckpoint(saved, load_weights_only=True))
         lax = State(bare, callbacks=LoadCheckpoint(saved, True, strict_model_weights=False))
@@ -73,12 +73,12 @@ class TestLoadCheckpoint:
 
         assert ignoring.callbacks[0].loaded.ignored == ("model/bias",)
 
-    def test_nothing_there(self):
-        """A path where nothing is ends the run with a sentence."""
+    def test_missing_checkpoint_raises(self):
+        """A path without a checkpoint raises."""
         with pytest.raises(CheckpointError, match="no/such/run does not exist"):
             Engine(make_state(0, callbacks=LoadCheckpoint("no/such/run"))).run_event("before_load")
 
-    def test_other_events(self):
-        """At an event of the training it is too late to load."""
+    def test_events_of_the_training_raise(self):
+        """Loading at an event of the training raises."""
         with pytest.raises(ValueError, match="event must be one before training"):
             LoadCheckpoint("runs/first", event="batch_end")

@@ -33,21 +33,21 @@ class TestLRMonitor:
 
         assert logged(torch.optim.SGD(groups, lr=0.1)) == {"lr-SGD/group0": 0.1, "lr-SGD/group1": 0.01}
 
-    def test_optimizers_of_one_class_have_names_of_their_own(self):
-        """No learning rate hides another."""
+    def test_optimizers_of_one_class_are_numbered(self):
+        """Two optimizers of one class have different names."""
         optimizers = [torch.optim.SGD([parameter()], lr=0.1), torch.optim.Adam([parameter()], lr=0.2)]
         optimizers += [torch.optim.SGD([parameter()], lr=0.3)]
 
         assert logged(*optimizers) == {"lr-SGD/group0": 0.1, "lr-Adam/group0": 0.2, "lr-SGD.1/group0": 0.3}
 
-    def test_decoupled_optimizers_by_their_names(self):
+    def test_names_of_decoupled_optimizers(self):
         """Dashboards depend on these names."""
         optimizers = [DecoupledSGDW([parameter()], lr=0.1), DecoupledAdamW([parameter()], lr=0.2)]
 
         assert logged(*optimizers) == {"lr-DecoupledSGDW/group0": 0.1, "lr-DecoupledAdamW/group0": 0.2}
 
-    def test_a_wrapped_optimizer_keeps_its_name(self):
-        """An algorithm around an optimizer does not break the curve of its rate."""
+    def test_wrapped_optimizer_keeps_its_name(self):
+        """An algorithm that wraps an optimizer does not change the metric's name."""
         wrapped = SAMOptimizer(DecoupledSGDW([parameter()], lr=0.1))
 
         assert logged(wrapped, DecoupledSGDW([parameter()], lr=0.2)) == {
@@ -56,7 +56,7 @@ class TestLRMonitor:
         }
 
     def test_learning_rate_in_a_tensor(self):
-        """A tensor that schedulers change in place is logged as it is at that batch."""
+        """A tensor that schedulers change in place is logged with its value at that batch."""
         rate = torch.tensor(0.5)
         optimizer = torch.optim.SGD([parameter()], lr=rate, foreach=False)
         values = logged(optimizer)
@@ -64,8 +64,8 @@ class TestLRMonitor:
 
         assert values == {"lr-SGD/group0": 0.5}
 
-    def test_nothing_is_done_without_loggers(self):
-        """Where nothing is logged, not even the names are made."""
+    def test_no_work_without_loggers(self):
+        """Without loggers the names are not computed."""
         state = State(model=None, optimizers=torch.optim.SGD([parameter()], lr=0.1))
         state.optimizers[0].param_groups = None
 
@@ -77,8 +77,8 @@ class TestLRMonitor:
         assert vars(monitor) == before
 
     @pytest.mark.parametrize("duration", ["4ba", "2ep"])
-    def test_in_a_real_training_every_batch_has_its_own(self, duration):
-        """The rate that is logged for a batch, under the number of that batch, is the one that it was trained with."""
+    def test_logged_rate_is_the_one_used(self, duration):
+        """The rate logged for a batch number is the one that batch was trained with."""
         network = torch.nn.Linear(3, 2)
         history = InMemoryLogger()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.8)

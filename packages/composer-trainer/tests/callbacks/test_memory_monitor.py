@@ -54,7 +54,7 @@ def fit(device, monitor):
 
 
 class TestMemoryMonitor:
-    def test_says_that_there_is_no_gpu(self):
+    def test_warns_without_gpu(self):
         """On a CPU it warns once and logs nothing."""
         with pytest.warns(UserWarning, match="reads CUDA's allocator, and the run is on cpu") as caught:
             history = fit("cpu", MemoryMonitor(dist_aggregate_batch_interval=1))
@@ -63,7 +63,7 @@ class TestMemoryMonitor:
         assert not [name for name in history.data if name.startswith("memory/")]
 
     def test_names_and_units(self):
-        """Bytes are given in gigabytes of 1e9, other numbers as they are; what is not known is left out."""
+        """Bytes are converted to gigabytes of 1e9, other numbers are not; unknown ones are omitted."""
         stats = {"allocated_bytes.all.peak": 3_000_000_000, "num_alloc_retries": 2, "other": 5}
 
         usage = in_gigabytes(stats, MemoryMonitor().memory_keys)
@@ -72,7 +72,7 @@ class TestMemoryMonitor:
         assert {f"memory/{name}" for name in MemoryMonitor().memory_keys.values()} == NAMES
 
     def test_over_two_processes(self, tmp_path):
-        """Every process learns the mean, the least and the greatest."""
+        """Every process has the mean, minimum and maximum."""
         command = [sys.executable, "-c", PROCESS]
         running = [
             subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
@@ -84,25 +84,25 @@ class TestMemoryMonitor:
         expected = {"a_avg": 1.5, "a_min": 1.0, "a_max": 2.0, "b_avg": 4.0, "b_min": 4.0, "b_max": 4.0}
         assert warned == [str(expected)] * 2
 
-    def test_alone(self):
-        """A single process is the mean of itself."""
+    def test_single_process(self):
+        """The mean of a single process is its own value."""
         found = over_processes({"a": 2.5}, torch.device("cpu"))
 
         assert {name: value.item() for name, value in found.items()} == {"a_avg": 2.5, "a_min": 2.5, "a_max": 2.5}
 
     @pytest.mark.parametrize(("every", "expected"), [(None, Time(0, "ba")), (20, Time(20, "ba"))])
-    def test_processes_are_asked_every_so_often(self, every, expected):
-        """Never, unless it is said how often."""
+    def test_dist_aggregate_interval(self, every, expected):
+        """Processes are compared at the interval, by default never."""
         assert MemoryMonitor(dist_aggregate_batch_interval=every).intervals() == {Event.BATCH_END: expected}
 
     def test_bad_interval(self):
-        """Less than a batch is refused."""
+        """An interval below one batch raises."""
         with pytest.raises(ValueError, match="dist_aggregate_batch_interval"):
             MemoryMonitor(dist_aggregate_batch_interval=0)
 
     @pytest.mark.gpu
     def test_on_a_gpu(self):
-        """Every batch has all numbers, and the peak is no less than what is used now."""
+        """Every batch has all values, and the peak is at least the current usage."""
         history = fit("gpu", MemoryMonitor(dist_aggregate_batch_interval=2))
 
         latest = history.most_recent_values

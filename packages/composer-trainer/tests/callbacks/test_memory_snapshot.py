@@ -21,7 +21,7 @@ class Uploads(LoggerDestination):
         self.files.append((remote_file_name, file_path.name, overwrite))
 
 
-class Full(nn.Module):
+class OutOfMemory(nn.Module):
     """A layer that finds no memory in its third forward pass."""
 
     def __init__(self):
@@ -66,7 +66,7 @@ def recorder(monkeypatch):
 
 
 class TestMemorySnapshot:
-    def test_says_that_there_is_no_gpu(self):
+    def test_warns_without_gpu(self):
         """On a CPU it warns and records nothing."""
         with make_trainer(MemorySnapshot(), nn.Linear(4, 3)) as trainer:
             with pytest.warns(UserWarning, match="nothing to record") as caught:
@@ -77,23 +77,23 @@ class TestMemorySnapshot:
     @pytest.mark.parametrize(
         ("skip", "interval", "written"), [(1, "3ba", 4), (0, "1ba", 1), (2, "8sp", 4), (6, "5ba", 8)]
     )
-    def test_begins_and_ends(self, recorder, skip, interval, written):
-        """It skips batches, records for its number of batches or to the end of the fit, and writes once."""
+    def test_recording_period(self, recorder, skip, interval, written):
+        """It skips batches, records the given number or to the end of the fit, and writes once."""
         with make_trainer(MemorySnapshot(skip, interval, max_entries=7), nn.Linear(4, 3)) as trainer:
             trainer.fit()
 
         assert recorder == [("start", 7), ("write", written), "stop"]
 
     def test_stops_after_an_error(self, recorder):
-        """A run that fails while it is recorded is recorded no more."""
-        trainer = make_trainer(MemorySnapshot(skip_batches=1, interval="5ba"), Full())
+        """Recording stops after an error."""
+        trainer = make_trainer(MemorySnapshot(skip_batches=1, interval="5ba"), OutOfMemory())
         with pytest.raises(torch.OutOfMemoryError):
             trainer.fit()
 
         assert recorder == [("start", 100000), "stop"]
 
     def test_once_in_each_fit(self, recorder):
-        """The next fit is recorded, too."""
+        """Each fit is recorded."""
         with make_trainer(MemorySnapshot(skip_batches=1, interval="1ba"), nn.Linear(4, 3)) as trainer:
             trainer.fit(duration="3ba")
             trainer.fit(duration="3ba")
@@ -105,8 +105,8 @@ class TestMemorySnapshot:
             ("write", 5),
         ]
 
-    def test_has_lasted(self):
-        """An interval is over when as much has been counted."""
+    def test_interval_is_over(self):
+        """An interval is over after that many counts."""
         since = Timestamp(batch=5, sample=50)
 
         assert not has_lasted(Time(20, "sp"), since, Timestamp(batch=6, sample=69))
@@ -124,13 +124,13 @@ class TestMemorySnapshot:
         ],
     )
     def test_bad_arguments(self, options, message):
-        """What is out of range is refused at once, by name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             MemorySnapshot(**options)
 
     @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
-        """The file holds what has been allocated while it was recorded."""
+        """The file has the allocations during the recording."""
         monitor = MemorySnapshot(folder=str(tmp_path), remote_file_name=None)
         with make_trainer(monitor, nn.Linear(4, 3), device="gpu") as trainer:
             trainer.fit()
@@ -141,7 +141,7 @@ class TestMemorySnapshot:
 
 
 class TestOOMObserver:
-    def test_says_that_there_is_no_gpu(self):
+    def test_warns_without_gpu(self):
         """On a CPU it warns and records nothing."""
         with (
             pytest.warns(UserWarning, match="nothing to record"),
@@ -149,17 +149,17 @@ class TestOOMObserver:
         ):
             trainer.fit()
 
-    def test_writes_when_memory_runs_out(self, recorder):
-        """A run that ends for want of memory leaves the file, and is recorded no more."""
-        trainer = make_trainer(OOMObserver(max_entries=9), Full())
+    def test_writes_on_out_of_memory(self, recorder):
+        """A run that runs out of memory writes the file and stops recording."""
+        trainer = make_trainer(OOMObserver(max_entries=9), OutOfMemory())
         with pytest.raises(torch.OutOfMemoryError):
             trainer.fit()
 
         assert recorder == [("start", 9), ("write", 2), "stop"]
 
     @pytest.mark.parametrize("error", [None, ZeroDivisionError])
-    def test_writes_nothing_else(self, recorder, error):
-        """A run that ends well, or by another error, leaves none."""
+    def test_does_not_write_otherwise(self, recorder, error):
+        """A run that succeeds or fails with another error writes no file."""
         network = nn.Linear(4, 3)
         trainer = make_trainer(OOMObserver(), network)
         if error is not None:
@@ -172,8 +172,8 @@ class TestOOMObserver:
 
         assert recorder == [("start", 100000), "stop"]
 
-    def test_causes_count(self):
-        """An error that a want of memory has led to is one, too."""
+    def test_causes_are_checked(self):
+        """An error caused by an out-of-memory error is recognized."""
         wrapped = RuntimeError("step failed")
         wrapped.__cause__ = torch.OutOfMemoryError("no room")
 
@@ -182,13 +182,13 @@ class TestOOMObserver:
         assert not is_out_of_memory(None)
 
     def test_bad_name(self):
-        """Another name in braces is refused at once."""
+        """An unknown placeholder raises at construction."""
         with pytest.raises(ValueError, match="nothing else in braces"):
             OOMObserver(folder="{place}")
 
     @pytest.mark.gpu
     def test_on_a_gpu(self, tmp_path):
-        """Asking for more than there is leaves a file with what had been allocated."""
+        """Running out of memory writes a file with the allocations."""
         network = nn.Linear(4, 3)
         network.register_forward_pre_hook(lambda *_: torch.empty(1 << 50, device="cuda"))
         trainer = make_trainer(OOMObserver(folder=str(tmp_path), remote_file_name=None), network, device="gpu")
@@ -213,7 +213,7 @@ class TestWriteSnapshot:
         return state, Engine(state, Logger(state, uploads)).logger, uploads
 
     def test_names_are_filled_in(self, run, tmp_path):
-        """Folder, file and the name for loggers say which run, process and batch it is."""
+        """Folder, file and remote name contain run, process and batch."""
         state, logger, uploads = run
 
         path = write_snapshot(
@@ -226,7 +226,7 @@ class TestWriteSnapshot:
         assert uploads.files == [("run/x.pickle", "rank0.12.pickle", True)]
 
     def test_no_remote_name(self, run, tmp_path):
-        """Without one, no logger is given the file."""
+        """Without a remote name, no file is uploaded."""
         state, logger, uploads = run
 
         write_snapshot(str(tmp_path), "file", None, state, logger, overwrite=False)
@@ -234,7 +234,7 @@ class TestWriteSnapshot:
         assert uploads.files == []
 
     def test_existing_file(self, run, tmp_path):
-        """It is written over only if that is said."""
+        """It is overwritten only with overwrite=True."""
         state, logger, _ = run
         (tmp_path / "file.pickle").write_text("former")
 

@@ -56,7 +56,7 @@ class TestNaNMonitor:
         [("1ba", 4, 5), ("3ba", 4, 6), ("100ba", 4, 8), (2, 0, 2), ("10sp", 1, 3)],
     )
     def test_names_the_first_bad_batch(self, every, bad, seen):
-        """Whenever it looks, at the latest at the end of the epoch, the first bad batch is named."""
+        """For any interval, at the latest at the end of the epoch, the first bad batch is reported."""
         values = [math.nan if place >= bad else 1.0 for place in range(8)]
 
         message, batches = end(make(NaNMonitor(every=every), values))
@@ -65,31 +65,31 @@ class TestNaNMonitor:
         assert f"detected after {seen} batches" in message
         assert batches == seen
 
-    def test_says_what_to_look_at(self):
-        """The data, the learning rate as it is, and what finds the operation."""
+    def test_error_has_advice(self):
+        """The error mentions the data, the learning rate and anomaly detection."""
         message, _ = end(make(NaNMonitor(), [1.0, math.nan]))
 
         assert "Check that batch's data" in message
         assert "the learning rate (SGD 0)" in message
         assert "set_detect_anomaly" in message
 
-    def test_a_training_without(self):
-        """A sound training is not disturbed."""
+    def test_finite_losses(self):
+        """A training with finite losses does not raise."""
         trainer = make(NaNMonitor(every="1ba"), [1.0, 2.0])
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 6
 
-    def test_in_a_batch_of_the_second_fit(self):
-        """What an earlier training has left is forgotten, and its batches are counted on."""
+    def test_second_fit(self):
+        """Losses of an earlier fit are discarded, and batches are counted on."""
         trainer = make(NaNMonitor(every="100ba"), [1.0, 2.0, 3.0], max_duration="4ba")
         trainer.fit()
 
         with pytest.raises(RuntimeError, match="since batch 4, "):
             trainer.fit(train_dataloader=[torch.full((4, 1), math.nan)] * 3, duration="2ba")
 
-    def test_what_a_broken_off_training_has_left(self):
-        """After a restart, losses from before are not reported."""
+    def test_aborted_training(self):
+        """After a restart, earlier losses are not reported."""
         engine = Engine(State(model=None, callbacks=NaNMonitor()))
         engine.state.loss = torch.tensor(math.nan)
         engine.run_event("after_loss")
@@ -99,16 +99,16 @@ class TestNaNMonitor:
 
         assert not engine.state.callbacks[0]._collected
 
-    def test_a_training_that_ends_within_an_epoch(self):
-        """The last batches are looked at, too."""
+    def test_training_that_ends_within_an_epoch(self):
+        """The last batches are checked too."""
         message, batches = end(make(NaNMonitor(every="100ba"), [1.0, 2.0, math.nan, 3.0, 4.0], max_duration="4ba"))
 
         assert "since batch 2," in message
         assert batches == 4
 
     @pytest.mark.parametrize("bad", [0, 3])
-    def test_in_one_microbatch(self, bad):
-        """One bad part of a batch is enough."""
+    def test_single_microbatch(self, bad):
+        """One bad microbatch is detected."""
         trainer = make(NaNMonitor(every="1ba"), [1.0], device_train_microbatch_size=1)
         batch = trainer.state.train_dataloader[0]
         batch[bad] = math.nan
@@ -123,14 +123,14 @@ class TestNaNMonitor:
             (lambda outputs: {"total": outputs, "part": (outputs / 0.0 * 0.0).detach()}, "part"),
         ],
     )
-    def test_of_several_losses_each_by_its_name(self, several, name):
-        """Of several losses the bad one is named, also where it is not trained by."""
+    def test_several_losses(self, several, name):
+        """The bad one of several losses is reported by name, also if it is not part of the total."""
         message, _ = end(make(NaNMonitor(), [1.0], several=several))
 
         assert f"The training loss {name!r} is not a number (NaN) since batch 0" in message
 
-    def test_an_infinite_loss(self):
-        """Infinite losses are accepted, unless they are to be reported."""
+    def test_infinite_loss(self):
+        """Infinite losses are accepted by default."""
 
         def infinite_from_2(outputs):
             return outputs + torch.where(outputs.detach() < 2, 0.0, -math.inf)
@@ -144,7 +144,7 @@ class TestNaNMonitor:
         assert "The training loss is infinite since batch 1," in message
 
     def test_advice_for_half_precision(self):
-        """In amp_fp16, another format is the first thing to try."""
+        """With amp_fp16, another precision is the first advice."""
         state = State(model=None, precision="amp_fp16", callbacks=NaNMonitor())
         engine = Engine(state)
         state.loss = torch.tensor(math.nan)
@@ -153,8 +153,8 @@ class TestNaNMonitor:
         with pytest.raises(RuntimeError, match="The precision is amp_fp16: try 'amp_bf16'"):
             engine.run_event("fit_end")
 
-    def test_of_losses_of_several_dtypes(self):
-        """A large number in 64 bits stays finite beside one in 16."""
+    def test_losses_of_several_dtypes(self):
+        """A large float64 loss stays finite next to a float16 one."""
         state = State(model=None, callbacks=NaNMonitor(infinite=True))
         engine = Engine(state)
         state.loss = (torch.tensor(1e300, dtype=torch.float64), torch.tensor([1.0], dtype=torch.bfloat16))
@@ -163,8 +163,8 @@ class TestNaNMonitor:
 
         assert not state.callbacks[0]._collected
 
-    def test_no_step_reads_the_loss(self):
-        """Between two looks nothing asks for a value: on the meta device that would be an error."""
+    def test_does_not_synchronize(self):
+        """Between checks no value is read: on the meta device that would raise."""
         state = State(model=None, callbacks=NaNMonitor(every="10ba"))
         engine = Engine(state)
         state.loss = torch.zeros((), device="meta", requires_grad=True)
@@ -179,6 +179,6 @@ class TestNaNMonitor:
 
     @pytest.mark.parametrize("every", ["0ba", "-1ep"])
     def test_bad_interval(self, every):
-        """It has to look at some time."""
+        """The interval must be positive."""
         with pytest.raises(ValueError, match="every must be a length of time above 0"):
             NaNMonitor(every=every)

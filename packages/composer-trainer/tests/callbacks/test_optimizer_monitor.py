@@ -102,8 +102,8 @@ def monitored(history):
 
 class TestOptimizerMonitor:
     @pytest.mark.parametrize("kind", OPTIMIZERS)
-    def test_every_number(self, kind):
-        """Norms and cosines are those of the definitions, for the batch that they are logged for."""
+    def test_all_metrics(self, kind):
+        """Norms and cosines match their definitions for the logged batch."""
         model, witness = make_model(), Witness()
 
         history = fit(model, OPTIMIZERS[kind](model.parameters()), [OptimizerMonitor(batch_log_interval=1), witness])
@@ -115,15 +115,15 @@ class TestOptimizerMonitor:
         assert {history.get_timeseries(name)["batch"][2] for name in logged} == {2}
 
     def test_interval(self):
-        """A batch is measured every so many."""
+        """Every interval-th batch is measured."""
         model = make_model()
 
         history = fit(model, OPTIMIZERS["adam"](model.parameters()), OptimizerMonitor(batch_log_interval=2))
 
         assert history.get_timeseries("l2_norm/grad/global")["batch"] == [2]
 
-    def test_gradients_alone(self):
-        """Without optimizer metrics only gradients are logged, and no copy of the weights is made."""
+    def test_gradients_only(self):
+        """Without optimizer metrics only gradients are logged, and weights are not copied."""
         model = make_model()
         monitor = OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=1)
 
@@ -133,7 +133,7 @@ class TestOptimizerMonitor:
         assert set(monitored(history)) == {"l2_norm/grad/global", *(f"l2_norm/grad/{name}" for name in names)}
 
     def test_gradients_are_those_after_clipping(self):
-        """What algorithms make of the gradients is what the optimizers step with, and what is logged."""
+        """The gradients are those that the optimizers use."""
         model = make_model()
         clipping = GradientClipping(clipping_type="norm", clipping_threshold=1e-3)
 
@@ -144,8 +144,8 @@ class TestOptimizerMonitor:
         norms = history.get_timeseries("l2_norm/grad/global")["l2_norm/grad/global"]
         assert [float(norm) for norm in norms] == pytest.approx([1e-3] * 4, rel=1e-3)
 
-    def test_microbatches_are_added_up(self):
-        """The gradient is that of the whole batch, however it is split."""
+    def test_microbatches_are_summed(self):
+        """The gradient is that of the complete batch."""
         histories = []
         for size in (None, 2):
             model = make_model()
@@ -161,7 +161,7 @@ class TestOptimizerMonitor:
         whole, split = ([float(value) for _, value in one.data["l2_norm/grad/global"]] for one in histories)
         assert split == pytest.approx(whole, rel=1e-5)
 
-    def test_optimizer_that_computes_twice(self):
+    def test_optimizer_with_closure(self):
         """With SAM the update is computed from the weights before the step, not from the perturbed weights."""
         model, witness = make_model(), Witness()
 
@@ -176,8 +176,8 @@ class TestOptimizerMonitor:
         expected = [expected_of(step)[name] for step in witness.steps]
         assert [float(value) for _, value in history.data[name]] == pytest.approx(expected, rel=1e-4)
 
-    def test_changes_no_bit_of_training(self):
-        """The weights are the same with and without."""
+    def test_does_not_change_training(self):
+        """The weights are bit-identical with and without the monitor."""
         trained = []
         for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):
             model = make_model()
@@ -186,10 +186,10 @@ class TestOptimizerMonitor:
 
         assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
-    def test_frozen_and_sparse_parameters_are_left_out(self):
-        """What has no gradient, or a sparse one, is not measured."""
+    def test_frozen_and_sparse_parameters_are_excluded(self):
+        """Parameters without a dense gradient are not measured."""
 
-        class Words(nn.Module):
+        class Embeddings(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.embedding = nn.Embedding(5, 4, sparse=True)
@@ -199,7 +199,7 @@ class TestOptimizerMonitor:
             def forward(self, batch):
                 return self.head(self.frozen(self.embedding(batch)))
 
-        model = ComposerClassifier(Words(), num_classes=3, train_metrics=[])
+        model = ComposerClassifier(Embeddings(), num_classes=3, train_metrics=[])
         batches = [(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2]))]
 
         history = fit(
@@ -214,7 +214,7 @@ class TestOptimizerMonitor:
         assert measured == {"global", "module.head.weight", "module.head.bias"}
 
     def test_low_precision_weights(self):
-        """Weights of 16 bits are summed in 32."""
+        """Norms of 16-bit weights are computed in 32 bits."""
         model = make_model().to(torch.bfloat16)
         batches = [(inputs.bfloat16(), targets) for inputs, targets in make_batches()]
         witness = Witness()
@@ -230,7 +230,7 @@ class TestOptimizerMonitor:
         assert float(history.data[name][0][1]) == pytest.approx(expected_of(witness.steps[0])[name], rel=1e-5)
 
     def test_bad_interval(self):
-        """Less than a batch is refused."""
+        """An interval below one batch raises."""
         with pytest.raises(ValueError, match="batch_log_interval"):
             OptimizerMonitor(batch_log_interval=0)
 
@@ -325,7 +325,7 @@ print("equal")
 
 
 def test_sharded_over_two_processes(tmp_path):
-    """Norms of parameters that are spread, in uneven parts or as replicas, are those of whole ones."""
+    """Norms of sharded and replicated parameters equal those of complete ones."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "store")],

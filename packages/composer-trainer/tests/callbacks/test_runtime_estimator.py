@@ -71,7 +71,7 @@ SECONDS = {"time_unit": "seconds", "skip_batches": 0}
 class TestRuntimeEstimator:
     @pytest.mark.parametrize("max_duration", ["4ep", "20ba", "160sp", "320tok", "40sec"])
     def test_in_any_unit(self, clock, max_duration):
-        """However the length is said, what remains is the number of batches to come times their time."""
+        """For a length in any unit, the estimate is the number of remaining batches times their time."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), max_duration)
 
         for _ in range(20):
@@ -79,8 +79,8 @@ class TestRuntimeEstimator:
 
         assert loop.values == pytest.approx([2.0 * (19 - place) for place in range(20)])
 
-    def test_the_average_counts(self, clock):
-        """A slow batch makes all those to come a little slower."""
+    def test_uses_the_average(self, clock):
+        """A slow batch slightly increases the estimate."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
 
         loop.batch(1.0)
@@ -90,7 +90,7 @@ class TestRuntimeEstimator:
 
     @pytest.mark.parametrize("skip", [1, 3])
     def test_first_batches_are_skipped(self, clock, skip):
-        """Slow first batches are not measured, and before there is a measurement nothing is logged."""
+        """Skipped batches are not measured, and nothing is logged before the first measurement."""
         loop = Loop(clock, RuntimeEstimator(skip, "seconds"), "20ba")
 
         for seconds in [*[100.0] * skip, 1.0, 1.0]:
@@ -99,8 +99,8 @@ class TestRuntimeEstimator:
         assert loop.values == [20.0 - skip - 1, 20.0 - skip - 2]
 
     @pytest.mark.parametrize(("length", "evaluations"), [("4ep", [3, 2, 1, 0]), ("19ba", [3, 2, 1])])
-    def test_evaluations_to_come_are_included(self, clock, length, evaluations):
-        """After the first evaluation of each epoch, those to come count, one at the very end among them."""
+    def test_remaining_evaluations_are_included(self, clock, length, evaluations):
+        """After the first evaluation, remaining ones are included, also one at the end."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), length)
         total = 20 if length == "4ep" else 19
 
@@ -114,7 +114,7 @@ class TestRuntimeEstimator:
         assert loop.values == pytest.approx(expected)
 
     def test_several_evaluators(self, clock):
-        """Each has its own time and its own distance."""
+        """Each evaluator has its own time and interval."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), "12ba")
         for number in range(1, 7):
             loop.batch(1.0)
@@ -128,8 +128,8 @@ class TestRuntimeEstimator:
 
     @given(st.integers(1, 30), st.integers(1, 30))
     @settings(deadline=None)
-    def test_it_is_exact_once_it_has_seen_an_evaluation(self, batches, every):
-        """With equal batches and evaluations, evaluated at the end too, each later estimate is the whole truth."""
+    def test_is_exact_after_the_first_evaluation(self, batches, every):
+        """With equal batches and evaluations, each later estimate is exact."""
         with pytest.MonkeyPatch.context() as patch:
             clock = Clock()
             patch.setattr(runtime_estimator, "time", clock)
@@ -147,7 +147,7 @@ class TestRuntimeEstimator:
 
     @pytest.mark.parametrize("max_duration", ["4ep", "4iter"])
     def test_epochs_of_unknown_length(self, clock, max_duration):
-        """A loader that does not know its length tells at the end of the first epoch."""
+        """The length is known after the first epoch."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), max_duration, length=None)
 
         for _ in range(12):
@@ -155,7 +155,7 @@ class TestRuntimeEstimator:
 
         assert loop.values == pytest.approx([20.0 - number for number in range(6, 13)])
 
-    def test_evaluations_outside_of_training_do_not_count(self, clock):
+    def test_standalone_evaluations_are_excluded(self, clock):
         """A standalone evaluation does not affect the estimate of later ones."""
         loop = Loop(clock, RuntimeEstimator(**SECONDS), "10ba")
         loop.batch(1.0)
@@ -168,7 +168,7 @@ class TestRuntimeEstimator:
 
     @pytest.mark.parametrize(("unit", "expected"), [("minutes", 60.0), ("hours", 1.0), ("days", 1 / 24)])
     def test_time_units(self, clock, unit, expected):
-        """Times are in the unit that was asked for; in hours by default."""
+        """Times are in the given unit, by default hours."""
         loop = Loop(clock, RuntimeEstimator(0, unit), "2ba")
 
         loop.batch(3600.0)
@@ -176,8 +176,8 @@ class TestRuntimeEstimator:
         assert loop.values == pytest.approx([expected])
         assert RuntimeEstimator().time_unit == "hours"
 
-    def test_goes_on_after_a_resume(self, clock):
-        """What was measured is saved, of evaluations too; the pause is none of it."""
+    def test_resume(self, clock):
+        """Measurements are saved, also of evaluations; the interruption is excluded."""
         first = Loop(clock, RuntimeEstimator(**SECONDS))
         for _ in range(5):
             first.batch(2.0)
@@ -196,12 +196,12 @@ class TestRuntimeEstimator:
         ("options", "message"), [({"skip_batches": -1}, "skip_batches"), ({"time_unit": "h"}, "hours")]
     )
     def test_bad_arguments(self, options, message):
-        """What is out of range is refused at once, by name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             RuntimeEstimator(**options)
 
-    def test_in_a_real_training(self):
-        """A trainer's run has an estimate at each batch but the skipped one, 0 at the end."""
+    def test_real_training(self):
+        """Each batch except the skipped one has an estimate, which is 0 at the end."""
         network, history = torch.nn.Linear(3, 2), InMemoryLogger()
         data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
         trainer = Trainer(

@@ -39,8 +39,8 @@ from composer.checkpoint import KeepBest
     ],
 )
 @pytest.mark.parametrize(("value", "error"), [("10", TypeError), (2.5, TypeError), (-1, ValueError)])
-def test_counts_are_whole_numbers(callback, name, value, error):
-    """A text, a fraction and a negative number are refused by the parameter's name."""
+def test_invalid_counts_raise(callback, name, value, error):
+    """A string, a fraction and a negative number raise with the parameter's name."""
     with pytest.raises(error, match=rf"^{name} must be .*, got '?{value}'?\."):
         callback(**{name: value})
 
@@ -55,8 +55,8 @@ def test_counts_are_whole_numbers(callback, name, value, error):
     ids=["min_delta", "gpu_flops_available", "sample_seconds"],
 )
 @pytest.mark.parametrize(("value", "error"), [("10", TypeError), (float("nan"), ValueError), (-1, ValueError)])
-def test_amounts_are_numbers(make, name, value, error):
-    """A text, NaN and a negative number are refused by the parameter's name."""
+def test_invalid_amounts_raise(make, name, value, error):
+    """A string, NaN and a negative number raise with the parameter's name."""
     with pytest.raises(error, match=rf"^{name} must be .*, got '?{value}'?\."):
         make(value)
 
@@ -67,8 +67,8 @@ def _flags():
 
 
 @pytest.mark.parametrize(("callback", "field"), _flags(), ids=lambda one: getattr(one, "name", None) or one.__name__)
-def test_flags_accept_no_text(callback, field):
-    """A text for a flag is an error, as every text counts as true."""
+def test_flags_reject_strings(callback, field):
+    """A string for a flag raises, as every non-empty string is truthy."""
     required = {other.name: "loss" for other in attrs.fields(callback) if other.init and other.default is attrs.NOTHING}
     if "threshold" in required:
         required["threshold"] = 0.9
@@ -95,7 +95,7 @@ def test_flags_accept_no_text(callback, field):
         (lambda: KeepBest("loss", count="3"), "count must be a whole number, got '3'"),
     ],
 )
-def test_other_kinds_are_refused(make, message):
-    """A value of the wrong kind is refused by the parameter's name."""
+def test_wrong_types_raise(make, message):
+    """A value of the wrong type raises with the parameter's name."""
     with pytest.raises(TypeError, match=f"^{message}"):
         make()

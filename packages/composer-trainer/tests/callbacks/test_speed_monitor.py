@@ -55,7 +55,7 @@ class Loop:
 
 class TestSpeedMonitor:
     def test_throughput_over_the_window(self, clock):
-        """The last window_size batches count; before there are as many, those that there are."""
+        """The last window_size batches are used, or all if there are fewer."""
         loop = Loop(clock, SpeedMonitor(window_size=2))
         loop.event("fit_start")
 
@@ -64,8 +64,8 @@ class TestSpeedMonitor:
         assert loop.values("throughput/batches_per_sec") == [1.0, 0.5, 0.5, 1.6]
         assert loop.values("throughput/samples_per_sec") == [8.0, 4.0, 4.0, 12.8]
 
-    def test_clock_that_was_set_back(self, clock):
-        """After a restart only the batches of the new training count."""
+    def test_reset_clock(self, clock):
+        """After a restart only batches of the new training are used."""
         loop = Loop(clock, SpeedMonitor())
         loop.event("fit_start")
         loop.batches(1.0, 1.0, 1.0)
@@ -77,7 +77,7 @@ class TestSpeedMonitor:
 
         assert loop.values("throughput/batches_per_sec") == [1.0, 1.0, 1.0, 2.0, 2.0]
 
-    def test_tokens_only_where_there_are_any(self, clock):
+    def test_batches_without_tokens(self, clock):
         """Batches without tokens have no tokens per second."""
         with_tokens, without = Loop(clock, SpeedMonitor(), tokens=100), Loop(clock, SpeedMonitor())
         for loop in (with_tokens, without):
@@ -87,8 +87,8 @@ class TestSpeedMonitor:
         assert with_tokens.values("throughput/tokens_per_sec") == [50.0]
         assert without.values("throughput/tokens_per_sec") == []
 
-    def test_each_process_has_its_share(self, clock, monkeypatch):
-        """What is counted over all processes is divided by their number."""
+    def test_per_device_throughput(self, clock, monkeypatch):
+        """Totals are divided by the number of processes."""
         monkeypatch.setattr(speed_monitor, "get_world_size", lambda: 4)
         loop = Loop(clock, SpeedMonitor(), tokens=100)
         loop.event("fit_start")
@@ -100,8 +100,8 @@ class TestSpeedMonitor:
         assert loop.values("throughput/device/batches_per_sec") == [0.125]
         assert loop.values("throughput/device/tokens_per_sec") == [12.5]
 
-    def test_evaluation_is_no_training(self, clock):
-        """Its time is counted apart, and makes training no slower."""
+    def test_evaluation_time_is_separate(self, clock):
+        """Evaluation time is reported separately and does not change the throughput."""
         loop = Loop(clock, SpeedMonitor(time_unit="seconds"))
         loop.event("fit_start")
         loop.batches(1.0)
@@ -114,8 +114,8 @@ class TestSpeedMonitor:
         assert loop.values("time/val") == [0.0, 10.0, 10.0]
         assert loop.values("time/total") == [1.0, 11.5, 12.0]
 
-    def test_pause_between_two_fits_is_no_training(self, clock):
-        """Only time within fit counts, and evaluations by themselves."""
+    def test_time_between_fits_is_excluded(self, clock):
+        """Only time within fit and standalone evaluations is counted."""
         loop = Loop(clock, SpeedMonitor(time_unit="seconds"))
         loop.event("fit_start")
         loop.batches(1.0)
@@ -130,7 +130,7 @@ class TestSpeedMonitor:
 
     @pytest.mark.parametrize(("unit", "expected"), [("seconds", 7200.0), ("minutes", 120.0), ("hours", 2.0)])
     def test_time_units(self, clock, unit, expected):
-        """Times are in the unit that was asked for."""
+        """Times are in the given unit."""
         loop = Loop(clock, SpeedMonitor(time_unit=unit))
         loop.event("fit_start")
 
@@ -142,8 +142,8 @@ class TestSpeedMonitor:
         """The default unit is the hour."""
         assert SpeedMonitor().time_unit == "hours"
 
-    def test_goes_on_after_a_resume(self, clock):
-        """The times of a resumed run include what was spent before."""
+    def test_resume(self, clock):
+        """The times of a resumed run include those before."""
         first = SpeedMonitor(time_unit="seconds")
         loop = Loop(clock, first)
         loop.event("fit_start")
@@ -159,13 +159,13 @@ class TestSpeedMonitor:
         assert resumed.values("throughput/batches_per_sec") == [1.0]
 
     @pytest.mark.parametrize("state", [{}, {"train_seconds": "x", "val_seconds": 0.0}])
-    def test_nonsense(self, state):
-        """What no SpeedMonitor has saved is refused when it is checked."""
+    def test_invalid_state_raises(self, state):
+        """An invalid state raises when it is checked."""
         with pytest.raises(ValueError, match="SpeedMonitor"):
             SpeedMonitor().check_state_dict(state)
 
-    def test_no_time_has_passed(self, clock):
-        """A clock that is too coarse gives no throughput instead of an error."""
+    def test_zero_duration(self, clock):
+        """A coarse clock gives no throughput instead of an error."""
         loop = Loop(clock, SpeedMonitor())
         loop.event("fit_start")
 
@@ -177,12 +177,12 @@ class TestSpeedMonitor:
         ("options", "message"), [({"window_size": 0}, "window_size"), ({"time_unit": "h"}, "hours")]
     )
     def test_bad_arguments(self, options, message):
-        """What is out of range is refused at once, by name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             SpeedMonitor(**options)
 
-    def test_in_a_real_training(self):
-        """A trainer's run has throughput and times, with evaluations."""
+    def test_real_training(self):
+        """A run has throughput and times, with evaluations."""
         network = torch.nn.Linear(3, 2)
         history = InMemoryLogger()
         data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
@@ -223,7 +223,7 @@ def known(number):
 
 class TestFlops:
     @pytest.mark.parametrize("model", [Known(), known(800), known(800.0)])
-    def test_as_the_model_says(self, clock, monkeypatch, model):
+    def test_flops_of_the_model(self, clock, monkeypatch, model):
         """A number or a function of the batch, times the processes, over the window's time."""
         monkeypatch.setattr(speed_monitor, "get_world_size", lambda: 2)
         loop = Loop(clock, SpeedMonitor(window_size=1, gpu_flops_available=1000.0))
@@ -236,8 +236,8 @@ class TestFlops:
         assert loop.values("throughput/device/flops_per_sec") == [400.0, 200.0]
         assert loop.values("throughput/device/mfu") == [0.4, 0.2]
 
-    def test_of_a_device_that_is_not_known(self, clock):
-        """On the CPU there is no share of what is possible, unless it is said what is."""
+    def test_unknown_device(self, clock):
+        """On the CPU there is no MFU unless the peak is given."""
         loop = Loop(clock, SpeedMonitor())
         loop.state.model = known(800)
         loop.event("fit_start")
@@ -247,8 +247,8 @@ class TestFlops:
         assert loop.values("throughput/flops_per_sec") == [400.0]
         assert loop.values("throughput/device/mfu") == []
 
-    def test_an_unknown_gpu_is_told_of_once(self, clock, monkeypatch):
-        """The warning names the device and says what to do."""
+    def test_unknown_gpu_warns_once(self, clock, monkeypatch):
+        """The warning states the device and the remedy."""
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Imaginary 9000")
         loop = Loop(clock, SpeedMonitor())
         loop.state.model, loop.state.device = known(800), torch.device("cuda", 0)
@@ -260,8 +260,8 @@ class TestFlops:
         loop.batches(1.0)
         assert loop.values("throughput/flops_per_sec") == [800.0]
 
-    def test_a_known_gpu(self, clock, monkeypatch):
-        """What the maker says of the device is what the share is of."""
+    def test_known_gpu(self, clock, monkeypatch):
+        """The MFU refers to the manufacturer's peak."""
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
         loop = Loop(clock, SpeedMonitor())
         loop.state.model, loop.state.device, loop.state.precision = known(6.5e12), torch.device("cuda", 0), "amp_fp16"
@@ -271,8 +271,8 @@ class TestFlops:
 
         assert loop.values("throughput/device/mfu") == [pytest.approx(0.1)]
 
-    def test_nothing_where_nothing_is_known(self, clock):
-        """Without being asked, nothing is counted."""
+    def test_no_flops_by_default(self, clock):
+        """By default nothing is counted."""
         loop = Loop(clock, SpeedMonitor(gpu_flops_available=1.0))
         loop.event("fit_start")
 
@@ -282,8 +282,8 @@ class TestFlops:
 
     @pytest.mark.parametrize("algorithms", [[], [SAM()]])
     @pytest.mark.parametrize("microbatch", [None, 2])
-    def test_counted_in_a_real_training(self, algorithms, microbatch):
-        """A layer of 3 into 2 costs 2 * 3 * 2 operations a sample forward and, its inputs fixed, as many backward."""
+    def test_counted_flops(self, algorithms, microbatch):
+        """A layer of 3 to 2 has 2 * 3 * 2 operations per sample forward and, with constant inputs, as many backward."""
         network, history, monitor = nn.Linear(3, 2), InMemoryLogger(), SpeedMonitor(count_flops=True)
         trainer = Trainer(
             model=ComposerClassifier(network, num_classes=2, train_metrics=[]),
@@ -307,8 +307,8 @@ class TestFlops:
         assert steps["batch"] == [2, 3]
         assert steps["throughput/flops_per_sec"] == pytest.approx([per_sample * rate for rate in samples])
 
-    def test_counting_changes_nothing_and_ends_with_its_batch(self):
-        """Weights have the same bits, and the mode that counts is gone, also after an error."""
+    def test_counting_does_not_change_training(self):
+        """The weights are bit-identical, and the counting mode ends, also after an error."""
         found = []
         for count in (False, True):
             torch.manual_seed(0)
@@ -340,8 +340,8 @@ class TestFlops:
         assert torch.equal(*found)
         assert _get_current_dispatch_mode() is None
 
-    def test_nothing_to_count(self, clock):
-        """A first batch without any operation that is known says so."""
+    def test_no_countable_operations(self, clock):
+        """A first batch without countable operations gives a warning."""
         loop = Loop(clock, SpeedMonitor(count_flops=True))
         loop.event("fit_start")
         loop.event("before_train_batch")
@@ -352,7 +352,7 @@ class TestFlops:
 
     @pytest.mark.parametrize("peak", [0, -1.0])
     def test_bad_peak(self, peak):
-        """A device can do something."""
+        """The peak must be positive."""
         with pytest.raises(ValueError, match="gpu_flops_available"):
             SpeedMonitor(gpu_flops_available=peak)
 
@@ -378,12 +378,12 @@ class TestPeak:
             ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "amp_bf16", None),
         ],
     )
-    def test_as_the_maker_says(self, name, precision, peak):
-        """Each device by its own name, in each format; of what is not known, nothing."""
+    def test_peak_by_device_and_precision(self, name, precision, peak):
+        """Each device's peak in each precision; None if unknown."""
         assert peak_flops(name, Precision(precision)) == peak
 
     def test_fp32_with_tf32(self):
-        """Where torch may compute in TF32, that is what is possible."""
+        """If torch may use TF32, its peak is used."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:

@@ -93,21 +93,21 @@ class TestEarlyStopper:
             ({}, range(100), 10),
         ],
     )
-    def test_ends_when_nothing_gets_better(self, options, values, epochs):
-        """The training ends with the evaluation that comes later than the patience after the best one."""
+    def test_stops_without_improvement(self, options, values, epochs):
+        """The training stops at the evaluation that is later than the best one by more than the patience."""
         stopper = EarlyStopper("Score", "eval", **options)
 
         assert batches(make(stopper, evaluation=list(values))) == 5 * epochs
 
-    def test_by_a_metric_of_training(self):
-        """With the label of the training data, its metric is looked at after each epoch."""
+    def test_training_metric(self):
+        """With the training label, the metric is checked after each epoch."""
         stopper = EarlyStopper("Score", "train")
 
         assert batches(make(stopper, train=[1, 2, 2, 2, 9])) == 5 * 4
         assert (stopper.best, stopper.best_occurred.epoch) == (2.0, Time(2, "ep"))
 
-    def test_by_one_of_several_evaluators(self):
-        """Only the evaluator of that label counts."""
+    def test_one_of_several_evaluators(self):
+        """Only the evaluator with that label is used."""
         data = [torch.ones(4, 2)]
         evaluators = [Evaluator(label=label, dataloader=data) for label in ("first", "second")]
         trainer = make(EarlyStopper("Score", "second"), evaluation=[1, 1, 1, 5], eval_dataloader=evaluators)
@@ -116,7 +116,7 @@ class TestEarlyStopper:
         assert batches(trainer) == 5 * 3
 
     def test_values_by_name_only(self):
-        """A loop of the user's may set the values of its only evaluation by the metrics' names."""
+        """A custom loop may set the values of its only evaluation by metric name."""
         stopper = EarlyStopper("Score", "eval")
         state = State(nn.Linear(1, 1), max_duration="3ep", callbacks=stopper)
         state.eval_metrics = {"eval": {"Score": Score([])}}
@@ -129,19 +129,19 @@ class TestEarlyStopper:
 
         assert stopper.best == 0.5
 
-    def test_between_epochs(self):
-        """An evaluation within an epoch ends the training there."""
+    def test_within_an_epoch(self):
+        """An evaluation within an epoch stops the training there."""
         stopper = EarlyStopper("Score", "eval", patience="3ba")
 
         assert batches(make(stopper, evaluation=[5, 4, 3, 2, 1], eval_interval="2ba")) == 6
 
-    def test_a_part_of_a_metric(self):
-        """Of a metric that gives several numbers, one is named by its part."""
+    def test_part_of_a_metric(self):
+        """One value of a metric with several is selected by name."""
         stopper = EarlyStopper("Score/right", "eval")
 
         assert batches(make(stopper, evaluation=[1, 1, 1], parts=("left", "right"))) == 5 * 3
 
-    def test_evaluations_outside_of_training_do_not_count(self):
+    def test_standalone_evaluations_are_ignored(self):
         """A standalone evaluation neither sets the best value nor stops the training."""
         stopper = EarlyStopper("Score", "eval")
         trainer = make(stopper, evaluation=[100, 1, 2, 3, 4], max_duration="3ep")
@@ -159,8 +159,8 @@ class TestEarlyStopper:
             ({"dataloader_label": "train"}, r"monitor must be a metric of 'train', which has \[\], got 'Score'"),
         ],
     )
-    def test_no_such_metric(self, options, message):
-        """Said before the first batch, with what there is."""
+    def test_unknown_metric(self, options, message):
+        """The error is raised before the first batch, with the available metrics."""
         trainer = make(EarlyStopper(**({"monitor": "Score", "dataloader_label": "eval"} | options)), evaluation=[1])
 
         with pytest.raises(ValueError, match=message):
@@ -168,15 +168,15 @@ class TestEarlyStopper:
 
         assert trainer.state.timestamp.batch == 0
 
-    def test_no_such_part(self):
-        """Which parts a metric has is known once it was computed."""
+    def test_unknown_part(self):
+        """The parts are known once the metric was computed."""
         trainer = make(EarlyStopper("Score/wrong", "eval"), evaluation=[1], parts=("left", "right"))
 
         with pytest.raises(ValueError, match=r"which has \['Score/left', 'Score/right'\], got 'Score/wrong'"):
             trainer.fit()
 
-    def test_several_numbers(self):
-        """What is not one number cannot be better."""
+    def test_metric_with_several_values(self):
+        """A metric with several values cannot be compared."""
         stopper = EarlyStopper("Score", "eval")
 
         with pytest.raises(ValueError, match=r"'Score' must be a single number, got a tensor of shape \(2,\)"):
@@ -192,17 +192,17 @@ class TestEarlyStopper:
         ],
     )
     def test_bad_arguments(self, options, message):
-        """What cannot work is refused at once, by name."""
+        """Invalid arguments raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             EarlyStopper("Score", "eval", **options)
 
-    def test_bad_patience_of_another_kind(self):
-        """Half an epoch is no length of time."""
+    def test_bad_patience(self):
+        """Half an epoch is not a valid patience."""
         with pytest.raises(TypeError, match=r"patience must be .*got 0\.5"):
             EarlyStopper("Score", "eval", patience=0.5)
 
     def test_settings_are_data(self):
-        """They are saved with a run, except a function, which is described."""
+        """Settings are saved with a run; functions are described."""
         settings = settings_to_data(EarlyStopper("Score", "eval", comp=torch.less, patience="3ep"))
 
         assert settings["patience"] == "3ep"
@@ -219,8 +219,8 @@ def resumed(stopper, saved, **options):
 
 class TestResume:
     @pytest.mark.parametrize("half", [1, 2, 3, 4])
-    def test_ends_where_the_first_would_have(self, half):
-        """Best value and its time are saved, so that the patience goes on."""
+    def test_stops_at_the_same_batch(self, half):
+        """The best value and its time are saved."""
         values = [1, 3, 2, 2, 2, 2]
         first = make(EarlyStopper("Score", "eval", patience=2), evaluation=values, max_duration=f"{half}ep")
         first.fit()
@@ -234,8 +234,8 @@ class TestResume:
         [lambda: EarlyStopper("Score", "eval"), lambda: ThresholdStopper("Score", "eval", 0.5)],
         ids=["early", "threshold"],
     )
-    def test_what_was_ended_stays_ended(self, make_stopper):
-        """The same program started again finds training complete; with a longer duration it continues."""
+    def test_stopped_training_stays_complete(self, make_stopper):
+        """The restarted program finds the training complete; with a longer duration it continues."""
         first = make(make_stopper(), evaluation=[1, 1, 1])
         ended = batches(first)
 
@@ -248,8 +248,8 @@ class TestResume:
         assert second.state.timestamp.batch == ended + 5
 
     @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
-    def test_more_patience_goes_on(self):
-        """A patience that is longer than before lets an ended training go on."""
+    def test_longer_patience_continues(self):
+        """A longer patience continues a stopped training."""
         first = make(EarlyStopper("Score", "eval"), evaluation=[1])
         first.fit()
 
@@ -258,8 +258,8 @@ class TestResume:
         assert batches(second) == 5 * 6
 
     @pytest.mark.filterwarnings("ignore:The saved state was loaded, and this run differs:UserWarning")
-    def test_a_higher_threshold_goes_on(self):
-        """A threshold that is not reached yet lets an ended training go on."""
+    def test_higher_threshold_continues(self):
+        """A threshold that has not been reached continues a stopped training."""
         first = make(ThresholdStopper("Score", "eval", 0.5), evaluation=[1])
         first.fit()
 
@@ -267,8 +267,8 @@ class TestResume:
 
         assert batches(second) == 5 * 3
 
-    def test_between_two_looks_nothing_is_decided(self):
-        """Saved in the middle of an epoch, with the patience run out, it waits for the next evaluation."""
+    def test_saved_within_an_epoch(self):
+        """Saved within an epoch after the patience is over, it waits for the next evaluation."""
         first = make(EarlyStopper("Score", "eval", patience="2ba"), evaluation=[1])
         first.state.callbacks[0].judge(1.0, first.state)
         first.state.timestamp = Timestamp(batch=4, batch_in_epoch=4)
@@ -289,31 +289,31 @@ class TestThresholdStopper:
             ({"threshold": 50.0}, range(10), 10),
         ],
     )
-    def test_ends_when_it_is_good_enough(self, options, values, epochs):
-        """The training ends with the evaluation whose metric is better than the threshold."""
+    def test_stops_at_the_threshold(self, options, values, epochs):
+        """The training stops at the evaluation whose metric is better than the threshold."""
         assert batches(make(ThresholdStopper("Score", "eval", **options), evaluation=list(values))) == 5 * epochs
 
-    def test_by_a_metric_of_training(self):
-        """With the label of the training data, its metric is looked at after each epoch."""
+    def test_training_metric(self):
+        """With the training label, the metric is checked after each epoch."""
         assert batches(make(ThresholdStopper("Score", "train", 1.5), train=[1, 2, 3])) == 10
 
     @pytest.mark.parametrize(("monitor", "parts"), [("Score", None), ("Score/right", ("left", "right"))])
-    def test_at_a_batch(self, monitor, parts):
-        """A training metric may end the training in the middle of an epoch."""
+    def test_stop_on_batch(self, monitor, parts):
+        """A training metric may stop the training within an epoch."""
         stopper = ThresholdStopper(monitor, "train", 2.5, stop_on_batch=True)
 
         assert batches(make(stopper, train=[1, 2, 3, 4], parts=parts)) == 3
 
-    def test_not_at_a_batch_unless_asked(self):
-        """Batches are looked at only if it was said so."""
+    def test_batches_are_not_checked_by_default(self):
+        """Batches are checked only with stop_on_batch=True."""
         trainer = make(ThresholdStopper("Score", "train", 0.5), train=[1])
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 5
         assert trainer.state.train_metrics["Score"].reads == 1
 
-    def test_evaluations_have_no_batches(self):
-        """An evaluator cannot be looked at after each batch of training."""
+    def test_stop_on_batch_requires_a_training_metric(self):
+        """An evaluator cannot be checked after each training batch."""
         trainer = make(ThresholdStopper("Score", "eval", 1, stop_on_batch=True), evaluation=[1])
 
         with pytest.raises(ValueError, match=r"stop_on_batch=True reads training metrics, and 'eval' is an eval"):
@@ -321,6 +321,6 @@ class TestThresholdStopper:
 
     @pytest.mark.parametrize("threshold", [math.nan, math.inf, "high", True])
     def test_bad_threshold(self, threshold):
-        """Only a number can be reached."""
+        """The threshold must be a number."""
         with pytest.raises(ValueError, match="threshold must be a finite number"):
             ThresholdStopper("Score", "eval", threshold)

@@ -25,22 +25,22 @@ class TestComparison:
             ("MIoU", False),
         ],
     )
-    def test_by_the_name(self, monitor, less):
-        """Of losses, errors and perplexities less is better, of all else more."""
+    def test_inferred_from_the_name(self, monitor, less):
+        """Losses, errors and perplexities are minimized, other metrics are maximized."""
         better = comparison(None, monitor)
 
         assert (better(0.1, 0.2), better(0.2, 0.1), better(0.1, 0.1)) == (less, not less, False)
 
     @pytest.mark.parametrize("comp", ["less", "lt", torch.less, operator.lt, lambda new, old: new < old])
-    def test_as_it_is_said(self, comp):
-        """A word, one of torch's functions, or one's own: whatever the name."""
+    def test_explicit_comparison(self, comp):
+        """A string, a torch function or a custom function is used for any name."""
         better = comparison(comp, "Accuracy")
 
         assert (better(0.1, 0.2), better(0.2, 0.1)) == (True, False)
 
     @pytest.mark.parametrize("comp", ["greater", "gt"])
-    def test_words_for_more(self, comp):
-        """Both words are known."""
+    def test_aliases(self, comp):
+        """Both names are accepted."""
         assert comparison(comp, "Loss")(0.2, 0.1)
 
 
@@ -82,12 +82,12 @@ class TestPatience:
         ],
     )
     def test_in_any_unit(self, patience, ends):
-        """With the best value after the second epoch, it is over once more than the patience has passed."""
+        """With the best value after the second epoch, the training stops after more than the patience."""
         rule = Patience(operator.gt, 0.0, patience)
 
         assert run(rule, [0.1, 0.5, 0.4, 0.3, 0.2, 0.1], max_duration=Time(20, "ep")) == ends
 
-    def test_a_fraction_of_no_length(self):
+    def test_fraction_without_max_duration_raises(self):
         """A training without a length has no fractions."""
         with pytest.raises(ValueError, match=r"patience=0\.1dur is a fraction of the training, which has no length"):
             Patience(operator.gt, 0.0, Time(0.1, "dur")).is_over(Timestamp(), Timestamp())
@@ -97,19 +97,19 @@ class TestPatience:
         st.integers(0, 4),
         st.integers(0, 3).map(float),
     )
-    def test_as_one_would_say_it(self, values, patience, min_delta):
-        """For any values, it stops where a plain count does."""
+    def test_equals_a_plain_count(self, values, patience, min_delta):
+        """For any values, it stops where a plain counter does."""
         rule = Patience(operator.gt, min_delta, Time(patience, "ep"))
 
         assert run(rule, values) == reference(values, patience, min_delta)
 
     def test_infinite_values_compare(self):
-        """An infinite loss is worse than any other, and no better than itself."""
+        """An infinite loss is worse than any other, and not better than itself."""
         rule = Patience(operator.lt, 0.0, Time(1, "ep"))
 
         assert run(rule, [math.inf, math.inf, 1.0, 0.9, 0.8]) is None
         assert run(rule, [math.inf, math.inf, math.inf]) == 3
 
-    def test_nothing_but_nan(self):
-        """What never was a number has not got better since the first look."""
+    def test_only_nan(self):
+        """A metric that is always NaN has not improved since the first check."""
         assert run(Patience(operator.lt, 0.0, Time(1, "ep")), [math.nan] * 5) == 3

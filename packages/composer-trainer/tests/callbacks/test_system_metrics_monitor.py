@@ -56,8 +56,8 @@ def only_threads_of_before():
 
 
 class TestSystemMetricsMonitor:
-    def test_what_psutil_says(self, only_threads_of_before):
-        """Memory and disk are those of this machine, and the thread has ended with the run."""
+    def test_values_match_psutil(self, only_threads_of_before):
+        """Memory and disk usage match this machine's, and the thread ends with the run."""
         history = fit(SystemMetricsMonitor(every="2ba"))
 
         latest = history.most_recent_values
@@ -70,7 +70,7 @@ class TestSystemMetricsMonitor:
         assert only_threads_of_before()
 
     def test_thread_ends_after_an_error(self, only_threads_of_before):
-        """A run that fails leaves no thread behind."""
+        """A failed run leaves no thread."""
         network = nn.Linear(4, 3)
         network.register_forward_pre_hook(lambda *_: 1 / 0)
 
@@ -79,8 +79,8 @@ class TestSystemMetricsMonitor:
 
         assert only_threads_of_before()
 
-    def test_looks_again(self):
-        """The machine is looked at every so many seconds."""
+    def test_interval(self):
+        """Values are read at the interval in seconds."""
         looks, enough = [], threading.Event()
 
         def read():
@@ -95,7 +95,7 @@ class TestSystemMetricsMonitor:
 
         assert sampler.latest()["looks"] >= 3
 
-    def test_driver_that_fails(self):
+    def test_failing_driver(self):
         """An error in the thread is reported once in the training thread, and no stale value is logged."""
 
         def read():
@@ -109,8 +109,8 @@ class TestSystemMetricsMonitor:
         assert sampler.latest() == {}
         assert len(caught) == 1
 
-    def test_least_and_greatest(self):
-        """Of several processes' GPUs the extremes are logged with their ranks."""
+    def test_minimum_and_maximum(self):
+        """The extremes over several processes' GPUs are logged with their ranks."""
         rows = [[10.0, 1.0, 60.0, 200.0], [30.0, 1.0, math.nan, 300.0], [20.0, 1.0, 70.0, 100.0]]
 
         metrics = _of_gpus(rows, log_all_data=False)
@@ -123,7 +123,7 @@ class TestSystemMetricsMonitor:
         assert len(metrics) == 8
 
     def test_all_gpus(self):
-        """With log_all_data each process's is logged that knows it."""
+        """With log_all_data each process's values are logged, if known."""
         rows = [[10.0, 1.0, 60.0, 200.0], [30.0, 1.0, math.nan, 300.0]]
 
         metrics = _of_gpus(rows, log_all_data=True)
@@ -132,8 +132,8 @@ class TestSystemMetricsMonitor:
         assert "gpu_temperature_C_rank_1" not in metrics
         assert len(metrics) == 7
 
-    def test_processes_tell_each_other(self, monkeypatch):
-        """In a process group every process learns the others' numbers, those of the time before."""
+    def test_values_of_all_processes(self, monkeypatch):
+        """In a process group every process receives the others' values, of the previous interval."""
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
@@ -150,7 +150,7 @@ class TestSystemMetricsMonitor:
         assert history.most_recent_values["gpu_percentage_rank_0"] == 7.0
 
     def test_needs_psutil(self, monkeypatch):
-        """Where it is missing, the error names the line that installs it."""
+        """Without psutil the error states how to install it."""
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
         with pytest.raises(ModuleNotFoundError, match=r'pip install "composer-trainer\[system\]"'):
@@ -158,13 +158,13 @@ class TestSystemMetricsMonitor:
 
     @pytest.mark.parametrize("options", [{"sample_seconds": 0}, {"every": "-1ba"}])
     def test_bad_arguments(self, options):
-        """What is out of range is refused at once."""
+        """Values out of range raise at construction."""
         with pytest.raises(ValueError, match=r"sample_seconds|every must be 0"):
             SystemMetricsMonitor(**options)
 
     @pytest.mark.gpu
     def test_on_a_gpu(self):
-        """Percentages, degrees and watts are plausible."""
+        """Utilization, temperature and power are plausible."""
         latest = fit(SystemMetricsMonitor(every="1ba", log_all_data=True), device="gpu").most_recent_values
 
         assert 0 <= latest["gpu_percentage_rank_0"] <= 100

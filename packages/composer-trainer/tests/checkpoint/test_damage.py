@@ -27,8 +27,8 @@ LONG = "a" * 5_000_000
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def refusal(call, *arguments):
-    """Return the sentence with which a call refuses a checkpoint; None if it does not."""
+def error_of(call, *arguments):
+    """Return the sentence with which a call raises_error a checkpoint; None if it does not."""
     try:
         call(*arguments)
     except CheckpointError as error:
@@ -37,7 +37,7 @@ def refusal(call, *arguments):
 
 
 @pytest.fixture
-def tried(runs, saved):
+def try_loading(runs, saved):
     """Return a function that damages a copy of a checkpoint and loads it: was it refused, and what went wrong?"""
     original = {file.name: file.read_bytes() for file in saved.iterdir()}
 
@@ -53,17 +53,17 @@ def tried(runs, saved):
         later = runs.make(seed=1, batch=0)
         before = {name: value.clone() for name, value in later.model.state_dict().items()}
         tracemalloc.start()
-        error = refusal(load_checkpoint, copy, later)
+        error = error_of(load_checkpoint, copy, later)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        shown = refusal(show_checkpoint, copy)
+        shown = error_of(show_checkpoint, copy)
 
         kept = {
             "takes no more memory than the files explain": peak < 64 * sum(map(len, contents.values())) + (8 << 20),
             "says which checkpoint it is": error is None or str(copy) in error,
             "leaves the weights": error is None or runs.same_tensors(later.model.state_dict(), before),
             "leaves the clock": error is None or int(later.timestamp.batch) == 0,
-            "refuses what nobody vouches for": error is not None or sign or contents == original,
+            "raises_error what nobody vouches for": error is not None or sign or contents == original,
             "says so when it is shown": shown is None or str(copy) in shown,
         }
         return error is not None, [promise for promise, is_kept in kept.items() if not is_kept]
@@ -72,13 +72,13 @@ def tried(runs, saved):
 
 
 @pytest.fixture
-def refuses(tried):
+def raises_error(try_loading):
     """Return a function that damages a copy of a checkpoint, and says whether it was refused: if so, as a whole."""
 
     def check(damage, sign):
-        was_refused, broken_promises = tried(damage, sign)
+        raised, broken_promises = try_loading(damage, sign)
         assert broken_promises == []
-        return was_refused
+        return raised
 
     return check
 
@@ -93,37 +93,37 @@ class TestDamage:
     @QUICK
     @pytest.mark.filterwarnings("ignore::UserWarning")
     @given(st.sampled_from(FILES), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
-    def test_changed_bytes(self, refuses, saved, name, position, value, sign):
-        """A byte changed anywhere, also one that the manifest vouches for, is refused or makes no difference."""
+    def test_changed_bytes(self, raises_error, saved, name, position, value, sign):
+        """A changed byte, also if the checksum is updated, raises or makes no difference."""
         sign, content = sign and name != FILES[0], (saved / name).read_bytes()
         damaged = changed(content, position, value)
 
-        assert refuses(lambda files: files | {name: damaged}, sign) or sign or damaged == content
+        assert raises_error(lambda files: files | {name: damaged}, sign) or sign or damaged == content
 
     @QUICK
     @pytest.mark.filterwarnings("ignore::UserWarning")
     @given(st.sampled_from(FILES[1:]), st.integers(0, 200), st.integers(0, 255))
-    def test_changed_headers(self, tried, name, position, value):
-        """A byte changed in the first two hundred, and vouched for, is refused as a whole or read."""
-        _, broken_promises = tried(lambda files: files | {name: changed(files[name], position, value)}, True)
+    def test_changed_headers(self, try_loading, name, position, value):
+        """A changed byte among the first two hundred, with updated checksum, raises or is read."""
+        _, broken_promises = try_loading(lambda files: files | {name: changed(files[name], position, value)}, True)
 
         assert broken_promises == []
 
     @settings(QUICK, max_examples=60)
     @given(st.sampled_from(FILES), st.integers(0, 10**6), st.booleans())
-    def test_cut_off(self, refuses, name, length, sign):
-        """A file that is cut off anywhere is refused."""
+    def test_truncated(self, raises_error, name, length, sign):
+        """A truncated file raises."""
         sign = sign and name != FILES[0]
-        assert refuses(lambda files: files | {name: files[name][: length % len(files[name])]}, sign)
+        assert raises_error(lambda files: files | {name: files[name][: length % len(files[name])]}, sign)
 
     @settings(QUICK, max_examples=30)
     @given(st.sampled_from(FILES), st.sampled_from(FILES), st.booleans())
-    def test_swapped(self, refuses, one, other, sign):
-        """A file in another's place is refused."""
+    def test_swapped(self, raises_error, one, other, sign):
+        """A file replaced by another raises."""
         is_manifest = FILES[0] in (one, other)
-        was_refused = refuses(lambda files: files | {one: files[other], other: files[one]}, sign and not is_manifest)
+        raised = raises_error(lambda files: files | {one: files[other], other: files[one]}, sign and not is_manifest)
 
-        assert was_refused is (one != other)
+        assert raised is (one != other)
 
     @settings(QUICK, max_examples=60)
     @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -157,32 +157,32 @@ class TestDamage:
             ]
         ),
     )
-    def test_any_data(self, tried, value, field):
-        """Any data in place of a field, vouched for, is refused as a whole or read."""
+    def test_arbitrary_data(self, try_loading, value, field):
+        """Arbitrary data in a field, with updated checksum, raises or is read."""
 
         def damage(files):
             data = json.loads(files["state.json"]) | {field: value}
             return files | {"state.json": json.dumps(data).encode()}
 
-        assert tried(damage, True)[1] == []
+        assert try_loading(damage, True)[1] == []
 
     @pytest.mark.parametrize("length", [1 << 32, (1 << 63) - 1, (1 << 64) - 1, 99_999_999])
-    def test_huge_headers(self, refuses, length):
-        """A header that claims to be larger than its file takes no memory."""
+    def test_huge_headers(self, raises_error, length):
+        """A header that claims to be larger than its file allocates no memory."""
         content = length.to_bytes(8, "little") + b"{" * 1000
 
-        assert refuses(lambda files: files | {"model.safetensors": content}, True)
+        assert raises_error(lambda files: files | {"model.safetensors": content}, True)
 
-    def test_huge_shapes(self, refuses):
-        """A tensor that claims to be larger than its file takes no memory."""
+    def test_huge_shapes(self, raises_error):
+        """A tensor that claims to be larger than its file allocates no memory."""
         text = json.dumps({"0.weight": {"dtype": "F32", "shape": [1 << 40, 4], "data_offsets": [0, 16]}}).encode()
 
         content = len(text).to_bytes(8, "little") + text + bytes(16)
 
-        assert refuses(lambda files: files | {"model.safetensors": content}, True)
+        assert raises_error(lambda files: files | {"model.safetensors": content}, True)
 
-    def test_nothing_outside_is_touched(self, saved, runs):
-        """A folder whose files are links elsewhere is refused, and what they lead to is left alone."""
+    def test_links_are_not_followed(self, saved, runs):
+        """A folder whose files are links raises, and their targets do not change."""
         outside = Path(saved.parent, "outside")
         outside.write_text("precious")
         (saved / "state.json").unlink()
@@ -195,7 +195,7 @@ class TestDamage:
 
 
 class TestLongNames:
-    """A name of 5 MB in a hostile file is not repeated in full."""
+    """A name of 5 MB in a malicious file is truncated in errors."""
 
     @pytest.mark.parametrize(
         "change",
@@ -207,39 +207,39 @@ class TestLongNames:
         ],
         ids=["field", "weight", "clock", "tensor"],
     )
-    def test_in_the_state(self, runs, saved, change):
-        """Wherever it is, the error has its beginning and its end, and says what is wrong."""
+    def test_state(self, runs, saved, change):
+        """The error has the name's beginning and end, and states the problem."""
         runs.edit(saved, change)
 
-        error = refusal(load_checkpoint, saved, runs.make(seed=1, batch=0))
+        error = error_of(load_checkpoint, saved, runs.make(seed=1, batch=0))
 
         assert "characters are left out) ... " in error
         assert len(error) < 5000
 
-    def test_in_the_manifest(self, saved):
-        """A field that nobody knows, in a manifest that is right about itself."""
+    def test_manifest(self, saved):
+        """An unknown field in a manifest with a valid checksum."""
         data = json.loads((saved / "manifest.json").read_bytes()) | {LONG: 1}
         del data["sha256"]
         data["sha256"] = hashlib.sha256(write_json(data)).hexdigest()
         (saved / "manifest.json").write_bytes(write_json(data))
 
-        error = refusal(verify_checkpoint, saved)
+        error = error_of(verify_checkpoint, saved)
 
         assert "is unknown" in error
         assert len(error) < 5000
 
-    def test_of_a_tensor(self, runs, saved):
-        """A weight's name, in the file of weights."""
+    def test_tensor_name(self, runs, saved):
+        """A weight's name in the weights file."""
         save_file({LONG: torch.ones(1)}, saved / "model.safetensors")
         runs.sign(saved)
 
-        error = refusal(load_checkpoint, saved, runs.make(seed=1, batch=0))
+        error = error_of(load_checkpoint, saved, runs.make(seed=1, batch=0))
 
         assert "model.0.weight" in error
         assert len(error) < 5000
 
-    def test_in_a_warning(self, runs, saved):
-        """What differs from where a checkpoint was saved."""
+    def test_warning(self, runs, saved):
+        """A difference to the environment of the saved run."""
         runs.edit(saved, lambda data: data["environment"].update(torch=LONG))
 
         with pytest.warns(UserWarning, match="torch was aaa") as caught:
@@ -247,8 +247,8 @@ class TestLongNames:
 
         assert len(str(caught[0].message)) < 5000
 
-    def test_of_a_run(self, runs, tmp_path):
-        """A run's name, of a checkpoint that is in the way of another run's."""
+    def test_run_name(self, runs, tmp_path):
+        """The name of another run's checkpoint at the same path."""
         save_checkpoint(runs.make(run_name=LONG), tmp_path / "one")
 
         with pytest.raises(CheckpointSaveError, match="there is one already, of run 'aaa") as caught:

@@ -7,68 +7,68 @@ from composer.checkpoint.finding import locate
 
 
 @pytest.fixture
-def three(runs, tmp_path):
-    """Return a folder with three checkpoints whose names do not sort as their clocks do."""
+def three_checkpoints(runs, tmp_path):
+    """Return a folder with three_checkpoints checkpoints whose names do not sort as their clocks do."""
     for batch in (100, 20, 3):
         save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
     return tmp_path
 
 
 class TestFindCheckpoints:
-    def test_sorted_by_clock(self, three):
-        """The oldest comes first, by batches and not by name."""
-        assert [one.name for one in find_checkpoints(three)] == ["ba3", "ba20", "ba100"]
+    def test_sorted_by_clock(self, three_checkpoints):
+        """The oldest is first, by batches and not by name."""
+        assert [one.name for one in find_checkpoints(three_checkpoints)] == ["ba3", "ba20", "ba100"]
 
-    def test_reasons(self, three):
-        """What is not whole comes first, with the reason."""
-        (three / "ba20" / "manifest.json").unlink()
-        (three / "notes").mkdir()
-        (three / "file").write_text("")
+    def test_reasons(self, three_checkpoints):
+        """Incomplete ones are first, with the reason."""
+        (three_checkpoints / "ba20" / "manifest.json").unlink()
+        (three_checkpoints / "notes").mkdir()
+        (three_checkpoints / "file").write_text("")
 
-        found = find_checkpoints(three)
+        found = find_checkpoints(three_checkpoints)
 
         assert [one.name for one in found] == ["ba20", "notes", "ba3", "ba100"]
         assert "ba20/manifest.json is missing" in found[0].problem
 
-    def test_what_is_being_written_is_left_out(self, three):
-        """Temporary folders and links are not looked at."""
-        (three / "ba20").rename(three / ".ba20.17-0a1b2c3d.tmp")
-        (three / "latest").symlink_to("ba100")
+    def test_temporary_folders_are_excluded(self, three_checkpoints):
+        """Temporary folders and links are excluded."""
+        (three_checkpoints / "ba20").rename(three_checkpoints / ".ba20.17-0a1b2c3d.tmp")
+        (three_checkpoints / "latest").symlink_to("ba100")
 
-        assert [one.name for one in find_checkpoints(three)] == ["ba3", "ba100"]
+        assert [one.name for one in find_checkpoints(three_checkpoints)] == ["ba3", "ba100"]
 
 
 class TestNewestCheckpoint:
-    def test_newest(self, three):
+    def test_newest(self, three_checkpoints):
         """The one with the most batches is the newest."""
-        assert newest_checkpoint(three).path == str(three / "ba100")
+        assert newest_checkpoint(three_checkpoints).path == str(three_checkpoints / "ba100")
 
-    def test_skipped_with_a_warning(self, three):
-        """One whose content has changed is skipped, and the file is named."""
-        path = three / "ba100" / "model.safetensors"
+    def test_changed_checkpoint_is_skipped(self, three_checkpoints):
+        """A changed checkpoint is skipped with a warning that names the file."""
+        path = three_checkpoints / "ba100" / "model.safetensors"
         path.write_bytes(bytes(path.stat().st_size))
 
         with pytest.warns(UserWarning, match=r"Skipped a checkpoint .*ba100/model\.safetensors has been changed"):
-            found = newest_checkpoint(three)
+            found = newest_checkpoint(three_checkpoints)
 
         assert found.name == "ba20"
 
-    def test_of_a_run(self, runs, three):
-        """Only those of the run that is asked for count."""
-        save_checkpoint(runs.make(batch=500, run_name="other"), three / "other")
+    def test_run_name(self, runs, three_checkpoints):
+        """Only checkpoints of the given run are considered."""
+        save_checkpoint(runs.make(batch=500, run_name="other"), three_checkpoints / "other")
 
-        assert newest_checkpoint(three, run_name="blur").name == "ba100"
-        assert newest_checkpoint(three, run_name="nobody") is None
+        assert newest_checkpoint(three_checkpoints, run_name="blur").name == "ba100"
+        assert newest_checkpoint(three_checkpoints, run_name="nobody") is None
 
-    def test_weights_alone_are_nothing_to_go_on_with(self, runs, three):
-        """A checkpoint of weights is taken only if that is said."""
-        save_checkpoint(runs.make(batch=500), three / "weights", weights_only=True)
+    def test_weights_only_is_excluded_by_default(self, runs, three_checkpoints):
+        """A checkpoint of weights is returned only on request."""
+        save_checkpoint(runs.make(batch=500), three_checkpoints / "weights", weights_only=True)
 
-        assert newest_checkpoint(three).name == "ba100"
-        assert newest_checkpoint(three, weights_only=None).name == "weights"
+        assert newest_checkpoint(three_checkpoints).name == "ba100"
+        assert newest_checkpoint(three_checkpoints, weights_only=None).name == "weights"
 
-    def test_epochs_end_after_their_last_batch(self, runs, tmp_path):
-        """Of two with equal batches the one that has finished its epoch is newer."""
+    def test_completed_epoch_is_newer(self, runs, tmp_path):
+        """Of two with equal batches the one with the completed epoch is newer."""
         state = runs.make(batch=5)
         save_checkpoint(state, tmp_path / "b-before")
         state.timestamp = state.timestamp.to_next_epoch()
@@ -78,13 +78,13 @@ class TestNewestCheckpoint:
 
 
 class TestLocate:
-    def test_links(self, three):
+    def test_links(self, three_checkpoints):
         """A link is followed before its checkpoint is opened."""
-        (three / "best").symlink_to("ba20")
+        (three_checkpoints / "best").symlink_to("ba20")
 
-        folder, name = locate(three / "best")
+        folder, name = locate(three_checkpoints / "best")
 
-        assert folder.at(name) == str(three / "ba20")
+        assert folder.at(name) == str(three_checkpoints / "ba20")
 
     @pytest.mark.parametrize(
         ("target", "reason"),

@@ -62,8 +62,8 @@ def run(program, *arguments, timeout=120):
 @pytest.mark.skipif(sys.platform != "linux", reason="the limits are those of Linux")
 class TestLimits:
     @pytest.mark.parametrize(("in_background", "expected"), [(True, "refused: The checkpoint "), (False, "saved")])
-    def test_processes(self, in_background, expected):
-        """Without threads a save in the background is refused in a sentence, and any other does without them."""
+    def test_no_threads_available(self, in_background, expected):
+        """Without threads a background save raises; other saves do not use them."""
         done = run(LIMITED, "processes", str(in_background))
 
         assert done.returncode == 0, done.stderr
@@ -71,8 +71,8 @@ class TestLimits:
         assert not in_background or "ep0-ba0 was not saved: no thread can be started" in done.stdout
 
     @pytest.mark.parametrize("in_background", [True, False])
-    def test_memory(self, in_background):
-        """Where a thread finds no memory for its first line, a save ends, with an error or a whole checkpoint."""
+    def test_no_memory_for_a_thread(self, in_background):
+        """If a thread cannot allocate memory at its start, a save ends with an error or a complete checkpoint."""
         done = run(LIMITED, "memory", str(in_background))
 
         assert done.returncode == 0, done.stderr

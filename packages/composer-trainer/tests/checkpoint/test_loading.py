@@ -31,9 +31,9 @@ def later(runs):
     return runs.make(seed=1, rank_zero_seed=0, batch=0, steps=1)
 
 
-class TestWholeCheckpoints:
-    def test_a_run_comes_back(self, runs, saved, later):
-        """Weights, optimizer, clock and seed are those that were saved, and so is what the trainer added."""
+class TestCompleteCheckpoints:
+    def test_round_trip(self, runs, saved, later):
+        """Weights, optimizer, clock, seed and the trainer's extra data are restored."""
         loaded = load_checkpoint(saved, later)
 
         assert runs.same(runs.make(), later)
@@ -42,8 +42,8 @@ class TestWholeCheckpoints:
         assert {"timestamp", "model", "optimizers"} <= set(loaded.report.restored)
         assert loaded.manifest.run_name == "blur"
 
-    def test_both_go_on_to_the_same_bits(self, runs, saved, later):
-        """After the next step the loaded run is where the saved one is."""
+    def test_next_step_is_bit_identical(self, runs, saved, later):
+        """The next step of the loaded and the saved run are bit-identical."""
         first = runs.make()
         load_checkpoint(saved, later)
 
@@ -54,8 +54,8 @@ class TestWholeCheckpoints:
 
         assert runs.same(first, later)
 
-    def test_strides_of_the_optimizer_come_back(self, runs, tmp_path):
-        """The optimizer's tensors lie in memory as they did: with others, kernels round differently."""
+    def test_optimizer_strides_are_preserved(self, runs, tmp_path):
+        """The optimizer's tensors have the saved strides, as kernels round differently with others."""
 
         def make(seed):
             torch.manual_seed(seed)
@@ -73,7 +73,7 @@ class TestWholeCheckpoints:
         assert strides[0] == strides[1] != torch.empty(4, 3, 3, 3).stride()
 
     def test_default_device_does_not_matter(self, runs, tmp_path):
-        """Files are written from and read into the memory of the host, wherever torch makes new tensors."""
+        """Files are written from and read to host memory, for any default device."""
 
         def momentum(parameters, lr):
             optimizer = torch.optim.SGD(parameters, lr, momentum=0.9)
@@ -92,8 +92,8 @@ class TestWholeCheckpoints:
 
         assert runs.same(state, other)
 
-    def test_file_may_go_afterwards(self, runs, saved, later):
-        """Nothing that was loaded lies in the files: they may be cut off while training goes on."""
+    def test_files_may_be_removed_after_loading(self, runs, saved, later):
+        """No loaded tensor is backed by the files: they may be truncated during training."""
         load_checkpoint(saved, later)
 
         for file in saved.iterdir():
@@ -102,8 +102,8 @@ class TestWholeCheckpoints:
         assert runs.same(runs.make(), later)
 
     @pytest.mark.parametrize("path", ["latest", "runs", "link", "slash"])
-    def test_ways_to_say_which(self, runs, saved, later, path):
-        """A checkpoint is found by a link, by the folder it is in, as the latest and with a slash."""
+    def test_path_forms(self, runs, saved, later, path):
+        """A checkpoint is found by a link, its folder, as the latest and with a trailing slash."""
         save_checkpoint(runs.make(batch=2), saved.parent / "ep0-ba2")
         (saved.parent / "link").symlink_to("ep1-ba5")
         given = {"latest": "latest", "runs": saved.parent, "link": saved.parent / "link", "slash": f"{saved}/"}[path]
@@ -112,31 +112,31 @@ class TestWholeCheckpoints:
 
         assert loaded.path == str(saved)
 
-    def test_a_folder_with_the_name_of_a_file(self, runs, later, tmp_path):
-        """A checkpoint is one whatever its name: Composer's usual names end as those of files."""
+    def test_folder_with_a_file_extension(self, runs, later, tmp_path):
+        """A checkpoint may have any name, also one that ends like a file's, as in Composer."""
         path = save_checkpoint(runs.make(), tmp_path / "ep1-ba5-rank0.pt")
 
         load_checkpoint(path, later)
 
         assert runs.same(runs.make(), later)
 
-    def test_a_link_does_not_lead_out(self, saved, later):
-        """A file that is to name the newest checkpoint can name none outside of its folder."""
+    def test_latest_file_stays_in_its_folder(self, saved, later):
+        """A file that names the newest checkpoint cannot name one outside its folder."""
         (saved.parent / "inner").mkdir()
         (saved.parent / "inner" / "latest").write_text("..")
 
         with pytest.raises(CheckpointError, match="latest cannot be read: Not a directory"):
             load_checkpoint(saved.parent / "inner" / "latest", later)
 
-    def test_a_link_to_itself(self, later, tmp_path):
-        """A loop of links is refused in a sentence."""
+    def test_link_loop_raises(self, later, tmp_path):
+        """A loop of links raises."""
         (tmp_path / "one").symlink_to("two")
         (tmp_path / "two").symlink_to("one")
 
         with pytest.raises(CheckpointError, match="one is a symbolic link that leads to itself"):
             load_checkpoint(tmp_path / "one", later)
 
-    def test_nothing_there(self, later, tmp_path):
+    def test_missing_path_raises(self, later, tmp_path):
         """The errors for a missing path and for a folder without checkpoints differ."""
         with pytest.raises(CheckpointError, match="nowhere does not exist"):
             load_checkpoint(tmp_path / "nowhere", later)
@@ -145,14 +145,14 @@ class TestWholeCheckpoints:
         with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
             load_checkpoint("latest", later, folder=tmp_path)
 
-    def test_other_software_is_told(self, runs, saved, later):
-        """Elsewhere a checkpoint loads, with a warning that says what the bits may differ by."""
+    def test_other_software_warns(self, runs, saved, later):
+        """A checkpoint of other software versions gives a warning on reproducibility."""
         runs.edit(saved, lambda data: data["environment"].update(torch="1.0", machine="abacus"))
 
         with pytest.warns(UserWarning, match="may not be bit-identical: torch was 1.0, and is .*abacus"):
             load_checkpoint(saved, later)
 
-    def test_callbacks_that_matter_not(self, runs, tmp_path, later):
+    def test_callbacks_without_state(self, runs, tmp_path, later):
         """A missing or additional callback gives a warning only if it has settings or state."""
         path = save_checkpoint(runs.make(callbacks=[LRMonitor(), SpeedMonitor()]), tmp_path / "one")
 
@@ -178,18 +178,18 @@ class TestWholeCheckpoints:
 
 
 class TestMemory:
-    """What shares memory, or has none, in the run or where it was saved."""
+    """Tensors that share memory, or have none, in the run or when it was saved."""
 
-    def test_an_optimizer_that_has_not_begun(self, runs, saved):
-        """A state that is not there yet gets memory of its own."""
+    def test_unstepped_optimizer(self, runs, saved):
+        """Missing optimizer state is allocated."""
         fresh = runs.make(seed=1, rank_zero_seed=0, batch=0, steps=0)
 
         load_checkpoint(saved, fresh)
 
         assert runs.same(runs.make(), fresh)
 
-    def test_two_in_one_memory(self, runs, saved, later):
-        """An average that begins as the weight itself becomes its own, and the weight what the weight was."""
+    def test_aliased_tensors_are_separated(self, runs, saved, later):
+        """An average that aliases the weight receives its own memory, and both have their saved values."""
         weight = later.model[0].weight
         later.optimizers[0].state[weight]["exp_avg"] = weight.detach()
 
@@ -197,8 +197,8 @@ class TestMemory:
 
         assert runs.same(runs.make(), later)
 
-    def test_one_tensor_for_two(self, runs, tmp_path, later):
-        """A tensor that two parameters share when it is saved comes back for both."""
+    def test_shared_tensor(self, runs, tmp_path, later):
+        """A tensor that two parameters share when saved is loaded into both."""
         state = runs.make()
         first = state.optimizers[0].state[state.model[0].weight]
         first["exp_avg"] = first["exp_avg_sq"]
@@ -211,7 +211,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_other_dtypes(self, runs, saved, weights_only):
-        """Weights in another dtype are converted, which needs memory of its own."""
+        """Weights in another dtype are converted to separate memory."""
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
         other = runs.make(model=model, steps=0)
 
@@ -221,8 +221,8 @@ class TestMemory:
         assert torch.equal(model[0].weight.float(), runs.make().model[0].weight)
         assert model[0].weight.dtype is torch.float64
 
-    def test_function_sees_the_values(self, runs, saved, later):
-        """A function that takes out what it does not like finds the saved values, and may keep them."""
+    def test_function_receives_the_values(self, runs, saved, later):
+        """A function that removes entries receives the saved values, and may store them."""
         seen, first = [], runs.make()
 
         def look(held):
@@ -235,8 +235,8 @@ class TestMemory:
         assert torch.equal(seen[0]["average"], first.optimizers[0].state[first.model[0].weight]["exp_avg"])
         assert runs.same(first, later)
 
-    def test_extra_that_is_also_the_optimizers(self, runs, tmp_path):
-        """A tensor of the optimizer that was also saved beside the state has its values when that is checked."""
+    def test_extra_shared_with_the_optimizer(self, runs, tmp_path):
+        """A tensor saved in the optimizer and in the extra data has its values when checked."""
         state, seen = runs.make(), []
         average = state.optimizers[0].state[state.model[0].weight]["exp_avg"]
         path = save_checkpoint(state, tmp_path / "one", extra={"mine": average})
@@ -247,8 +247,8 @@ class TestMemory:
 
     @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("odd", ["first", "all", "hook", "whole"])
-    def test_modules_that_keep_what_they_are_given(self, runs, tmp_path, weights_only, odd):
-        """What a module keeps lies in memory of its own, so that the file may go."""
+    def test_modules_that_store_loaded_tensors(self, runs, tmp_path, weights_only, odd):
+        """Tensors that a module stores have their own memory, so that the file may be removed."""
         path = Path(save_checkpoint(runs.make(model=Keeping(odd)), tmp_path / "one"))
         later = runs.make(model=Keeping(odd), seed=1)
 
@@ -258,8 +258,8 @@ class TestMemory:
         assert torch.equal(later.model.kept[0], later.model.linear.weight)
 
     @pytest.mark.parametrize("weights_only", [False, True])
-    def test_modules_that_come_with_an_algorithm(self, runs, tmp_path, weights_only):
-        """What is kept by a module that an algorithm puts into the model while loading has memory of its own, too."""
+    def test_modules_of_a_reconstructed_algorithm(self, runs, tmp_path, weights_only):
+        """The same applies to modules that an algorithm inserts while loading."""
         state = runs.make(model=nn.Sequential(nn.Linear(4, 3)), algorithms=PutKeeping())
         Engine(state).run_event("init")
         path = Path(save_checkpoint(state, tmp_path / "one"))
@@ -271,8 +271,8 @@ class TestMemory:
         assert torch.equal(later.model[0].kept[-1], state.model[0].linear.weight)
 
     @pytest.mark.parametrize("weights_only", [False, True])
-    def test_kept_and_ignored(self, runs, tmp_path, weights_only):
-        """What is ignored stays as it is, also where a module keeps what it is given."""
+    def test_ignored_tensors_are_unchanged(self, runs, tmp_path, weights_only):
+        """Ignored tensors do not change, also if a module stores loaded ones."""
         path = save_checkpoint(runs.make(model=nn.Sequential(Keeping("all"), nn.Linear(3, 2))), tmp_path / "one")
         later = runs.make(model=nn.Sequential(Keeping("all"), nn.Linear(3, 5)), seed=1, steps=0)
         head, ignored = later.model[1].weight.clone(), ["model/1.*", "optimizers/*"]
@@ -282,8 +282,8 @@ class TestMemory:
         assert torch.equal(later.model[1].weight, head)
         assert torch.equal(later.model[0].kept[0], later.model[0].linear.weight)
 
-    def test_nothing_of_the_file_is_left(self, runs, tmp_path):
-        """Weights are loaded once, and nothing of the file is in the process afterwards."""
+    def test_file_memory_is_released(self, runs, tmp_path):
+        """Weights are loaded once, and no memory of the file remains."""
         calls, later = [], runs.make(seed=1)
         path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
         later.model.register_load_state_dict_post_hook(lambda *_: calls.append(1))
@@ -295,7 +295,7 @@ class TestMemory:
         assert not maps.exists() or str(path) not in maps.read_text()
 
     def test_under_inference_mode(self, runs, tmp_path):
-        """Tensors whose items lie in another order can be loaded where nothing is to be trained."""
+        """Tensors with other strides can be loaded in inference mode."""
 
         def make(seed):
             model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
@@ -345,18 +345,18 @@ except CheckpointError as error:
 
 
 class TestChangedFiles:
-    """Files that change before, during or after a load."""
+    """Files that change before, during or after loading."""
 
-    def test_damage_comes_before_what_does_not_fit(self, runs, saved):
-        """A file that has been changed is reported first, though the run does not fit either."""
+    def test_damage_is_reported_before_mismatches(self, runs, saved):
+        """A changed file is reported first, also if the run does not match."""
         other = runs.make(model=nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)))
         damage(saved / "optimizers.safetensors")
 
         with pytest.raises(CheckpointError, match=r"optimizers\.safetensors has been changed since it was written"):
             load_checkpoint(saved, other)
 
-    def test_an_interruption_stays_one(self, saved, later):
-        """An interruption of the program is raised as such."""
+    def test_interrupt_propagates(self, saved, later):
+        """A KeyboardInterrupt propagates."""
 
         def stop(*_):
             raise KeyboardInterrupt
@@ -366,8 +366,8 @@ class TestChangedFiles:
 
     @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("change", ["written", "cut off"])
-    def test_changed_after_it_was_read(self, runs, saved, later, change, weights_only):
-        """Files that change while their contents are compared with the run do not matter any more: they were read."""
+    def test_changed_after_reading(self, runs, saved, later, change, weights_only):
+        """Files that change after they were read do not matter."""
 
         def interfere(*_):
             for file in saved.iterdir():
@@ -389,8 +389,8 @@ class TestChangedFiles:
             ("model.safetensors", "diff"),
         ],
     )
-    def test_cut_off_while_it_is_read(self, tmp_path, name, function):
-        """A file that is cut off after its size was checked raises an error, and does not end the process."""
+    def test_truncated_while_reading(self, tmp_path, name, function):
+        """A file truncated after its size was checked raises, and does not end the process."""
         command = [sys.executable, "-c", CUT_OFF, str(tmp_path), name, function]
 
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -448,9 +448,9 @@ class PutKeeping(Algorithm):
         keeping.linear, state.model[0] = state.model[0], keeping
 
 
-class TestMisfits:
-    def test_all_is_told_and_nothing_changed(self, runs, saved):
-        """Each weight that does not fit is named, and the run is as it was."""
+class TestMismatches:
+    def test_all_mismatches_are_reported(self, runs, saved):
+        """Each mismatched weight is reported, and the run does not change."""
         model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3), nn.Linear(3, 3))
         other = runs.make(model=model, batch=0)
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -464,7 +464,7 @@ class TestMisfits:
         assert int(other.timestamp.batch) == 0
 
     def test_missing_and_unexpected_weights(self, runs, saved):
-        """Weights of one side only are an error with the nearest name, or a warning; modules are compared, too."""
+        """Weights on one side only raise with a suggestion, or warn; modules are compared too."""
         model = nn.Sequential()
         for name, module in zip(("0", "1", "two"), runs.make().model, strict=True):
             model.add_module(name, module)
@@ -483,7 +483,7 @@ class TestMisfits:
         assert int(other.timestamp.batch) == 5
 
     def test_extra_is_checked_first(self, saved, later):
-        """What the trainer finds wrong in its own part keeps everything from being loaded."""
+        """Invalid extra data prevent loading."""
         with pytest.raises(CheckpointMismatchError, match="position 7 is beyond the data"):
             load_checkpoint(
                 saved, later, check_extra=lambda extra, _: [f"position {extra['data']['position']} is beyond the data."]
@@ -491,8 +491,8 @@ class TestMisfits:
 
         assert int(later.timestamp.batch) == 0
 
-    def test_weights_are_not_enough_to_go_on(self, runs, later, tmp_path):
-        """A checkpoint of weights alone says how it can be loaded."""
+    def test_weights_only_checkpoint_cannot_resume(self, runs, later, tmp_path):
+        """The error states how a weights-only checkpoint can be loaded."""
         path = save_checkpoint(runs.make(), tmp_path / "one", weights_only=True)
 
         with pytest.raises(CheckpointError, match=r"holds only weights.*weights_only"):
@@ -515,8 +515,8 @@ class TestSurgery:
         return state, save_checkpoint(state, tmp_path / "one")
 
     @pytest.mark.parametrize("weights_only", [False, True])
-    def test_made_again(self, runs, blurred, weights_only):
-        """An algorithm that the weights require is reconstructed from the checkpoint before they are loaded."""
+    def test_algorithm_is_reconstructed(self, runs, blurred, weights_only):
+        """A required algorithm is reconstructed before the weights are loaded."""
         state, path = blurred
         other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
 
@@ -525,8 +525,8 @@ class TestSurgery:
         assert [type(one) for one in other.made_on_load] == [BlurPool]
         assert runs.same_tensors(other.model.state_dict(), state.model.state_dict())
 
-    def test_excluded(self, runs, blurred):
-        """Left out, it is missed: the modules that differ are named, and nothing is changed."""
+    def test_algorithm_is_excluded(self, runs, blurred):
+        """Without it, the mismatched modules are reported, and nothing changes."""
         other = runs.make(seed=1, model=pooled(), optimizer=optimizer, steps=0)
         before = {name: value.clone() for name, value in other.model.state_dict().items()}
 
@@ -538,7 +538,7 @@ class TestSurgery:
         assert runs.same_tensors(other.model.state_dict(), before)
 
     def test_unknown_algorithm(self, runs, blurred):
-        """One that no module defines is named, and nothing is changed."""
+        """An algorithm without a known class is reported, and nothing changes."""
         runs.edit(blurred[1], lambda data: data["algorithms"][0].update(name="BlurPoole", key="BlurPoole"))
 
         with pytest.raises(CheckpointMismatchError, match="No algorithm is named 'BlurPoole'; did you mean 'BlurPool'"):
@@ -546,8 +546,8 @@ class TestSurgery:
 
 
 class TestIgnoreKeys:
-    def test_weights_stay(self, runs, saved, later):
-        """Weights that match stay as the run has them, and are no misfit where the saved ones have another shape."""
+    def test_ignored_weights(self, runs, saved, later):
+        """Ignored weights do not change, also if the saved ones have another shape."""
         head = nn.Linear(8, 5)
         other = runs.make(seed=1, model=nn.Sequential(nn.Linear(4, 8), nn.ReLU(), head), steps=0)
         before = head.weight.detach().clone()
@@ -559,15 +559,15 @@ class TestIgnoreKeys:
         assert set(loaded.ignored) == {"model/2.weight", "model/2.bias", "optimizers"}
         assert "ignored: model/2" in str(loaded)
 
-    def test_clock_and_seed_stay(self, saved, later):
-        """Parts that each run has are kept as they are."""
+    def test_ignored_clock_and_seed(self, saved, later):
+        """Ignored clock and seed do not change."""
         load_checkpoint(saved, later, ignore_keys="timestamp")
 
         assert int(later.timestamp.batch) == 0
         assert later.rank_zero_seed == 17
 
-    def test_algorithms_stay(self, runs, tmp_path):
-        """An ignored algorithm keeps its own state, without a warning."""
+    def test_ignored_algorithm(self, runs, tmp_path):
+        """An ignored algorithm keeps its state, without a warning."""
         path = save_checkpoint(runs.make(algorithms=EMA(half_life="1ba")), tmp_path / "one")
         other = runs.make(seed=1, algorithms=EMA(half_life="1ba"))
 
@@ -596,28 +596,28 @@ class TestIgnoreKeys:
         assert [callback.seen for callback in other] == [0, 3]
 
     def test_function(self, saved, later):
-        """A function takes out what it wants."""
+        """A function removes entries."""
         loaded = load_checkpoint(saved, later, ignore_keys=lambda state: state["extra"].pop("data"))
 
         assert loaded.extra == {}
         assert loaded.ignored == ("extra/data",)
 
-    def test_pattern_that_matches_nothing(self, saved, later):
-        """A pattern that matches nothing gives a warning with the available keys."""
+    def test_unmatched_pattern_warns(self, saved, later):
+        """A pattern without matches gives a warning with the available keys."""
         with pytest.warns(UserWarning, match=r"holds nothing that ignore_keys='modle/\*' would leave out.*model"):
             load_checkpoint(saved, later, ignore_keys="modle/*")
 
     @pytest.mark.parametrize("weights_only", [True, False])
-    def test_warnings_name_the_line_that_loads(self, saved, later, weights_only):
-        """A warning points to whoever called, whatever is loaded."""
+    def test_warnings_point_to_the_caller(self, saved, later, weights_only):
+        """Warnings point to the caller's line."""
         with pytest.warns(UserWarning, match="holds nothing that ignore_keys") as warned:
             load_checkpoint(saved, later, ignore_keys="modle/*", weights_only=weights_only)
 
         assert [one.filename for one in warned] == [__file__]
 
     @pytest.mark.parametrize("weights_only", [True, False])
-    def test_warnings_of_differences_do_so(self, runs, saved, weights_only):
-        """That of weights in another dtype points there, too."""
+    def test_dtype_warnings_point_to_the_caller(self, runs, saved, weights_only):
+        """The warning of weights in another dtype does too."""
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
 
         with pytest.warns(UserWarning, match=r"float32 was saved, torch.float64 is set") as warned:
@@ -627,42 +627,42 @@ class TestIgnoreKeys:
 
         assert [one.filename for one in warned] == [__file__]
 
-    def test_neither_text_nor_function(self, saved, later):
-        """Something else is refused."""
+    def test_invalid_ignore_keys_raise(self, saved, later):
+        """Other values raise."""
         with pytest.raises(TypeError, match="ignore_keys must be texts"):
             load_checkpoint(saved, later, ignore_keys=[3])
 
 
 class TestWeightsOnly:
-    def test_training_stays_as_it_is(self, runs, saved, later):
-        """Only the model's weights are loaded."""
+    def test_only_weights_are_loaded(self, runs, saved, later):
+        """Only the model's weights change."""
         load_checkpoint(saved, later, weights_only=True)
 
         assert runs.same_tensors(later.model.state_dict(), runs.make().model.state_dict())
         assert (int(later.timestamp.batch), later.rank_zero_seed) == (0, 0)
 
     def test_optimizer_is_not_read(self, saved, later):
-        """The optimizer's file is not looked into, so it may be damaged."""
+        """The optimizer's file is not read, so it may be damaged."""
         path = saved / "optimizers.safetensors"
         path.write_bytes(bytes(path.stat().st_size))
 
         assert load_checkpoint(saved, later, weights_only=True).report.restored == ("model",)
 
-    def test_misfit(self, runs, saved):
-        """Weights that do not fit are refused as a mismatch of this checkpoint."""
+    def test_mismatch_raises(self, runs, saved):
+        """Mismatched weights raise an error with the checkpoint's path."""
         with pytest.raises(CheckpointMismatchError, match="ep1-ba5 does not fit this run") as caught:
             load_checkpoint(saved, runs.make(model=nn.Linear(4, 4)), weights_only=True)
 
         assert not isinstance(caught.value, StateMismatchError)
 
-    def test_all_ignored(self, saved, later):
-        """Leaving out all that is wanted is an error."""
+    def test_ignoring_all_weights_raises(self, saved, later):
+        """Ignoring all weights raises."""
         with pytest.raises(CheckpointError, match="ignore_keys leaves all of them out"):
             load_checkpoint(saved, later, weights_only=True, ignore_keys="model")
 
     @pytest.mark.parametrize("prefix", ["", "module."])
     def test_safetensors_file(self, runs, later, prefix, tmp_path):
-        """A plain file of weights is loaded, with or without the prefix of a wrapper."""
+        """A plain weights file is loaded, with or without a wrapper's prefix."""
         from safetensors.torch import save_file
 
         weights = runs.make().model.state_dict()
@@ -674,15 +674,15 @@ class TestWeightsOnly:
         with pytest.raises(CheckpointError, match="is a file of weights, not a checkpoint; set weights_only"):
             load_checkpoint(tmp_path / "weights.safetensors", later)
 
-    def test_dtypes_that_torch_does_not_have(self, later, tmp_path):
-        """A file of a dtype that torch has no tensors for is refused by its name."""
+    def test_unsupported_dtype_raises(self, later, tmp_path):
+        """A file with a dtype that torch does not support raises with its name."""
         header = b'{"0.weight": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}'
         (tmp_path / "six.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
 
         with pytest.raises(CheckpointError, match=r"six\.safetensors (holds a tensor that cannot|is no whole)"):
             load_checkpoint(tmp_path / "six.safetensors", later, weights_only=True)
 
-    def test_file_that_is_not_there(self, later):
+    def test_missing_file_raises(self, later):
         """A missing file raises an error."""
         with pytest.raises(CheckpointError, match=r"nowhere\.pt does not exist"):
             load_checkpoint("nowhere.pt", later, weights_only=True)
@@ -712,8 +712,8 @@ class TestContents:
             lambda data: data.update(train_metric_values={"$dict": [[[1], 2]]}),
         ],
     )
-    def test_signed_nonsense(self, runs, saved, later, change):
-        """A state that is signed and makes no sense is refused with a sentence; nothing is changed."""
+    def test_invalid_state_with_valid_checksum(self, runs, saved, later, change):
+        """An invalid state with a valid checksum raises; nothing changes."""
         runs.edit(saved, change)
 
         with pytest.raises(CheckpointError, match="ep1-ba5"):
@@ -724,23 +724,23 @@ class TestContents:
     @pytest.mark.parametrize(
         "text", ["", "[]", "[" * 100000, '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}"]
     )
-    def test_signed_text(self, runs, saved, later, text):
-        """A state that is no strict JSON is refused by the file's name."""
+    def test_invalid_json_with_valid_checksum(self, runs, saved, later, text):
+        """A state that is not strict JSON raises with the file's name."""
         (saved / "state.json").write_text(text)
         runs.sign(saved)
 
         with pytest.raises(CheckpointError, match=r"state\.json (is not the JSON|must hold)"):
             load_checkpoint(saved, later)
 
-    def test_numbers_of_a_file_too_many(self, runs, saved, later):
-        """A tensor that nothing names is refused: something has been taken out of the state."""
+    def test_unreferenced_tensor_raises(self, runs, saved, later):
+        """A tensor that the state does not reference raises."""
         runs.edit(saved, lambda data: data["optimizers"]["Adam"]["state"].pop("0.weight"))
 
         with pytest.raises(CheckpointError, match="have no place in the data"):
             load_checkpoint(saved, later)
 
-    def test_long_names_one_in_the_other(self, runs, saved, later):
-        """Long names one in the other do not take memory with the square of the file's size."""
+    def test_nested_long_names(self, runs, saved, later):
+        """Nested long names do not use memory quadratic in the file's size."""
         inner = 0
         for _ in range(100):
             inner = {"k" * 50_000: inner}
@@ -754,8 +754,8 @@ class TestContents:
         assert loaded.extra["more"] == inner
         assert peak < 12 * (saved / "state.json").stat().st_size
 
-    def test_many_names_of_which_one_is_there_twice(self, runs, saved, later):
-        """However many names there are, the one that is there twice is found in a moment."""
+    def test_duplicate_among_many_names(self, runs, saved, later):
+        """A duplicate among many names is found quickly."""
         names = ", ".join(f'"{number}": 0' for number in range(300_000))
         (saved / "state.json").write_text(f'{{{names}, "299999": 1}}')
         runs.sign(saved)
@@ -763,15 +763,15 @@ class TestContents:
         with pytest.raises(CheckpointError, match="'299999' is there twice"):
             load_checkpoint(saved, later)
 
-    def test_ignored_of_a_malformed_list(self, runs, saved, later):
-        """Also where something is to be ignored, a list of anything is refused with a sentence."""
+    def test_ignore_keys_with_a_malformed_list(self, runs, saved, later):
+        """A malformed list raises, also with ignored keys."""
         runs.edit(saved, lambda data: data.update(callbacks=[{"key": "LRMonitor"}, "x"]))
 
         with pytest.raises(CheckpointError, match=r"callbacks\[0\]: must be CallbackRecord"):
             load_checkpoint(saved, later, ignore_keys="callbacks/LRMonitor")
 
-    def test_shown_by_the_path_that_was_given(self, runs, saved, later):
-        """Errors name the checkpoint's own path."""
+    def test_errors_have_the_given_path(self, runs, saved, later):
+        """Errors have the checkpoint's path."""
         (saved / "state.json").write_text("{")
         runs.sign(saved)
 

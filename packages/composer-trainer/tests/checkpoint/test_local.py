@@ -72,7 +72,7 @@ class TestWrite:
         ],
     )
     @pytest.mark.parametrize("name", ["ep1-ba5", "ep2-ba9"])
-    def test_a_failure_leaves_what_was_there(self, runs, folder, monkeypatch, step, number, sentence, name):
+    def test_failure_preserves_the_folder(self, runs, folder, monkeypatch, step, number, sentence, name):
         """Any system error is raised as one sentence, and the folder does not change."""
         before = verify_checkpoint(folder.path / "ep1-ba5")
         monkeypatch.setattr(os, step, failing(number))
@@ -85,8 +85,8 @@ class TestWrite:
         assert names_in(folder.path) == ["ep1-ba5"]
         assert verify_checkpoint(folder.path / "ep1-ba5") == before
 
-    def test_on_the_disk_before_it_has_its_name(self, runs, tmp_path, monkeypatch):
-        """Every file and the folder they are in are on the disk before the rename, and the rename itself afterwards."""
+    def test_synced_before_the_rename(self, runs, tmp_path, monkeypatch):
+        """Each file and its folder are synced before the rename, and the parent folder afterwards."""
         order, synced, renamed = [], os.fsync, Path.rename
 
         def sync(descriptor):
@@ -107,8 +107,8 @@ class TestWrite:
         assert order[place + 1 :] == [tmp_path.stat().st_ino]
         assert order[place - 2] == (tmp_path / "one" / "manifest.json").stat().st_ino
 
-    def test_a_real_limit_of_the_system(self, runs, tmp_path):
-        """A file that the system cuts off is a failed save, not a short file."""
+    def test_file_size_limit(self, runs, tmp_path):
+        """A file truncated by the system is a failed save."""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         snapshot = take_snapshot(runs.make())
@@ -121,8 +121,8 @@ class TestWrite:
 
         assert not names_in(tmp_path)
 
-    def test_short_writes_are_finished(self, runs, tmp_path, monkeypatch):
-        """Where the system writes only a part, the rest is written after it."""
+    def test_short_writes_are_completed(self, runs, tmp_path, monkeypatch):
+        """If the system writes a part only, the rest is written next."""
         snapshot = take_snapshot(runs.make())
         opened = Path.open
 
@@ -150,15 +150,15 @@ class TestWrite:
 
         assert verify_checkpoint(tmp_path / "one")
 
-    def test_a_folder_that_is_gone(self, runs, tmp_path):
-        """A folder that was removed during the run is not created again."""
+    def test_removed_folder(self, runs, tmp_path):
+        """A folder removed during the run is not created again."""
         with pytest.raises(CheckpointSaveError, match="its folder does not exist any more"):
             LocalFolder(tmp_path / "gone").write("one", take_snapshot(runs.make()))
 
         assert not names_in(tmp_path)
 
-    def test_a_crash_between_two_renames(self, runs, folder):
-        """A checkpoint that was about to be replaced is found under the name that it has aside."""
+    def test_crash_between_renames(self, runs, folder):
+        """A checkpoint that was being replaced is found under its temporary name."""
         (folder.path / "ep1-ba5").rename(folder.path / ".ep1-ba5.replaced")
 
         [found] = find_checkpoints(folder.path)
@@ -168,8 +168,8 @@ class TestWrite:
         assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5"]
 
     @pytest.mark.parametrize("names", ["new", "same"])
-    def test_killed_at_any_moment(self, names, tmp_path):
-        """Whenever the process is killed, there is a whole checkpoint, and nothing that only looks like one."""
+    def test_killed_at_any_time(self, names, tmp_path):
+        """Whenever the process is killed, there is a complete checkpoint and no invalid one."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", KILLED, str(tmp_path), names]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
@@ -190,8 +190,8 @@ class TestWrite:
 
 
 class TestTidy:
-    def test_only_our_leftovers_are_removed(self, folder):
-        """What a killed save has left goes, and what others keep in the folder stays."""
+    def test_only_own_leftovers_are_removed(self, folder):
+        """Leftovers of a killed save are removed, other files stay."""
         for name in (".ep2.123-0a1b2c3d.tmp", "notes", ".config", "x.tmp"):
             (folder.path / name).mkdir()
 
@@ -199,8 +199,8 @@ class TestTidy:
 
         assert sorted(names_in(folder.path)) == [".config", "ep1-ba5", "notes", "x.tmp"]
 
-    def test_a_save_of_this_process_is_left_alone(self, runs, tmp_path, monkeypatch):
-        """A second trainer that begins in the same folder removes nothing that the first is writing."""
+    def test_running_save_of_this_process(self, runs, tmp_path, monkeypatch):
+        """A second trainer in the same folder does not remove a running save of the first."""
         write = local._write_file
 
         def begin_another(path, pieces):
@@ -213,7 +213,7 @@ class TestTidy:
         assert verify_checkpoint(tmp_path / "one")
 
     def test_leftovers_of_this_process(self, runs, tmp_path, monkeypatch):
-        """What a save leaves that this process has given up goes, though it has the number of this process."""
+        """Leftovers of an aborted save of this process are removed."""
         folder = LocalFolder(tmp_path)
         monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
         monkeypatch.setattr(os, "fsync", failing(errno.EIO))
@@ -229,16 +229,16 @@ class TestTidy:
 
 
 class TestMake:
-    def test_a_save_under_way_is_left_alone(self, runs, folder):
-        """What another process is just writing into the folder stays there when something else is saved beside it."""
+    def test_running_save_of_another_process(self, runs, folder):
+        """Another process's running save is not removed."""
         (folder.path / ".ep2.123-0a1b2c3d.tmp").mkdir()
 
         save_checkpoint(runs.make(), folder.path / "best")
 
         assert names_in(folder.path) == [".ep2.123-0a1b2c3d.tmp", "best", "ep1-ba5"]
 
-    def test_a_file_in_the_way(self, tmp_path):
-        """A file at the path of the folder raises an error."""
+    def test_file_in_place_of_the_folder(self, tmp_path):
+        """A file at the path of the folder raises."""
         (tmp_path / "file").write_text("")
 
         with pytest.raises(CheckpointSaveError, match="File exists"):
@@ -247,8 +247,8 @@ class TestMake:
 
 class TestSetAside:
     @pytest.mark.parametrize("what", ["half written", "file", "with notes"])
-    def test_what_no_checkpoint_can_replace(self, runs, folder, what):
-        """What is half written, or not ours, is kept under a hidden name, and the place is free."""
+    def test_incomplete_and_foreign_folders(self, runs, folder, what):
+        """They are moved to a hidden name, which frees the path."""
         place = folder.path / "ep2-ba9"
         if what == "file":
             place.write_text("precious")
@@ -266,8 +266,8 @@ class TestSetAside:
         assert aside.name.startswith(".ep2-ba9.aside-")
         assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5", "ep2-ba9"]
 
-    def test_what_can_be_replaced(self, folder):
-        """A checkpoint, also a damaged one, is not moved, nor is a link to the latest one."""
+    def test_replaceable_folders(self, folder):
+        """A checkpoint, also a damaged one, and a link to the latest are not moved."""
         folder.set_latest("latest", "ep1-ba5")
         (folder.path / "ep1-ba5" / "state.json").unlink()
 
@@ -276,8 +276,8 @@ class TestSetAside:
         assert moved == [None, None, None]
         assert names_in(folder.path) == ["ep1-ba5", "latest"]
 
-    def test_cannot_be_moved(self, folder, monkeypatch):
-        """Where the system does not let it be moved, a sentence says so."""
+    def test_failed_move(self, folder, monkeypatch):
+        """If the folder cannot be moved, an error is raised."""
         (folder.path / "ep2-ba9").mkdir()
         monkeypatch.setattr(Path, "rename", failing(errno.EACCES))
 
@@ -286,7 +286,7 @@ class TestSetAside:
 
 
 class TestDelete:
-    def test_deleted(self, folder):
+    def test_delete(self, folder):
         """A deleted checkpoint is gone; deleting it again does nothing."""
         folder.delete("ep1-ba5")
         folder.delete("ep1-ba5")
@@ -294,9 +294,9 @@ class TestDelete:
         assert not names_in(folder.path)
 
 
-class TestPoint:
+class TestSetLatest:
     def test_link(self, folder):
-        """The link leads to the checkpoint, also after the next one, and relatively."""
+        """The relative link points to the checkpoint, and later to the next."""
         folder.set_latest("latest", "other")
         folder.set_latest("latest", "ep1-ba5")
 
@@ -304,8 +304,8 @@ class TestPoint:
         assert folder.get_latest("latest") == "ep1-ba5"
         assert sorted(names_in(folder.path)) == ["ep1-ba5", "latest"]
 
-    def test_file_where_there_are_no_links(self, folder, monkeypatch):
-        """Without links, a file holds the name."""
+    def test_file_without_link_support(self, folder, monkeypatch):
+        """Without links, a file contains the name."""
         monkeypatch.setattr(Path, "symlink_to", failing(errno.EPERM))
 
         folder.set_latest("latest", "ep1-ba5")
@@ -314,8 +314,8 @@ class TestPoint:
         assert folder.get_latest("latest") == "ep1-ba5"
         assert verify_checkpoint(folder.path / "latest")
 
-    def test_a_folder_in_the_way(self, folder):
-        """A real folder of the link's name is left alone."""
+    def test_folder_in_place_of_the_link(self, folder):
+        """A real folder with the link's name does not change."""
         (folder.path / "latest").mkdir()
 
         with pytest.raises(CheckpointSaveError, match="a folder has the name of the link"):
@@ -325,8 +325,8 @@ class TestPoint:
 class TestReadManifest:
     @pytest.mark.parametrize("name", ["state.json", "model.safetensors", "optimizers.safetensors", "manifest.json"])
     @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "flipped", "empty", "link", "folder"])
-    def test_each_file_in_each_way(self, saved, name, damage):
-        """A file that is missing, cut off, changed or no file is always named."""
+    def test_missing_truncated_and_changed_files(self, saved, name, damage):
+        """A missing, truncated, changed or non-regular file is always named."""
         path = saved / name
         content = bytearray(path.read_bytes())
         path.unlink()
@@ -349,7 +349,7 @@ class TestReadManifest:
             verify_checkpoint(saved)
 
     def test_swapped_files(self, saved, runs, tmp_path):
-        """A file of the same size from another checkpoint is noticed."""
+        """A file of equal size from another checkpoint is detected."""
         other = Path(save_checkpoint(runs.make(seed=3), tmp_path / "other"))
         (other / "model.safetensors").replace(saved / "model.safetensors")
 
@@ -357,8 +357,8 @@ class TestReadManifest:
             verify_checkpoint(saved)
 
     @pytest.mark.parametrize("name", [".DS_Store", ".nfs000000000a1b2c3d", "notes.txt", "extra.safetensors", "more/"])
-    def test_foreign_files(self, runs, saved, name):
-        """What the manifest does not list is ignored by all that reads, with a warning that names it."""
+    def test_unlisted_files(self, runs, saved, name):
+        """Files that the manifest does not list are ignored with a warning that names them."""
         (saved / name).mkdir() if name.endswith("/") else (saved / name).write_text("")
         later = runs.make(seed=1, batch=0)
 
@@ -370,15 +370,15 @@ class TestReadManifest:
         assert runs.same(later, runs.make())
 
     def test_loading_compares_one_checksum_and_verifying_all(self, saved, runs):
-        """A wrong SHA-256 is found by who verifies a checkpoint; loading looks at the quicker one."""
+        """A wrong SHA-256 is found by verification only; loading compares the faster checksum."""
         record_again(saved, lambda record: attrs.evolve(record, sha256="0" * 64))
 
         load_checkpoint(saved, runs.make(seed=1, batch=0))
         with pytest.raises(CheckpointError, match=r"has been changed since it was written: its sha256 is not"):
             verify_checkpoint(saved)
 
-    def test_the_quick_checksum_is_compared(self, saved, runs):
-        """A wrong XXH3 is found by loading and by verifying."""
+    def test_xxh3_is_compared(self, saved, runs):
+        """A wrong XXH3 is found by loading and verification."""
         record_again(saved, lambda record: attrs.evolve(record, xxh3_128="0" * 32))
 
         for check in (verify_checkpoint, lambda path: load_checkpoint(path, runs.make(seed=1, batch=0))):
@@ -386,7 +386,7 @@ class TestReadManifest:
                 check(saved)
 
     def test_format_1(self, saved, runs):
-        """A checkpoint of before there was a quick checksum is loaded, if its SHA-256 is right."""
+        """A checkpoint without XXH3 is loaded if its SHA-256 is correct."""
         record_again(saved, lambda record: attrs.evolve(record, xxh3_128=None), format_version=1)
         later = runs.make(seed=1, batch=0)
         load_checkpoint(saved, later)
@@ -410,8 +410,8 @@ def record_again(saved, change, **fields):
     (saved / "manifest.json").write_bytes(write_json(data))
 
 
-def test_a_checksum_that_cannot_be_made(runs, tmp_path, monkeypatch):
-    """What goes wrong beside the writing is raised as it is, and nothing that looks like a checkpoint is left."""
+def test_failing_checksum(runs, tmp_path, monkeypatch):
+    """Errors while hashing propagate, and no invalid checkpoint remains."""
 
     def fail(pieces):
         raise MemoryError("too little for a checksum")
@@ -444,14 +444,14 @@ class DeadTask:
 class TestRecordsWhile:
     @pytest.mark.parametrize("task", [refuse_thread, DeadTask])
     def test_without_a_thread(self, task, monkeypatch):
-        """Where no thread can hash, the records are computed when they are needed."""
+        """If no thread can be started, the records are computed when needed."""
         monkeypatch.setattr(local, "Task", task)
 
         with records_while({"a": [memoryview(b"content")]}) as records:
             assert records() == {"a": FileRecord.of([b"content"])}
 
     def test_waits_after_an_error(self):
-        """After an error in the context, no thread reads the contents any more: their memory may be released."""
+        """After an error in the context, no thread reads the contents: their memory may be released."""
         go, done = threading.Event(), []
 
         def pieces():
@@ -480,7 +480,7 @@ time.sleep(60)
 """
 
 
-def hold(folder, kind):
+def hold_lock(folder, kind):
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), kind], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     return process
@@ -488,9 +488,9 @@ def hold(folder, kind):
 
 class TestFolderLock:
     @pytest.mark.parametrize("kind", ["alone", "fork"])
-    def test_living_process(self, kind, tmp_path):
-        """A living process is named; killed, it does not stand in the way, even if one that it has forked lives on."""
-        process = hold(tmp_path, kind)
+    def test_running_process(self, kind, tmp_path):
+        """A running process is named; after it is killed the lock is free, even if a forked child is running."""
+        process = hold_lock(tmp_path, kind)
         children = subprocess.run(
             ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
         ).stdout.split()
@@ -508,8 +508,8 @@ class TestFolderLock:
             os.kill(int(child), signal.SIGKILL)
         process.stdout.close()
 
-    def test_one_process_shares_it(self, tmp_path):
-        """Savers of one process do not lock each other out, and the last of them frees the folder."""
+    def test_shared_within_a_process(self, tmp_path):
+        """Savers of one process share the lock, and the last one releases it."""
         first, second = FolderLock(tmp_path), FolderLock(tmp_path)
         first.release()
         first.release()

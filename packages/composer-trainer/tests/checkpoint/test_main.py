@@ -12,7 +12,7 @@ from composer.checkpoint.__main__ import main
 
 
 class TestShow:
-    def test_what_is_inside(self, saved, capsys):
+    def test_summary(self, saved, capsys):
         """Clock, optimizer, sizes and modules are printed."""
         code = main(["show", str(saved)])
 
@@ -24,7 +24,7 @@ class TestShow:
         assert "0 40" in printed
 
     def test_metrics_and_algorithms(self, runs, tmp_path, capsys):
-        """Algorithms are printed with their settings, metrics with their values."""
+        """Algorithms are printed with settings, metrics with values."""
         from composer.algorithms import MixUp
 
         state = runs.make(algorithms=MixUp(alpha=0.4))
@@ -36,14 +36,14 @@ class TestShow:
         assert "MixUp(alpha=0.4, " in printed
         assert "metrics/eval/Accuracy 0.75" in printed
 
-    def test_terminals_are_not_commanded(self, runs, tmp_path, capsys):
-        """Names with control characters are printed without them."""
+    def test_control_characters_are_removed(self, runs, tmp_path, capsys):
+        """Names are printed without control characters."""
         main(["show", save_checkpoint(runs.make(run_name="\x1b[2Jblur"), tmp_path / "one")])
 
         assert "run         ?[2Jblur" in capsys.readouterr().out
 
-    def test_as_a_program(self, saved):
-        """As a program it needs neither torchmetrics nor torchvision, and says what is wrong in one line."""
+    def test_program(self, saved):
+        """As a program it imports neither torchmetrics nor torchvision, and reports errors in one line."""
         code = (
             "import sys, runpy; sys.modules['torchmetrics'] = sys.modules['torchvision'] = None;"
             "sys.argv[0] = 'checkpoint'; runpy.run_module('composer.checkpoint', run_name='__main__')"
@@ -58,13 +58,13 @@ class TestShow:
 
 
 class TestVerify:
-    def test_whole(self, saved, capsys):
-        """A whole checkpoint is said to be."""
+    def test_complete(self, saved, capsys):
+        """A complete checkpoint is reported as valid."""
         assert main(["verify", str(saved)]) == 0
         assert "is whole: 3 files" in capsys.readouterr().out
 
     def test_damaged(self, saved, capsys):
-        """A damaged one is not, and the file is named."""
+        """A damaged one is reported with the file's name."""
         (saved / "optimizers.safetensors").write_bytes(b"")
 
         assert main(["verify", str(saved)]) == 1
@@ -73,7 +73,7 @@ class TestVerify:
 
 class TestDiff:
     def test_equal(self, runs, saved, capsys):
-        """Two checkpoints of equal runs do not differ, whenever they were written."""
+        """Checkpoints of equal runs do not differ, for any time of writing."""
         assert (
             main(
                 [
@@ -102,8 +102,8 @@ class TestDiff:
         assert "extra.data: only in the first" in lines
         assert not any("0.weight" in line for line in lines)
 
-    def test_not_a_number_is_compared_by_its_bits(self, runs, tmp_path):
-        """Equal weights that are no numbers are equal."""
+    def test_nan_is_compared_bitwise(self, runs, tmp_path):
+        """Equal NaNs are equal."""
         state = runs.make()
         state.model[0].bias.data[0] = torch.nan
         paths = [save_checkpoint(state, tmp_path / name) for name in ("one", "two")]
@@ -111,8 +111,8 @@ class TestDiff:
         assert main(["diff", *paths]) == 0
 
     @pytest.mark.parametrize("arguments", [[], ["what"], ["show"], ["diff", "one"]])
-    def test_wrong_calls(self, arguments):
-        """A wrong call has the exit code of wrong calls."""
+    def test_usage_errors(self, arguments):
+        """A wrong call has the exit code of usage errors."""
         with pytest.raises(SystemExit) as caught:
             main(arguments)
 
@@ -122,8 +122,8 @@ class TestDiff:
 class TestCraftedFiles:
     @pytest.mark.parametrize("command", ["show", "diff"])
     @pytest.mark.parametrize("state", ["nothing", "deep"])
-    def test_told_in_a_line(self, runs, saved, capsys, command, state):
-        """A forged checkpoint, without a state or with a deeply nested one, is shown or refused in one line."""
+    def test_crafted_files(self, runs, saved, capsys, command, state):
+        """A crafted checkpoint, without a state or deeply nested, is shown or reported in one line."""
         path = saved / "state.json"
         if state == "deep":
             text = json.dumps({"algorithms": [{"key": "A", "settings": {"a": "DEEP"}}]})

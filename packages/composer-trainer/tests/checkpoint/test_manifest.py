@@ -32,8 +32,8 @@ def signed(**changes):
 
 
 class TestFileRecord:
-    def test_checksums_of_others(self):
-        """Both checksums are those that other implementations find, however the content is cut into pieces."""
+    def test_checksums_match_other_implementations(self):
+        """Both checksums match other implementations, for any chunks."""
         content = b"a checkpoint " * 1000
         record = FileRecord.of([content[:7], memoryview(content)[7:]])
 
@@ -42,11 +42,11 @@ class TestFileRecord:
         assert record.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
 
     def test_empty(self):
-        """XXH3 of nothing is what its specification says."""
+        """XXH3 of empty content matches its specification."""
         assert FileRecord.of([]).xxh3_128 == "99aa06d3014798d86001c324468d497f"
 
-    def test_what_is_compared(self):
-        """The quick checksum is compared, where there is one; both are if that is asked for."""
+    def test_compared_checksums(self):
+        """XXH3 is compared if present, both on request."""
         new, old = FileRecord(1, "0" * 64, "1" * 32), FileRecord(1, "0" * 64)
 
         assert [list(record.hashes()) for record in (new, old)] == [["xxh3_128"], ["sha256"]]
@@ -54,12 +54,12 @@ class TestFileRecord:
 
 
 class TestManifest:
-    def test_comes_back(self):
-        """A manifest that is written and read is the same."""
+    def test_round_trip(self):
+        """A manifest that is written and read is equal."""
         assert Manifest.from_bytes(MANIFEST.to_bytes(), "manifest.json") == MANIFEST
 
-    def test_checksum_is_that_of_the_rest(self):
-        """The checksum is the SHA-256 of the JSON without it, so that others can check it."""
+    def test_own_checksum(self):
+        """The checksum is the SHA-256 of the JSON without it."""
         data = json.loads(MANIFEST.to_bytes())
         claimed = data.pop("sha256")
 
@@ -69,8 +69,8 @@ class TestManifest:
 
     @settings(max_examples=300, deadline=None)
     @given(st.data())
-    def test_any_flipped_bit_is_noticed(self, data):
-        """Whichever bit of the file is flipped, the manifest is refused by its name."""
+    def test_flipped_bits_are_detected(self, data):
+        """For any flipped bit the manifest raises with its name."""
         content = bytearray(MANIFEST.to_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
 
@@ -79,21 +79,21 @@ class TestManifest:
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, len(MANIFEST.to_bytes()) - 1))
-    def test_any_truncation_is_noticed(self, length):
-        """However much of the file is missing, the manifest is refused."""
+    def test_truncation_is_detected(self, length):
+        """A truncated manifest raises."""
         with pytest.raises(CheckpointError, match=r"^manifest\.json "):
             Manifest.from_bytes(MANIFEST.to_bytes()[:length], "manifest.json")
 
-    def test_a_blank_more_is_noticed(self):
-        """Not even what JSON does not mind may be changed."""
+    def test_extra_whitespace_is_detected(self):
+        """A change that JSON ignores is detected too."""
         with pytest.raises(CheckpointError, match="has been changed since"):
             Manifest.from_bytes(MANIFEST.to_bytes() + b" ", "manifest.json")
 
     @pytest.mark.parametrize(
         "name", ["../state.json", "/etc/passwd.json", "a/b.json", "manifest.json", "", ".json", "state.py", "a\nb.json"]
     )
-    def test_paths_are_no_names(self, name):
-        """A name outside of the folder, or of an unknown file, is refused."""
+    def test_invalid_file_names_raise(self, name):
+        """A name outside the folder, or of an unknown file, raises."""
         with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
             Manifest.from_bytes(signed(files={name: {"size": 2, "sha256": "0" * 64}}), "manifest.json")
 
@@ -123,8 +123,8 @@ class TestManifest:
             ({"more": 1}, "'more' is unknown"),
         ],
     )
-    def test_wrong_fields(self, changes, named):
-        """A manifest that is signed and makes no sense is refused, and the field is named."""
+    def test_invalid_fields_raise(self, changes, named):
+        """An invalid manifest with a valid checksum raises with the field."""
         with pytest.raises(CheckpointError, match=named):
             Manifest.from_bytes(signed(**changes), "manifest.json")
 
@@ -145,8 +145,8 @@ class TestManifest:
 
         assert manifest.files == {"state.json": FileRecord(**record)}
 
-    def test_endless_clock(self):
-        """A duration that no clock can hold is refused, not overflowed."""
+    def test_clock_overflow_raises(self):
+        """A duration that is too large raises."""
         clock = MANIFEST.timestamp.state_dict() | {"total_wct": 1e300}
 
         with pytest.raises(CheckpointError, match="is not whole: timestamp"):
@@ -155,11 +155,11 @@ class TestManifest:
     @pytest.mark.parametrize(
         "content", [b"", b"[]", b"{}", b"\xff\xfe", b"[" * 99999, b'{"a":' * 9999, b"9" * 9999, b'{"a": 1e999}']
     )
-    def test_no_manifest(self, content):
-        """What is no manifest at all is refused with a sentence."""
+    def test_invalid_manifest_raises(self, content):
+        """Other content raises."""
         with pytest.raises(CheckpointError, match=r"^manifest\.json "):
             Manifest.from_bytes(content, "manifest.json")
 
     def test_size_is_the_sum(self):
-        """The size is that of all files."""
+        """The size is the sum of all files."""
         assert attrs.evolve(MANIFEST).size == 12

@@ -70,8 +70,8 @@ def names(url):
 
 
 class TestRemoteFolder:
-    def test_a_run_comes_back(self, runs, url):
-        """A run that is saved remotely is the same when it is loaded."""
+    def test_round_trip(self, runs, url):
+        """A run that is saved remotely is restored."""
         path = save_checkpoint(runs.make(), f"{url}/ep{{epoch}}-ba{{batch}}", extra={"data": [1]})
         later = runs.make(seed=1, rank_zero_seed=0)
 
@@ -82,8 +82,8 @@ class TestRemoteFolder:
         assert loaded.extra == {"data": [1]}
         assert "run         blur" in show_checkpoint(path)
 
-    def test_weights_alone(self, runs, url):
-        """For weights alone the optimizer's file is not fetched; it may even be broken."""
+    def test_weights_only(self, runs, url):
+        """For weights only, the optimizer's file is not downloaded; it may be damaged."""
         path = save_checkpoint(runs.make(), f"{url}/one")
         files, root = fsspec.core.url_to_fs(path)
         size = files.info(f"{root}/optimizers.safetensors")["size"]
@@ -96,8 +96,8 @@ class TestRemoteFolder:
         with pytest.raises(CheckpointError, match=r"one/optimizers\.safetensors has been changed"):
             load_checkpoint(path, later)
 
-    def test_without_manifest_it_is_none(self, runs, url):
-        """An upload that was broken off before its last file is no checkpoint, and is replaced by the next."""
+    def test_incomplete_upload(self, runs, url):
+        """An upload without manifest is not a checkpoint, and is replaced by the next one."""
         save_checkpoint(runs.make(batch=3), f"{url}/ba3")
         for file in ("model.safetensors", "state.json"):
             put(f"{url}/ba5/{file}", b"half")
@@ -109,8 +109,8 @@ class TestRemoteFolder:
         assert whole.name == "ba3"
         assert newest_checkpoint(url).name == "ba5"
 
-    def test_newest_is_whole(self, runs, url):
-        """A later checkpoint with a changed file is passed over, with a warning that names it."""
+    def test_changed_checkpoint_is_skipped(self, runs, url):
+        """A later checkpoint with a changed file is skipped with a warning that names it."""
         for batch in (3, 20):
             save_checkpoint(runs.make(batch=batch), f"{url}/ba{batch}")
         files, root = fsspec.core.url_to_fs(url)
@@ -122,8 +122,8 @@ class TestRemoteFolder:
         assert found.name == "ba3"
 
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt"])
-    def test_foreign_files(self, runs, url, name):
-        """What the manifest does not list is ignored with a warning, and only what is somebody's is not deleted."""
+    def test_unlisted_files(self, runs, url, name):
+        """Unlisted files are ignored with a warning; checkpoints with user files are not deleted."""
         path = save_checkpoint(runs.make(batch=3), f"{url}/ba3")
         save_checkpoint(runs.make(batch=4), f"{url}/ba4")
         put(f"{path}/{name}", b"other")
@@ -136,7 +136,7 @@ class TestRemoteFolder:
         assert deleted == (["ba3"] if name == ".DS_Store" else [])
 
     @pytest.mark.parametrize("damage", ["missing", "longer"])
-    def test_files_that_do_not_fit(self, runs, url, damage):
+    def test_missing_or_resized_files(self, runs, url, damage):
         """A file that is missing or of another size is named."""
         path = save_checkpoint(runs.make(), f"{url}/one")
         file = "state.json"
@@ -149,8 +149,8 @@ class TestRemoteFolder:
         with pytest.raises(CheckpointError, match=rf"one/{file} "):
             verify_checkpoint(path)
 
-    def test_old_ones_are_deleted(self, runs, url):
-        """Only the last are kept, of this run."""
+    def test_old_checkpoints_are_deleted(self, runs, url):
+        """Only the last checkpoints of this run are kept."""
         for batch in (3, 4, 5):
             save_checkpoint(runs.make(batch=batch), f"{url}/ba{batch}")
         save_checkpoint(runs.make(batch=1, run_name="other"), f"{url}/other")
@@ -161,7 +161,7 @@ class TestRemoteFolder:
         assert [one.name for one in find_checkpoints(url)] == ["other", "ba5"]
 
     def test_manifest_is_deleted_first(self, runs, monkeypatch):
-        """A checkpoint that is being deleted is none from the first moment on."""
+        """A checkpoint is invalid as soon as its deletion starts."""
         files = fsspec.filesystem("memory")
         files.store.clear()
         path, removed = save_checkpoint(runs.make(), "memory://runs/one"), []
@@ -176,8 +176,8 @@ class TestRemoteFolder:
         assert len(removed) == 4
         assert find_checkpoints(path) == []
 
-    def test_gone_while_it_is_looked_at(self, runs, url):
-        """A file that is deleted after its manifest was read raises an error, and a missing folder can be deleted."""
+    def test_deleted_while_reading(self, runs, url):
+        """A file deleted after its manifest was read raises, and a missing folder can be deleted."""
         save_checkpoint(runs.make(), f"{url}/one")
         folder = RemoteFolder(url, wait=0.001)
         manifest = folder.manifest("one")
@@ -189,8 +189,8 @@ class TestRemoteFolder:
 
         assert find_checkpoints(url) == []
 
-    def test_foreign_files_are_not_deleted(self, runs, url):
-        """What others keep under a checkpoint's name is neither replaced nor deleted."""
+    def test_user_files_are_not_deleted(self, runs, url):
+        """Files of others under a checkpoint's name are neither replaced nor deleted."""
         put(f"{url}/one/notes.txt", b"precious")
 
         with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' in it is not a file of a checkpoint"):
@@ -198,8 +198,8 @@ class TestRemoteFolder:
 
         assert names(f"{url}/one") == ["notes.txt"]
 
-    def test_overwriting(self, runs, url):
-        """A checkpoint of another moment is replaced if that is said."""
+    def test_overwrite(self, runs, url):
+        """A checkpoint of another time is replaced with overwrite=True."""
         path = save_checkpoint(runs.make(), f"{url}/one")
         with pytest.raises(CheckpointSaveError, match="there is one already"):
             save_checkpoint(runs.make(batch=6), path)
@@ -209,7 +209,7 @@ class TestRemoteFolder:
         assert int(verify_checkpoint(path).timestamp.batch) == 6
 
     def test_latest(self, runs, url):
-        """A small file says which is the latest."""
+        """A small file names the latest checkpoint."""
         path = save_checkpoint(runs.make(), f"{url}/one")
         folder = RemoteFolder(url)
 
@@ -219,26 +219,26 @@ class TestRemoteFolder:
         assert verify_checkpoint(f"{url}/latest") == verify_checkpoint(path)
         assert folder.get_latest("nothing") is None
 
-    def test_nothing_there(self, url):
-        """An address where nothing is has no checkpoints, and cannot be loaded."""
+    def test_missing_url(self, url):
+        """A missing URL has no checkpoints and cannot be loaded."""
         assert find_checkpoints(f"{url}/nothing") == []
         with pytest.raises(CheckpointError, match="does not exist"):
             verify_checkpoint(f"{url}/nothing")
 
 
 class TestFailures:
-    def test_tried_again(self, runs, url, monkeypatch):
-        """What fails once or twice is tried again."""
+    def test_retries(self, runs, url, monkeypatch):
+        """Transient failures are retried."""
         calls = []
         put_once = RemoteFolder._put
 
-        def shaky(folder, path, pieces):
+        def fail_twice(folder, path, pieces):
             calls.append(path)
             if len(calls) <= 2:
                 raise ConnectionError("reset")
             put_once(folder, path, pieces)
 
-        monkeypatch.setattr(RemoteFolder, "_put", shaky)
+        monkeypatch.setattr(RemoteFolder, "_put", fail_twice)
         RemoteFolder(url, wait=0.001).write("one", take_snapshot(runs.make()))
         monkeypatch.undo()
 
@@ -273,7 +273,7 @@ class TestFailures:
         assert not failures
 
     def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):
-        """An upload that fails permanently raises an error and leaves no checkpoint."""
+        """An upload that fails permanently raises and leaves no checkpoint."""
         put_once = RemoteFolder._put
 
         def broken(folder, path, pieces):
@@ -288,13 +288,13 @@ class TestFailures:
         assert not any(one.is_whole for one in find_checkpoints(url))
         assert _thread._count() < 50
 
-    def test_bucket_that_is_not_there(self, runs, s3):
-        """A missing bucket raises an error without many retries."""
+    def test_missing_bucket(self, runs, s3):
+        """A missing bucket raises without many retries."""
         with pytest.raises(CheckpointSaveError, match="no-such-bucket"):
             save_checkpoint(runs.make(), "s3://no-such-bucket/one")
 
     def test_unknown_protocol(self, runs):
-        """An address that fsspec does not know is refused with a sentence."""
+        """An unknown protocol raises."""
         with pytest.raises(CheckpointError, match="is not an address that fsspec supports"):
             load_checkpoint("teapot://runs/one", runs.make())
 
@@ -304,12 +304,12 @@ class TestIsRemote:
         ("path", "expected"),
         [("s3://b/x", True), ("gs://b", True), ("file:///tmp/x", False), ("/tmp/x", False), ("C:\\runs", False)],
     )
-    def test_addresses(self, path, expected):
-        """Addresses have a protocol; files of this machine are none."""
+    def test_urls(self, path, expected):
+        """URLs have a protocol; local paths are not URLs."""
         assert is_remote(path) is expected
 
-    def test_file_addresses_are_paths(self, runs, tmp_path):
-        """``file://`` is this machine's own folder, with all that it can do."""
+    def test_file_urls_are_paths(self, runs, tmp_path):
+        """``file://`` is a local folder with all features."""
         path = save_checkpoint(runs.make(), f"file://{tmp_path}/one")
 
         assert path == str(tmp_path / "one")

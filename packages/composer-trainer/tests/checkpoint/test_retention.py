@@ -37,7 +37,7 @@ def kept(values, *args):
     return [place for place, one in enumerate(checkpoints) if one not in gone]
 
 
-class TestSuperfluous:
+class TestExpired:
     @pytest.mark.parametrize(
         ("keep_last", "keep_best", "expected"),
         [
@@ -51,11 +51,11 @@ class TestSuperfluous:
         ],
     )
     def test_last_and_best(self, keep_last, keep_best, expected):
-        """The last ones are kept and the best ones, by either end of the scale."""
+        """The last and the best checkpoints are kept, for minimized and maximized metrics."""
         assert kept([0.1, 0.9, 0.8, 0.3, 0.2], keep_last, keep_best) == expected
 
     def test_earlier_of_equals(self):
-        """Of equally good ones the earlier is the best."""
+        """The earlier one of equal values is the best."""
         assert kept([0.5, 0.5, 0.1], 1, KeepBest(METRIC, 1)) == [0, 2]
 
     @given(
@@ -63,8 +63,8 @@ class TestSuperfluous:
         st.integers(-1, 4),
         st.one_of(st.none(), st.builds(KeepBest, st.just(METRIC), st.integers(1, 4), st.sampled_from(["min", "max"]))),
     )
-    def test_the_last_whole_one_always_stays(self, values, keep_last, keep_best):
-        """Whatever the settings, the last whole one is kept, and what is not whole is not touched."""
+    def test_last_complete_one_is_kept(self, values, keep_last, keep_best):
+        """For any settings the last complete one is kept, and incomplete ones do not change."""
         stays = kept(values, keep_last, keep_best)
         whole = [place for place, value in enumerate(values) if value is not ...]
 
@@ -73,8 +73,8 @@ class TestSuperfluous:
 
 
 class TestDeleteOld:
-    def test_only_own_whole_ones(self, runs, tmp_path):
-        """Other runs' checkpoints, damaged ones and foreign folders stay."""
+    def test_only_own_complete_ones_are_deleted(self, runs, tmp_path):
+        """Other runs' checkpoints, damaged ones and other folders are kept."""
         for batch in (1, 2, 3, 4):
             save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
         save_checkpoint(runs.make(batch=1, run_name="other"), tmp_path / "other")
@@ -87,8 +87,8 @@ class TestDeleteOld:
         assert sorted(names_in(tmp_path)) == ["ba2", "ba4", "notes", "other"]
 
     @pytest.mark.filterwarnings("ignore:.*they are ignored")
-    def test_foreign_files(self, runs, tmp_path):
-        """What somebody has put into a checkpoint is not deleted with it; what only a system puts there is."""
+    def test_user_files(self, runs, tmp_path):
+        """A checkpoint with user files is not deleted; files of the system do not prevent it."""
         for batch, name in ((1, "notes.txt"), (2, ".DS_Store"), (3, "state.json")):
             save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
             (tmp_path / f"ba{batch}" / name).touch()
@@ -98,8 +98,8 @@ class TestDeleteOld:
         assert deleted == ["ba2"]
         assert sorted(names_in(tmp_path)) == ["ba1", "ba3"]
 
-    def test_weights_do_not_stand_for_a_run(self, runs, tmp_path):
-        """Checkpoints to go on from and those of weights alone are counted apart: neither kind costs the other."""
+    def test_weights_only_checkpoints_are_counted_separately(self, runs, tmp_path):
+        """Complete and weights-only checkpoints do not replace each other."""
         for batch in (1, 2):
             save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
             save_checkpoint(runs.make(batch=batch), tmp_path / f"weights{batch}", weights_only=True)
@@ -109,8 +109,8 @@ class TestDeleteOld:
         assert deleted == ["weights1"]
         assert sorted(names_in(tmp_path)) == ["ba1", "ba2", "weights2"]
 
-    def test_a_metric_that_none_has(self, runs, tmp_path):
-        """A misspelt metric would keep nothing: this is said, with the metric that was meant."""
+    def test_unknown_metric_warns(self, runs, tmp_path):
+        """A misspelled metric gives a warning with a suggestion."""
         for batch in (1, 2):
             state = runs.make(batch=batch)
             state.eval_metric_values = {"Accuracy": batch / 4}
@@ -119,8 +119,8 @@ class TestDeleteOld:
         with pytest.warns(UserWarning, match=r"keeps none, .*; did you mean 'metrics/eval/Accuracy'\?"):
             delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest("metrics/eval/Acuracy"))
 
-    def test_before_the_first_evaluation(self, runs, tmp_path):
-        """As long as nothing was evaluated, nothing is said of a metric that only an evaluation has."""
+    def test_does_not_warn_before_the_first_evaluation(self, runs, tmp_path):
+        """Before an evaluation a missing evaluation metric gives no warning."""
         for batch in (1, 2):
             state = runs.make(batch=batch)
             state.train_metric_values = {"Accuracy": batch / 4}
@@ -128,8 +128,8 @@ class TestDeleteOld:
 
         assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba1"]
 
-    def test_a_metric_that_is_there(self, runs, tmp_path):
-        """The best is kept beside the last, and nothing is said."""
+    def test_known_metric(self, runs, tmp_path):
+        """The best is kept next to the last, without a warning."""
         for batch, value in ((1, 0.5), (2, 0.25), (3, 0.25)):
             state = runs.make(batch=batch)
             state.eval_metric_values = {"Accuracy": value}
@@ -137,8 +137,8 @@ class TestDeleteOld:
 
         assert delete_old(LocalFolder(tmp_path), "blur", 1, KeepBest(METRIC)) == ["ba2"]
 
-    def test_a_metric_of_one_of_two_evaluators(self, runs, tmp_path):
-        """Which checkpoint is the best depends on the evaluator that the metric names."""
+    def test_metric_of_one_evaluator(self, runs, tmp_path):
+        """The best checkpoint depends on the metric's evaluator."""
         for batch, easy, hard in ((1, 0.5, 0.1), (2, 0.4, 0.3), (3, 0.4, 0.2)):
             state = runs.make(batch=batch)
             state.eval_metric_values = {"easy": {"Accuracy": easy}, "hard": {"Accuracy": hard}}
@@ -150,12 +150,12 @@ class TestDeleteOld:
 class TestKeepBest:
     @pytest.mark.parametrize("settings", [{"count": 0}, {"mode": "best"}, {"metric": ""}])
     def test_out_of_range(self, settings):
-        """Settings that make no sense are refused."""
+        """Invalid settings raise."""
         with pytest.raises(ValueError, match=next(iter(settings))):
             KeepBest(**{"metric": METRIC, **settings})
 
     def test_metrics_of_a_run(self, runs, tmp_path):
-        """A run's metrics are in the manifest by their logged names; what is no finite number is never the best."""
+        """The manifest has the metrics by their logged names; non-finite values are never the best."""
         state = runs.make()
         state.eval_metric_values = {"Accuracy": math.nan, "Loss": 0.5}
         state.train_metric_values = {"Accuracy": 0.25}

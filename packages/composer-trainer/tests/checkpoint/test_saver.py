@@ -96,7 +96,7 @@ class TestWhen:
 
     @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what ask() remembers
     def test_function(self, make_trainer, tmp_path):
-        """A function is asked after each batch, epoch and iteration, and at the end."""
+        """A function is called after each batch, epoch and iteration, and at the end."""
         asked = []
 
         def ask(state, event):
@@ -114,8 +114,8 @@ class TestWhen:
             (Event.FIT_END, 5),
         ]
 
-    def test_more_training(self, make_trainer, tmp_path):
-        """Training on adds checkpoints; what has been saved at this moment is not saved again."""
+    def test_continued_training(self, make_trainer, tmp_path):
+        """Further training adds checkpoints; the current time is not saved again."""
         saver = CheckpointSaver(tmp_path)
         trainer = make_trainer(saver, max_duration="1ep")
 
@@ -127,8 +127,8 @@ class TestWhen:
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
         assert (tmp_path / "ep1-ba5" / "manifest.json").stat().st_mtime_ns == before
 
-    def test_training_anew(self, make_trainer, tmp_path):
-        """A training whose clock was reset replaces checkpoints of the same name, if allowed."""
+    def test_restarted_training(self, make_trainer, tmp_path):
+        """A training with a reset clock replaces checkpoints of the same name with overwrite=True."""
         saver = CheckpointSaver(tmp_path, overwrite=True)
         trainer = make_trainer(saver, max_duration="1ep")
 
@@ -138,7 +138,7 @@ class TestWhen:
         saved = load_file(tmp_path / "ep1-ba5" / "model.safetensors")
         assert all(torch.equal(saved[name], value) for name, value in trainer.state.model.state_dict().items())
 
-    def test_end_has_the_last_evaluation(self, make_trainer, tmp_path):
+    def test_last_checkpoint_has_the_final_evaluation(self, make_trainer, tmp_path):
         """The last checkpoint contains the metrics of the final evaluation."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="7ba", evaluates=True)
@@ -151,8 +151,8 @@ class TestWhen:
 
 
 class TestWhat:
-    def test_a_run_goes_on_from_it(self, make_trainer, tmp_path):
-        """A new program that loads a checkpoint ends with the bits of the one that was not interrupted."""
+    def test_resume(self, make_trainer, tmp_path):
+        """A new program that loads a checkpoint produces bit-identical results."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         parts = {"algorithms": EMA(half_life="2ba"), "callbacks": [SpeedMonitor()]}
         first = make_trainer(saver, **parts)
@@ -168,8 +168,8 @@ class TestWhat:
         assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
         assert one.timestamp.batch == other.timestamp.batch
 
-    def test_what_the_trainer_adds(self, make_trainer, tmp_path):
-        """What ``extra`` returns at the moment of saving comes back."""
+    def test_extra_data(self, make_trainer, tmp_path):
+        """The value of ``extra`` at the time of saving is restored."""
         saver = CheckpointSaver(tmp_path, save_interval="2ba")
         trainer = make_trainer(saver, max_duration="4ba")
         saver.extra = lambda: {"data": {"batch": int(trainer.state.timestamp.batch)}}
@@ -180,20 +180,20 @@ class TestWhat:
         assert loaded.extra == {"data": {"batch": 2}}
 
     def test_weights_only(self, make_trainer, tmp_path):
-        """Weights alone are smaller, and nothing to go on with."""
+        """Weights-only checkpoints are smaller and cannot resume a run."""
         make_trainer(CheckpointSaver(tmp_path, weights_only=True), max_duration="1ep").fit()
 
         assert newest_checkpoint(tmp_path) is None
         assert not (tmp_path / "latest" / "optimizers.safetensors").exists()
 
     def test_ignored_keys(self, make_trainer, tmp_path):
-        """What is to be ignored is not saved."""
+        """Ignored keys are not saved."""
         make_trainer(CheckpointSaver(tmp_path, ignore_keys="optimizers"), max_duration="1ep").fit()
 
         assert not (tmp_path / "latest" / "optimizers.safetensors").exists()
 
-    def test_training_goes_on_meanwhile(self, make_trainer, tmp_path, monkeypatch):
-        """A checkpoint holds the weights of its moment, though it is written after later steps."""
+    def test_background_save(self, make_trainer, tmp_path, monkeypatch):
+        """A checkpoint has the weights at its time, although it is written after later steps."""
         go, written = threading.Event(), []
         write = local._write_file
 
@@ -217,8 +217,8 @@ class TestWhat:
         assert not any(name.startswith("ep") for name in during)
         assert torch.equal(load_file(tmp_path / "ep0-ba1" / "model.safetensors")["module.weight"], weight)
 
-    def test_in_the_foreground(self, make_trainer, tmp_path):
-        """Without the background, the checkpoint is there before the next batch."""
+    def test_foreground_save(self, make_trainer, tmp_path):
+        """Without background saving, the checkpoint is complete before the next batch."""
         seen = []
 
         class Watch(Callback):
@@ -232,8 +232,8 @@ class TestWhat:
 
 
 class TestKeeping:
-    def test_last_ones(self, make_trainer, tmp_path):
-        """Only the last are kept, and the link leads to the newest."""
+    def test_keep_last(self, make_trainer, tmp_path):
+        """Only the last checkpoints are kept, and the link points to the newest."""
         saver = CheckpointSaver(tmp_path, save_interval="2ba", num_checkpoints_to_keep=2)
 
         make_trainer(saver, max_duration="10ba").fit()
@@ -242,8 +242,8 @@ class TestKeeping:
         assert (tmp_path / "latest").resolve() == tmp_path / "ep2-ba10"
         assert [Path(path).name for path in saver.saved_checkpoints] == ["ep1-ba8", "ep2-ba10"]
 
-    def test_best_ones(self, make_trainer, tmp_path):
-        """The best by a metric is kept beside the last."""
+    def test_keep_best(self, make_trainer, tmp_path):
+        """The best checkpoint by a metric is kept next to the last."""
         values = iter([0.5, 0.9, 0.2, 0.3])
 
         class Claim(Callback):
@@ -256,7 +256,7 @@ class TestKeeping:
         assert [one.name for one in find_checkpoints(tmp_path)] == ["ep2-ba10", "ep4-ba20"]
 
     @pytest.mark.parametrize("latest", [None, "{run_name}-newest"])
-    def test_link_by_another_name(self, make_trainer, tmp_path, latest):
+    def test_latest_filename(self, make_trainer, tmp_path, latest):
         """The link may have another name, or none."""
         make_trainer(CheckpointSaver(tmp_path, latest_filename=latest), max_duration="1ep").fit()
 
@@ -264,16 +264,16 @@ class TestKeeping:
 
 
 class TestFolders:
-    def test_names_are_filled_in(self, make_trainer, tmp_path, monkeypatch):
-        """By default checkpoints lie in a folder of the run's name."""
+    def test_folder_name(self, make_trainer, tmp_path, monkeypatch):
+        """By default checkpoints are in a folder with the run's name."""
         monkeypatch.chdir(tmp_path)
 
         make_trainer(CheckpointSaver(), max_duration="1ep").fit()
 
         assert names_in(tmp_path / "blur" / "checkpoints") == [".lock", "ep1-ba5", "latest"]
 
-    def test_a_run_name_that_does_not_fit(self, make_trainer, tmp_path):
-        """A name that becomes two folders with the run's name in it is refused before the first batch."""
+    def test_invalid_run_name(self, make_trainer, tmp_path):
+        """A run name that gives nested folders raises before the first batch."""
         trainer = make_trainer(CheckpointSaver(tmp_path, filename="{run_name}-ba{batch}"), run_name="team/first")
 
         with pytest.raises(ValueError, match=r"filename \(save_filename\) must be .* got 'team/first-ba0'"):
@@ -281,8 +281,8 @@ class TestFolders:
 
         assert int(trainer.state.timestamp.batch) == 0
 
-    def test_folder_of_a_later_run(self, make_trainer, tmp_path):
-        """A new run refuses a folder with later checkpoints before it trains, unless it may replace them."""
+    def test_folder_with_later_checkpoints(self, make_trainer, tmp_path):
+        """A new run in a folder with later checkpoints raises before training, unless it may overwrite them."""
         first = make_trainer(CheckpointSaver(tmp_path), max_duration="2ep")
         first.fit()
         first.close()
@@ -296,8 +296,8 @@ class TestFolders:
         assert int(second.state.timestamp.batch) == 0
         assert verify_checkpoint(tmp_path / "ep1-ba5").run_name == "other"
 
-    def test_going_on_needs_no_overwrite(self, make_trainer, tmp_path):
-        """A run that goes on from its newest checkpoint saves to the same folder."""
+    def test_resuming_does_not_need_overwrite(self, make_trainer, tmp_path):
+        """A run that resumes from its newest checkpoint saves to the same folder."""
         first = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         first.fit()
         first.close()
@@ -309,7 +309,7 @@ class TestFolders:
         assert names_in(tmp_path) == [".lock", "ep1-ba5", "ep2-ba10", "latest"]
 
     def test_folder_in_use(self, make_trainer, tmp_path, monkeypatch):
-        """A folder that another living process saves to is refused before training."""
+        """A folder that another running process saves to raises before training."""
 
         def taken(folder):
             raise FolderInUseError(folder, "process 17 on host")
@@ -322,8 +322,8 @@ class TestFolders:
 
         assert int(trainer.state.timestamp.batch) == 0
 
-    def test_lock_is_given_back(self, make_trainer, tmp_path):
-        """A closed trainer does not hold its folder."""
+    def test_lock_is_released(self, make_trainer, tmp_path):
+        """A closed trainer does not lock its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
         held = dict(local._held)
@@ -334,7 +334,7 @@ class TestFolders:
         assert str(tmp_path.resolve()) not in local._held
 
     def test_remote(self, make_trainer):
-        """An address works as a folder does, with a file that says which is the latest."""
+        """A URL works like a folder, with a file that names the latest checkpoint."""
         fsspec.filesystem("memory").store.clear()
         saver = CheckpointSaver("memory://runs/{run_name}", num_checkpoints_to_keep=1)
 
@@ -345,8 +345,8 @@ class TestFolders:
 
 
 class TestFailures:
-    def test_told_at_the_next_batch(self, make_trainer, tmp_path, monkeypatch):
-        """A save that fails ends the run at the next batch, and leaves the checkpoints before it."""
+    def test_failure_is_raised_at_the_next_batch(self, make_trainer, tmp_path, monkeypatch):
+        """A failed save ends the run at the next batch, and preserves earlier checkpoints."""
         saver = CheckpointSaver(
             tmp_path,
             save_interval=lambda state, event: event == "batch_checkpoint" and int(state.timestamp.batch) in {2, 4},
@@ -373,8 +373,8 @@ class TestFailures:
         assert find_checkpoints(tmp_path)[0].is_whole
 
     @pytest.mark.parametrize("when", ["fit", "close"])
-    def test_not_lost_at_the_end(self, make_trainer, tmp_path, monkeypatch, when):
-        """The last save's failure is raised by the end of the training, or by closing."""
+    def test_failure_is_raised_at_the_end(self, make_trainer, tmp_path, monkeypatch, when):
+        """The last save's failure is raised at the end of the training, or by close."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="1ep")
         write = local.LocalFolder.write
@@ -394,8 +394,8 @@ class TestFailures:
 
         assert not any(one.is_whole for one in find_checkpoints(tmp_path))
 
-    def test_tried_again_by_hand(self, make_trainer, tmp_path, monkeypatch):
-        """A save that has failed counts as none: asked again at the same moment, once there is space, it is made."""
+    def test_failed_save_can_be_repeated(self, make_trainer, tmp_path, monkeypatch):
+        """A failed save can be repeated at the same time once there is space."""
         saver = CheckpointSaver(tmp_path, save_interval="1ep")
         trainer = make_trainer(saver, max_duration="1ep")
 
@@ -411,8 +411,8 @@ class TestFailures:
 
         assert verify_checkpoint(tmp_path / "ep1-ba5")
 
-    def test_a_file_in_the_way(self, make_trainer, tmp_path):
-        """Where the folder cannot be made, a sentence says so before the first batch."""
+    def test_file_in_place_of_the_folder(self, make_trainer, tmp_path):
+        """If the folder cannot be created, an error is raised before the first batch."""
         (tmp_path / "file").write_text("")
         trainer = make_trainer(CheckpointSaver(tmp_path / "file" / "runs"))
 
@@ -422,7 +422,7 @@ class TestFailures:
         assert int(trainer.state.timestamp.batch) == 0
 
 
-class TestInTheWay:
+class TestIncompleteFolders:
     def leave(self, folder):
         """Leave what a copy that was cut off leaves: a folder without a manifest, and the link as a folder."""
         for name in ("ep1-ba5", "latest"):
@@ -430,7 +430,7 @@ class TestInTheWay:
             (folder / name / "model.safetensors").write_text("precious")
 
     def test_moved_aside_on_autoresume(self, make_trainer, tmp_path, caplog):
-        """An unattended run moves what is half written out of the way of its checkpoints, and says where it is."""
+        """With autoresume, incomplete folders are moved away with a warning that states where."""
         self.leave(tmp_path)
         options = {"save_folder": str(tmp_path), "autoresume": True, "max_duration": "2ep"}
 
@@ -443,8 +443,8 @@ class TestInTheWay:
         assert [(path / "model.safetensors").read_text() for path in aside] == ["precious"] * 2
         assert all(f"it is now {path}." in caplog.text for path in aside)
 
-    def test_refused_otherwise(self, make_trainer, tmp_path):
-        """A run started without autoresume stops and changes nothing."""
+    def test_raises_without_autoresume(self, make_trainer, tmp_path):
+        """Without autoresume the run stops and changes nothing."""
         self.leave(tmp_path)
 
         with pytest.raises(CheckpointSaveError, match="ep1-ba5 was not saved: a file or folder of that name"):
@@ -476,13 +476,13 @@ class TestSettings:
             ({"latest_filename": "late\0st"}, ValueError, r"latest_filename \(save_latest_filename\) must be the"),
         ],
     )
-    def test_refused(self, settings, error, named):
-        """What makes no sense is refused at construction."""
+    def test_invalid_settings_raise(self, settings, error, named):
+        """Invalid settings raise at construction."""
         with pytest.raises(error, match=named):
             CheckpointSaver(**settings)
 
-    def test_folders_are_no_part_of_the_run(self, make_trainer, tmp_path, recwarn):
-        """A run that saves elsewhere, or not at all, goes on without a word about it."""
+    def test_other_folders_on_resume(self, make_trainer, tmp_path, recwarn):
+        """A run that saves elsewhere, or not at all, resumes without a warning."""
         make_trainer(CheckpointSaver(tmp_path), max_duration="1ep").fit()
 
         for saver in (CheckpointSaver(tmp_path / "other", save_interval="2ba"), None):
@@ -491,8 +491,8 @@ class TestSettings:
         assert not recwarn.list
 
 
-def test_memory_of_a_copy_is_used_again(make_trainer, tmp_path):
-    """A save copies into the memory of the one before, once that is written; each checkpoint has its own moment."""
+def test_snapshot_memory_is_reused(make_trainer, tmp_path):
+    """A save reuses the memory of the previous one once that is written; each checkpoint has its own values."""
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1 << 18), torch.nn.Linear(1 << 18, 3))
     model = ComposerClassifier(network, num_classes=3)
     saver = CheckpointSaver(folder=str(tmp_path), save_interval="1ba")

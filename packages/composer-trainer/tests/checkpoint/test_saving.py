@@ -34,7 +34,7 @@ class Remembers(Callback):
 
 class TestSaveCheckpoint:
     def test_weights_are_plain(self, runs, saved):
-        """The model's file is loaded by safetensors alone, into the bare model, with nothing missing."""
+        """Safetensors loads the model's file strictly into the unwrapped model."""
         model = runs.make(seed=9).model
 
         model.load_state_dict(load_file(saved / "model.safetensors"), strict=True)
@@ -42,14 +42,14 @@ class TestSaveCheckpoint:
         assert runs.same_tensors(model.state_dict(), runs.make().model.state_dict())
 
     def test_optimizer_tensors_have_names(self, saved):
-        """The optimizer's file names optimizer, parameter and tensor."""
+        """Names have optimizer, parameter and tensor."""
         names = load_file(saved / "optimizers.safetensors").keys()
 
         assert "optimizers.Adam.state.0.weight.exp_avg" in names
         assert len(names) == 4 * 3
 
     def test_state_is_json(self, saved):
-        """Clock, seed and what the trainer added can be read by anybody."""
+        """Clock, seed and extra data are readable JSON."""
         data = json.loads((saved / "state.json").read_text())
 
         assert data["timestamp"]["batch"] == 5
@@ -59,7 +59,7 @@ class TestSaveCheckpoint:
         assert data["environment"]["torch"] == torch.__version__
 
     def test_manifest_lists_all_files(self, saved):
-        """Besides the manifest there are exactly the files that it lists."""
+        """The folder contains the manifest and the listed files."""
         manifest = verify_checkpoint(saved)
 
         assert {*manifest.files, "manifest.json"} == set(names_in(saved))
@@ -67,7 +67,7 @@ class TestSaveCheckpoint:
         assert not manifest.weights_only
 
     def test_name_is_filled_in(self, runs, tmp_path):
-        """Run and clock stand in the name, and missing folders are made."""
+        """The name may contain run and clock; missing folders are created."""
         path = save_checkpoint(runs.make(), tmp_path / "{run_name}" / "ep{epoch}-ba{batch}")
 
         assert path == str(tmp_path / "blur" / "ep1-ba5")
@@ -75,8 +75,8 @@ class TestSaveCheckpoint:
     @pytest.mark.parametrize(
         "name", ["{what}", "ep{epoch", "{0}", ".hidden", "{epoch.__class__}", "{run_name[0]}", "{}", "ba\0", ""]
     )
-    def test_impossible_names(self, runs, name, tmp_path):
-        """What cannot be filled in, or is no name of a folder, is refused."""
+    def test_invalid_names_raise(self, runs, name, tmp_path):
+        """Unknown placeholders and invalid folder names raise."""
         with pytest.raises(ValueError, match=r"nothing else in braces|must be the name of a"):
             save_checkpoint(runs.make(), name and f"{tmp_path}/{name}")
 
@@ -98,8 +98,8 @@ class TestSaveCheckpoint:
             [],
         ],
     )
-    def test_values_come_back_exactly(self, runs, value, tmp_path):
-        """Numbers, tuples and keys that JSON has no word for are the same again, with their types."""
+    def test_json_extensions_round_trip(self, runs, value, tmp_path):
+        """Tuples, non-string keys and special numbers are restored with their types."""
         path = save_checkpoint(runs.make(callbacks=Remembers(value)), tmp_path / "one")
         later = runs.make(callbacks=Remembers())
 
@@ -107,8 +107,8 @@ class TestSaveCheckpoint:
 
         assert repr(later.callbacks[0].value) == repr(value)
 
-    def test_tensors_in_extra_come_back(self, runs, tmp_path):
-        """What the trainer adds may hold tensors anywhere."""
+    def test_tensors_in_extra_round_trip(self, runs, tmp_path):
+        """Extra data may contain tensors."""
         extra = {"rng": {"cpu": torch.get_rng_state(), "more": [torch.tensor(1.5), (torch.ones(2), "x")]}}
 
         loaded = load_checkpoint(save_checkpoint(runs.make(), tmp_path / "one", extra=extra), runs.make(seed=1))
@@ -117,8 +117,8 @@ class TestSaveCheckpoint:
         assert loaded.extra["rng"]["more"][0].item() == 1.5
         assert loaded.extra["rng"]["more"][1][1] == "x"
 
-    def test_no_data_is_refused_with_its_path(self, runs, tmp_path):
-        """Something that is neither data nor a tensor is refused before anything is written."""
+    def test_unserializable_extra_raises(self, runs, tmp_path):
+        """Unserializable extra data raise with the path, before anything is written."""
         with pytest.raises(NotSerializableError, match=r"extra\.data\.sampler"):
             save_checkpoint(runs.make(), tmp_path / "one", extra={"data": {"sampler": object()}})
 
@@ -126,8 +126,8 @@ class TestSaveCheckpoint:
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
     @pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
-    def test_weights_that_files_cannot_hold(self, kind, runs, tmp_path):
-        """A weight that has no memory of its own shape is refused with its name, before anything is written."""
+    def test_unsupported_weights_raise(self, kind, runs, tmp_path):
+        """A weight without its own memory raises with its name, before anything is written."""
         make = {
             "sparse": lambda: torch.eye(3).to_sparse(),
             "nested": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
@@ -142,7 +142,7 @@ class TestSaveCheckpoint:
         assert not list(tmp_path.iterdir())
 
     def test_weights_only(self, runs, tmp_path):
-        """Without the state of the training there are only weights and what they need."""
+        """Without the training state there are only weights and their metadata."""
         path = Path(save_checkpoint(runs.make(), tmp_path / "one", weights_only=True, extra={"data": 1}))
 
         data = json.loads((path / "state.json").read_text())
@@ -152,14 +152,14 @@ class TestSaveCheckpoint:
         assert verify_checkpoint(path).weights_only
 
     def test_ignored_keys_are_not_saved(self, runs, tmp_path):
-        """Patterns leave out weights and whole parts."""
+        """Patterns exclude weights and other parts."""
         path = Path(save_checkpoint(runs.make(), tmp_path / "one", ignore_keys=["model/2.*", "state/optimizers/*"]))
 
         assert load_file(path / "model.safetensors").keys() == {"0.weight", "0.bias"}
         assert not (path / "optimizers.safetensors").exists()
 
-    def test_model_says_where_it_comes_from(self, runs, tmp_path):
-        """The metadata of a model is in the checkpoint."""
+    def test_model_metadata(self, runs, tmp_path):
+        """The metadata of a model are saved."""
 
         class Known(nn.Linear):
             def get_metadata(self):
@@ -170,7 +170,7 @@ class TestSaveCheckpoint:
         assert json.loads((path / "state.json").read_text())["integrations"] == {"model": {"name": "linear"}}
 
     def test_extra_state_of_modules(self, runs, tmp_path):
-        """What a module saves beside its weights comes back, also if it is no tensor."""
+        """A module's extra state is restored, also if it is not a tensor."""
 
         class Counts(nn.Linear):
             seen = 0
@@ -191,8 +191,8 @@ class TestSaveCheckpoint:
 
         assert (later.model.seen, weights.model.seen) == (9, 9)
 
-    def test_same_moment_is_left_as_it_is(self, runs, tmp_path):
-        """Saving the same moment of the same run again changes nothing."""
+    def test_repeated_save_changes_nothing(self, runs, tmp_path):
+        """Saving the same run at the same time again changes nothing."""
         path = Path(save_checkpoint(runs.make(), tmp_path / "one"))
         before = (path / "manifest.json").stat().st_mtime_ns
 
@@ -200,8 +200,8 @@ class TestSaveCheckpoint:
 
         assert (path / "manifest.json").stat().st_mtime_ns == before
 
-    def test_another_moment_needs_overwrite(self, runs, tmp_path):
-        """Another checkpoint of the name is replaced only if that is said."""
+    def test_overwrite(self, runs, tmp_path):
+        """Another checkpoint of the same name is replaced with overwrite=True only."""
         path = save_checkpoint(runs.make(), tmp_path / "one")
 
         with pytest.raises(CheckpointSaveError, match=r"one was not saved: there is one already.*batch 5.*overwrite"):
@@ -211,8 +211,8 @@ class TestSaveCheckpoint:
         assert int(verify_checkpoint(path).timestamp.batch) == 6
         assert names_in(tmp_path) == ["one"]
 
-    def test_a_damaged_one_is_replaced(self, runs, saved):
-        """A checkpoint that is not whole does not stand in the way."""
+    def test_damaged_checkpoint_is_replaced(self, runs, saved):
+        """A damaged checkpoint is replaced."""
         (saved / "model.safetensors").write_bytes(b"")
 
         save_checkpoint(runs.make(), saved)
@@ -220,8 +220,8 @@ class TestSaveCheckpoint:
         assert verify_checkpoint(saved)
 
     @pytest.mark.parametrize("overwrite", [False, True])
-    def test_foreign_folders_are_left_alone(self, runs, overwrite, tmp_path):
-        """A folder of that name that is no checkpoint is neither replaced nor emptied."""
+    def test_other_folders_raise(self, runs, overwrite, tmp_path):
+        """A folder of that name that is not a checkpoint is neither replaced nor emptied."""
         (tmp_path / "one").mkdir()
         (tmp_path / "one" / "model.safetensors").write_text("precious")
 
@@ -230,8 +230,8 @@ class TestSaveCheckpoint:
 
         assert (tmp_path / "one" / "model.safetensors").read_text() == "precious"
 
-    def test_foreign_files_are_not_replaced(self, runs, saved):
-        """A checkpoint in which somebody has put a file is not replaced, as that file would be gone."""
+    def test_user_files_raise(self, runs, saved):
+        """A checkpoint with user files is not replaced."""
         (saved / "notes.txt").write_text("precious")
 
         with pytest.raises(CheckpointSaveError, match=r"'notes\.txt' in it is not a file of a checkpoint"):
@@ -256,11 +256,11 @@ class Switching(torch.optim.SGD):
                 parameter.data.mul_(factor)
 
 
-class TestTake:
+class TestSnapshot:
     # Without the pause there are more than 200. One starts when it ends, and in Python 3.13 another one follows.
     @pytest.mark.parametrize(("enabled", "most"), [(True, 2), (False, 0)])
-    def test_garbage_is_collected_later(self, runs, enabled, most):
-        """Training does not wait for a collection as well; whether there are any is then as it was."""
+    def test_garbage_collection_is_restored(self, runs, enabled, most):
+        """Collection is disabled during a snapshot, and then restored."""
         state = runs.make(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
         began, usual = [], gc.get_threshold()
         if not enabled:
@@ -278,8 +278,8 @@ class TestTake:
         assert collections <= most
         assert is_enabled == enabled
 
-    def test_later_steps_do_not_touch_it(self, runs):
-        """What was taken is the run as it was, though training goes on."""
+    def test_snapshot_is_independent(self, runs):
+        """A snapshot does not change while training continues."""
         state = runs.make()
         before = state.model[0].weight.detach().clone()
 
@@ -293,7 +293,7 @@ class TestTake:
 
     @pytest.mark.parametrize("weights_only", [False, True])
     def test_weights_of_schedule_free_optimizers(self, runs, weights_only, tmp_path):
-        """The training's weights are saved to go on with, those to evaluate with alone; the run itself is as it was."""
+        """Full checkpoints have the training weights, weights-only ones the evaluation weights."""
         state = runs.make(optimizer=Switching, steps=0)
         before = {name: value.clone() for name, value in state.model.state_dict().items()}
 

@@ -82,8 +82,8 @@ class OnlyCopies(torch.Tensor):
 class TestPackTensors:
     @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in NAMES])
     @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
-    def test_every_dtype_comes_back(self, dtype, shape, tmp_path):
-        """Tensors of any dtype, also of one number or none, are the same bytes again."""
+    def test_dtype_round_trip(self, dtype, shape, tmp_path):
+        """Tensors of any dtype, also scalars and empty ones, are restored byte for byte."""
         tensor = random_tensor(dtype, shape)
 
         read = read_tensors(write(tmp_path / "file", {"one": tensor, "two": torch.ones(3, dtype=torch.bool)}))
@@ -93,8 +93,8 @@ class TestPackTensors:
         assert read["two"].all()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn])
-    def test_the_format_is_that_of_safetensors(self, dtype, tmp_path):
-        """The package itself reads what we write, and we read what it writes."""
+    def test_format_is_safetensors(self, dtype, tmp_path):
+        """The package reads written files, and its files are read."""
         tensors = {
             "b.weight": random_tensor(dtype, (3, 5)),
             "a": random_tensor(torch.float64, (2,)),
@@ -119,7 +119,7 @@ class TestPackTensors:
         )
     )
     def test_any_names_and_sizes(self, tmp_path_factory, wanted):
-        """Whatever tensors are called and however small they are, the package reads what is written."""
+        """The package reads files with any tensor names and small sizes."""
         tensors = {name: random_tensor(dtype, (count,)) for name, (dtype, count) in wanted.items()}
         path = write(tmp_path_factory.mktemp("any") / "file", tensors)
 
@@ -129,8 +129,8 @@ class TestPackTensors:
         assert all(as_bytes(theirs[name]) == as_bytes(tensor) for name, tensor in tensors.items())
         assert all(ours[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
-    def test_strides_come_back(self, tmp_path):
-        """A tensor in channels-last order has that order again, and one with gaps has none."""
+    def test_strides_round_trip(self, tmp_path):
+        """Channels-last strides are restored, gaps are removed."""
         last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
         gaps = torch.rand(4, 6)[:, ::2]
 
@@ -142,8 +142,8 @@ class TestPackTensors:
         assert read["gaps"].is_contiguous()
         assert read["turned"].stride() == (1, 3)
 
-    def test_a_copy_is_made(self):
-        """What the run changes later is not in the copy."""
+    def test_copy(self):
+        """Later changes of the run do not change the copy."""
         weight = torch.zeros(2)
 
         packed = pack_tensors({"weight": weight})
@@ -153,7 +153,7 @@ class TestPackTensors:
 
     @pytest.mark.parametrize("copy", [True, False])
     def test_without_a_copy(self, copy, tmp_path):
-        """Without a copy the file is the same; what does not lie in order is copied all the same."""
+        """Without a copy the file is equal; non-contiguous tensors are copied."""
         numbers = torch.tensor([1 + 2j, 3 - 4j])
         tensors = {
             "turned": torch.rand(3, 2).t(),
@@ -173,7 +173,7 @@ class TestPackTensors:
         assert packed.size == (tmp_path / "file").stat().st_size
 
     def test_large_tensors_are_copied(self, tmp_path):
-        """Above some megabytes memory comes from elsewhere; the file is the same."""
+        """Above some megabytes memory is allocated differently; the file is equal."""
         tensors = {"large": torch.arange(3_000_000, dtype=torch.float32), "small": torch.tensor(True)}
 
         read = load_file(write(tmp_path / "file", tensors))
@@ -194,8 +194,8 @@ class TestPackTensors:
         assert same_size.pieces[-1].obj is other.pieces[-1].obj
         assert former_size.pieces[-1].obj is not first.pieces[-1].obj
 
-    def test_views_that_cannot_be_seen_as_bytes(self, tmp_path):
-        """Conjugate and negative views are written as the numbers that they show."""
+    def test_conjugate_and_negative_views(self, tmp_path):
+        """Conjugate and negative views are resolved."""
         numbers = torch.tensor([1 + 2j, 3 - 4j])
         tensors = {"conjugate": numbers.conj(), "negative": numbers.conj().imag, "weight": nn.Parameter(torch.ones(2))}
 
@@ -205,8 +205,8 @@ class TestPackTensors:
         assert read["negative"].tolist() == [-2.0, 4.0]
         assert not read["weight"].requires_grad
 
-    def test_tied_weights_are_there_under_both_names(self, tmp_path):
-        """A plain load of the file has every name that the model asks for."""
+    def test_tied_weights_have_both_names(self, tmp_path):
+        """A plain load of the file has every name of the model."""
         model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
         model[1].weight = model[0].weight
         later = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
@@ -215,20 +215,20 @@ class TestPackTensors:
 
         assert torch.equal(later[1].weight, model[0].weight)
 
-    def test_kinds_of_tensors_that_are_copied_one_by_one(self):
-        """A kind of tensor that knows how to be copied, and not how with others, is written like any."""
+    def test_tensor_subclasses(self):
+        """A tensor subclass without batched copies is supported."""
         packed = pack_tensors({"a": torch.ones(2), "b": OnlyCopies(torch.full((3,), 2.0))})
 
         assert torch.frombuffer(packed.pieces[1], dtype=torch.float32).tolist() == [1, 1, 2, 2, 2]
 
-    def test_dtypes_that_torch_cannot_copy(self):
-        """A tensor that torch itself cannot do anything with is refused by its name."""
+    def test_unsupported_dtypes_raise(self):
+        """A tensor that torch cannot copy raises with its name."""
         with pytest.raises(NotSerializableError, match=r"body\.weight: a tensor of int4"):
             pack_tensors({"body.weight": torch.empty(2, dtype=torch.uint8).view(torch.int4)})
 
     @pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
-    def test_impossible_names(self, name):
-        """A name that the format cannot hold is refused."""
+    def test_invalid_names_raise(self, name):
+        """A name that the format does not support raises."""
         with pytest.raises(NotSerializableError, match="a tensor"):
             pack_tensors({name: torch.ones(1)})
 
@@ -244,8 +244,8 @@ def no_thread(*_):
 
 
 class TestReadTensors:
-    def test_same_as_the_package(self, tmp_path):
-        """Tensors and hash are those that the package and the system compute, of a file that is read once."""
+    def test_equals_safetensors(self, tmp_path):
+        """Tensors and hash equal those of the package and the system; the file is read once."""
         image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
         tensors = {
             "a": torch.rand(700, 500),
@@ -265,8 +265,8 @@ class TestReadTensors:
         assert read["image"].stride() == image.stride()
 
     @pytest.mark.parametrize("threads", [True, False])
-    def test_a_large_file_is_read_in_two_halves(self, tmp_path, threads, monkeypatch):
-        """Tensors and hash are those of the file, whether or not a second thread can be started for its second half."""
+    def test_large_file_is_read_in_two_halves(self, tmp_path, threads, monkeypatch):
+        """Tensors and hash are correct with and without a second thread."""
         if not threads:
             monkeypatch.setattr(_thread, "start_new_thread", no_thread)
         tensors = {f"{number:02}": torch.rand(number << 15) for number in range(12)}
@@ -280,14 +280,14 @@ class TestReadTensors:
 
     @pytest.mark.parametrize("size", [5, 3 << 20])
     def test_alignment(self, tmp_path, size):
-        """Each tensor begins where torch would align it, so that kernels compute the same as with one of torch."""
+        """Each tensor is aligned like torch's, so that kernels compute the same."""
         read = read_tensors(write(tmp_path / "file", {"a": torch.rand(size), "b": torch.rand(7), "c": torch.ones(1)}))
 
         assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 3
         assert {tensor.data_ptr() % 64 for tensor in read.values()} == {0}
 
     def test_values_outlive_the_file(self, tmp_path):
-        """Tensors are in memory, not in the file, and writing to them changes nothing else."""
+        """Tensors are in memory, and independent of each other."""
         path = write(tmp_path / "file", {"weight": torch.ones(2 << 20), "other": torch.ones(3)})
 
         read = read_tensors(path)
@@ -300,8 +300,8 @@ class TestReadTensors:
 
     @pytest.mark.parametrize("large", [False, True])
     @pytest.mark.parametrize("change", ["cut off", "longer"])
-    def test_changed_while_it_is_read(self, tmp_path, change, large):
-        """A file whose length changes after its header was checked is refused."""
+    def test_changed_while_reading(self, tmp_path, change, large):
+        """A file whose length changes after its header was read raises."""
         path = write(tmp_path / "file", {name: torch.rand(2 << 20 if large else 100) for name in "abc"})
         size = path.stat().st_size
 
@@ -342,15 +342,15 @@ class TestReadTensors:
 
         assert largest < 1_000_000
 
-    def test_no_file(self, tmp_path):
-        """A file that does not exist is refused with its name."""
+    def test_missing_file_raises(self, tmp_path):
+        """A missing file raises with its name."""
         for function in (read_tensors, read_shapes):
             with pytest.raises(CheckpointError, match="nothing cannot be read: No such file"):
                 function(tmp_path / "nothing")
 
     @pytest.mark.parametrize("dtype", ["C64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
-    def test_names_that_we_do_not_write(self, dtype, tmp_path):
-        """Dtypes that only recent releases of the package can name are read from files that have the names."""
+    def test_newer_dtype_names(self, dtype, tmp_path):
+        """Dtypes that only recent releases of the package write are read."""
         expected = random_tensor(tensor_file._DTYPES[dtype], (2,))
         entry = {"dtype": dtype, "shape": [2], "data_offsets": [0, expected.nbytes]}
         path = header(tmp_path / "file", {"a": entry}, bytes(as_bytes(expected)))
@@ -368,8 +368,8 @@ class TestReadTensors:
         st.sampled_from(["a", "b"]),
         st.integers(-1, 1),
     )
-    def test_what_the_package_refuses_is_refused(self, tmp_path_factory, field, value, name, more):
-        """A header that the package does not read because it is wrong is not read here."""
+    def test_invalid_headers_raise(self, tmp_path_factory, field, value, name, more):
+        """A header that the package rejects raises."""
         content = {
             "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
             "b": {"dtype": "F32", "shape": [2, 1], "data_offsets": [8, 16]},
@@ -412,8 +412,8 @@ class TestReadTensors:
             b"no file",
         ],
     )
-    def test_no_safetensors_file(self, content, tmp_path):
-        """What has no header, or one of impossible length, is refused by its name."""
+    def test_other_files_raise(self, content, tmp_path):
+        """A file without a header, or with one of invalid length, raises with its name."""
         path = tmp_path / "model.safetensors"
         path.write_bytes(content)
 
@@ -424,8 +424,8 @@ class TestReadTensors:
     @pytest.mark.parametrize(
         "metadata", ["[]", "{", '{"dtypes": 3}', '{"what": {}}', '{"strides": {"w": ["a"]}}', "[" * 9999]
     )
-    def test_metadata_of_others(self, metadata, tmp_path):
-        """What is written in our name and is not ours is refused."""
+    def test_foreign_metadata_raise(self, metadata, tmp_path):
+        """Metadata under this library's key with other content raise."""
         path = tmp_path / "file"
         save_file({"w": torch.ones(4)}, path, metadata={"composer": metadata})
 
@@ -443,16 +443,16 @@ class TestReadTensors:
             {"dtypes": {"w": ["complex128", [1 << 60]]}},
         ],
     )
-    def test_impossible_metadata(self, said, tmp_path):
-        """Strides and dtypes that do not fit the tensor are refused; no memory is taken for them."""
+    def test_invalid_metadata_raise(self, said, tmp_path):
+        """Strides and dtypes that do not match the tensor raise; no memory is allocated."""
         path = tmp_path / "file"
         save_file({"w": torch.ones(2, 2, dtype=torch.uint8)}, path, metadata={"composer": json.dumps(said)})
 
         with pytest.raises(CheckpointError, match="has metadata that does not fit its tensors"):
             read_tensors(path)
 
-    def test_shapes_alone(self, tmp_path):
-        """Dtypes and shapes are read without the tensors, also of dtypes that are kept as bytes."""
+    def test_shapes_only(self, tmp_path):
+        """Dtypes and shapes are read without the tensors, also of dtypes stored as bytes."""
         path = write(tmp_path / "file", {"a": torch.ones(2, 3), "c": torch.ones(4, dtype=torch.complex128)})
 
         assert read_shapes(path) == {"a": ("F32", (2, 3)), "c": ("complex128", (4,))}

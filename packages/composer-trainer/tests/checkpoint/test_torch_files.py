@@ -42,7 +42,7 @@ class Bomb:
 class TestLoadTorchWeights:
     @pytest.mark.parametrize("nest", [(), ("state_dict",), ("model",)])
     def test_plain_files(self, nest, tmp_path):
-        """A state_dict is found by itself and under the usual names."""
+        """A state_dict is found directly and under the usual names."""
         weights = content = nn.Linear(3, 2).state_dict()
         for name in nest:
             content = {name: content, "epoch": 3}
@@ -54,7 +54,7 @@ class TestLoadTorchWeights:
         assert all(torch.equal(loaded[name], value) for name, value in weights.items())
 
     def test_composer_file(self, runs, tmp_path):
-        """A checkpoint of Composer gives its weights, whatever they are wrapped in."""
+        """A checkpoint of Composer gives its weights, with any wrapper."""
         weights = runs.make().model.state_dict()
         later = runs.make(seed=1)
 
@@ -64,14 +64,14 @@ class TestLoadTorchWeights:
         assert loaded.report.restored == ("model",)
 
     def test_old_format(self, tmp_path):
-        """Files from before torch's archives are read, too."""
+        """Files in the format before torch's archives are read."""
         torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
 
         assert load_torch_weights(tmp_path / "old.pt").keys() == {"weight", "bias"}
 
     @pytest.mark.parametrize("new", [True, False])
-    def test_nothing_is_run(self, new, tmp_path):
-        """A file that would run a command is refused with the name of the function, and the command is not run."""
+    def test_code_is_not_executed(self, new, tmp_path):
+        """A file with a command raises with the function's name, and the command is not executed."""
         content = {"weight": torch.ones(1), "more": Bomb(f"touch {tmp_path}/ran")}
         torch.save(content, tmp_path / "bomb.pt", _use_new_zipfile_serialization=new)
 
@@ -80,15 +80,15 @@ class TestLoadTorchWeights:
 
         assert not (tmp_path / "ran").exists()
 
-    def test_whole_models_are_refused(self, tmp_path):
-        """A pickled model is no data: its class is named."""
+    def test_pickled_models_raise(self, tmp_path):
+        """A pickled model raises with its class."""
         torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
 
         with pytest.raises(CheckpointError, match=r"holds torch\.nn\.modules\.linear\.Linear, which is not data"):
             load_torch_weights(tmp_path / "model.pt")
 
-    def test_nothing_stays_allowed(self, tmp_path):
-        """What is allowed here is not allowed to others afterwards."""
+    def test_allowed_globals_are_reset(self, tmp_path):
+        """Globals allowed here are not allowed afterwards."""
         before = set(torch.serialization.get_safe_globals())
 
         load_torch_weights(composer_file(tmp_path / "one.pt", nn.Linear(2, 2).state_dict()))
@@ -98,23 +98,23 @@ class TestLoadTorchWeights:
     @pytest.mark.parametrize(
         "content", [b"", b"no file", b"PK\x03\x04 nothing", b"\x80\x02.", b"\x80\x02" + b"(" * 9999]
     )
-    def test_no_file_of_torch(self, content, tmp_path):
-        """Something else is refused by its name."""
+    def test_other_files_raise(self, content, tmp_path):
+        """Other files raise with their names."""
         (tmp_path / "file.pt").write_bytes(content)
 
         with pytest.raises(CheckpointError, match=r"file\.pt (is no|holds)"):
             load_torch_weights(tmp_path / "file.pt")
 
     @pytest.mark.parametrize("content", [{}, [torch.ones(1)], {"epoch": 3}, torch.ones(2), {3: torch.ones(1)}])
-    def test_no_weights(self, content, tmp_path):
-        """Data without named tensors raises an error."""
+    def test_file_without_weights_raises(self, content, tmp_path):
+        """Data without named tensors raise."""
         torch.save(content, tmp_path / "file.pt")
 
         with pytest.raises(CheckpointError, match="holds no weights"):
             load_torch_weights(tmp_path / "file.pt")
 
-    def test_compressed_archives(self, tmp_path):
-        """A small file that would become a large one is refused before it does."""
+    def test_compressed_archives_raise(self, tmp_path):
+        """A small file that expands to a large one raises."""
         torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
         with (
             zipfile.ZipFile(tmp_path / "plain.pt") as plain,
@@ -127,8 +127,8 @@ class TestLoadTorchWeights:
             load_torch_weights(tmp_path / "small.pt")
 
     @pytest.mark.parametrize("way", ["bytes behind the end", "two tables of contents"])
-    def test_hidden_compression(self, way, tmp_path):
-        """An archive in which Python and torch would see different contents is refused, whatever torch would find."""
+    def test_ambiguous_archives_raise(self, way, tmp_path):
+        """An archive that Python and torch read differently raises."""
         torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
         with (
             zipfile.ZipFile(tmp_path / "plain.pt") as plain,
@@ -147,8 +147,8 @@ class TestLoadTorchWeights:
         with pytest.raises(CheckpointError, match=r"small\.pt is no (archive as|whole file of) torch\.save"):
             load_torch_weights(tmp_path / "small.pt")
 
-    def test_parts_that_overlap(self, tmp_path):
-        """A file that claims the same bytes several times, to become a large one, is refused."""
+    def test_overlapping_entries_raise(self, tmp_path):
+        """An archive with overlapping entries raises."""
         torch.save({"weight": torch.zeros(100_000)}, tmp_path / "plain.pt")
         with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "twice.pt", "w") as twice:
             for one in plain.infolist():
