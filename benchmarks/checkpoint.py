@@ -89,7 +89,7 @@ def rounds(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, l
     for number in range(arguments.rounds):
         for group, variants in GROUPS.items():
             for variant in variants:
-                measured = in_fresh_process(group, variant, folder, arguments)
+                measured = run_in_subprocess(group, variant, folder, arguments)
                 times[group].setdefault(variant, []).append(measured[0] if group == "load" else min(measured))
                 if group == "load" and measured[1:]:
                     times["again"].setdefault(variant, []).append(min(measured[1:]))
@@ -97,7 +97,7 @@ def rounds(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, l
     return times
 
 
-def in_fresh_process(group: str, variant: str, folder: Path, arguments: argparse.Namespace) -> list[float]:
+def run_in_subprocess(group: str, variant: str, folder: Path, arguments: argparse.Namespace) -> list[float]:
     """Return the seconds that a variant takes in a process of its own, each time."""
     options = ["--repeats", str(arguments.repeats), *(["--sync"] if arguments.sync else [])]
     command = [sys.executable, __file__, "--child", group, variant, str(folder), *options]
@@ -254,12 +254,12 @@ def loading(
     def load() -> object:
         return load_checkpoint(ours, state)
 
-    def begin_anew() -> None:
+    def reset_state() -> None:
         if variant.endswith("resumed"):
             state.optimizers[0].state.clear()
 
     ways = (torch_load, safetensors, plain_read, torch_loaded, torch_loaded, load, load)
-    return begin_anew, dict(zip(LOADING, ways, strict=True))[variant]
+    return reset_state, dict(zip(LOADING, ways, strict=True))[variant]
 
 
 def warm_up(folder: Path) -> None:

@@ -76,7 +76,7 @@ def plain_loop(seed: int, epochs: int) -> float:
         return 100 * (model(images).argmax(dim=1) == labels).float().mean().item()
 
 
-def by_trainer(seed: int, epochs: int, algorithms: list[str]) -> float:
+def run_trainer(seed: int, epochs: int, algorithms: list[str]) -> float:
     """Train with the Trainer and return the accuracy in percent."""
     seed_all(seed)
     model = ComposerClassifier(digits.make_network(), num_classes=10)
@@ -108,8 +108,8 @@ def main() -> None:
 
     runs = {
         "loop": plain_loop,
-        "baseline": lambda seed, epochs: by_trainer(seed, epochs, []),
-        "recipe": lambda seed, epochs: by_trainer(seed, epochs, list(digits.RECIPE)),
+        "baseline": lambda seed, epochs: run_trainer(seed, epochs, []),
+        "recipe": lambda seed, epochs: run_trainer(seed, epochs, list(digits.RECIPE)),
     }
     plain_loop(0, 1)  # one-time costs of a process are not counted
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}

@@ -46,7 +46,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         for variant in VARIANTS:
             for who, python in pythons.items():
-                times[who][variant].append(in_new_process(python, variant))
+                times[who][variant].append(run_in_subprocess(python, variant))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     figures = {who: {name: statistics.median(each) for name, each in rounds.items()} for who, rounds in times.items()}
     report(figures)
@@ -64,7 +64,7 @@ def report(figures: dict[str, dict[str, float]]) -> None:
     print(f"{'engine / kernels':<12}" + "".join(f"{ratio:>12.2f}" for ratio in ratios)[4:])
 
 
-def in_new_process(python: str, variant: str) -> float:
+def run_in_subprocess(python: str, variant: str) -> float:
     """Return the microseconds of a variant, measured in a new process."""
     command = [python, "-W", "ignore", __file__, "--child", variant]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -46,7 +46,7 @@ def main() -> None:
     measured: dict[str, list[dict[str, float]]] = {variant: [] for variant in ("loop", *arguments.variants)}
     for number in range(arguments.rounds):
         for variant, runs in measured.items():
-            runs.append(in_new_process(variant, arguments.steps, arguments.device))
+            runs.append(run_in_subprocess(variant, arguments.steps, arguments.device))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     result = report(measured)
     if arguments.where:
@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def in_new_process(variant: str, steps: int, device: str) -> dict[str, float]:
+def run_in_subprocess(variant: str, steps: int, device: str) -> dict[str, float]:
     """Return the figures of a variant, measured in a new process."""
     command = [sys.executable, __file__, "--child", variant, "--steps", str(steps), "--device", device]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -19,12 +19,12 @@ from composer.models import ComposerClassifier
 
 def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
     """Return module and qualified name of every function of composer that a call enters, in any thread."""
-    found = set()
+    result = set()
 
     def note(frame, event, _):
         name = frame.f_globals.get("__name__", "")
         if event == "call" and name.startswith("composer."):
-            found.add((name, frame.f_code.co_qualname))
+            result.add((name, frame.f_code.co_qualname))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -33,7 +33,7 @@ def entered(call: Callable[[], object]) -> set[tuple[str, str]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return found
+    return result
 
 
 def make_trainer(**options: object) -> Trainer:

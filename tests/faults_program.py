@@ -74,26 +74,26 @@ def train(folder, result):
 
 def digest(state):
     """Return a digest of the complete state of a run."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
 
     def add(value):
         if isinstance(value, torch.Tensor):
-            found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            result.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for key, item in value.items():
                 if not str(key).endswith("_wct"):
-                    found.update(str(key).encode())
+                    result.update(str(key).encode())
                     add(item)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 add(item)
         else:
-            found.update(repr(value).encode())
+            result.update(repr(value).encode())
 
     saved = state.state_dict()
     saved.pop("callbacks")
     add([state.get_model_state_dict(), state.get_optim_state_dict(), saved])
-    return found.hexdigest()
+    return result.hexdigest()
 
 
 def forked(folder, result):
@@ -167,10 +167,10 @@ def main():
 def damaged(folder):
     """Return the number of folders with a manifest that are not valid checkpoints."""
     count = 0
-    for found in find_checkpoints(folder):
-        if found.is_whole:
+    for result in find_checkpoints(folder):
+        if result.is_whole:
             try:
-                verify_checkpoint(found.path)
+                verify_checkpoint(result.path)
             except ValueError:
                 count += 1
         else:

@@ -117,8 +117,8 @@ class TestKernels:
         cross_entropy(model(images), labels).backward()
 
         cross_entropy(on_gpu(images.to(DEVICE)), labels.to(DEVICE)).backward()
-        for (name, ours), theirs in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=2e-2, atol=1e-4, msg=name)
+        for (name, actual), expected in zip(on_gpu.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad.cpu(), expected.grad, rtol=2e-2, atol=1e-4, msg=name)
 
 
 class TestStep:
@@ -148,8 +148,8 @@ class TestStep:
         finally:
             torch.use_deterministic_algorithms(mode=False)
 
-        for ours, theirs in zip(run.state.model.module.parameters(), model.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
+        for actual, expected in zip(run.state.model.module.parameters(), model.parameters(), strict=True):
+            assert torch.equal(actual, expected)
 
     def test_peak_memory_is_that_of_a_plain_loop(self):
         """The trainer keeps no graph and no batch longer than the loop does."""

@@ -37,8 +37,8 @@ def make(kind):
 def rows(guide, table):
     """Return the rows of a table of a guide, as lists of cells."""
     text = (DOCS / "guides" / guide).read_text()
-    (found,) = re.findall(rf"<!-- table: {table} -->\n(.*?)<!-- end -->", text, re.DOTALL)
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+    (result,) = re.findall(rf"<!-- table: {table} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.splitlines()[2:]]
 
 
 def pairs(cell):
@@ -60,7 +60,7 @@ def test_a_wrong_table_is_found(tables):
     assert "BlurPool" not in tables.with_tables(text)
 
 
-def is_refused(*algorithms):
+def conflicts(*algorithms):
     try:
         explain(algorithms)
     except AlgorithmConflictError:
@@ -73,14 +73,14 @@ def test_refused_pairs(tables):
     refused = [who for _, who, _ in rows("order_and_conflicts.md", "refused")]
     kinds = tables.algorithms()
 
-    found = {
+    result = {
         frozenset({one.__name__, other.__name__})
         for one, other in itertools.combinations(kinds, 2)
-        if is_refused(make(one), make(other))
+        if conflicts(make(one), make(other))
     }
-    alone = {kind.__name__ for kind in kinds if is_refused(make(kind), make(kind))}
+    alone = {kind.__name__ for kind in kinds if conflicts(make(kind), make(kind))}
 
-    assert found == set().union(*map(pairs, refused))
+    assert result == set().union(*map(pairs, refused))
     assert alone == {name for who in refused for name in who.split(", ")}
 
 
@@ -104,7 +104,7 @@ def test_order_of_the_list(tables):
     changed = {event: set() for event in Event}
     for one, other in itertools.combinations(tables.algorithms(), 2):
         first, second = make(one), make(other)
-        if is_refused(first, second):
+        if conflicts(first, second):
             continue
         there, back = (explain(both).entries for both in ([first, second], [second, first]))
         for event in Event:

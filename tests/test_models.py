@@ -177,7 +177,7 @@ class TestAlgorithms:
             ("gpt2", [LabelSmoothing(target_key="labels")]),
             ("gpt2", [SelectiveBackprop(start=0.0, end=1.0, input_key="input_ids", target_key="labels")]),
         ],
-        ids=lambda given: given if isinstance(given, str) else "-".join(type(one).__name__ for one in given),
+        ids=lambda value: value if isinstance(value, str) else "-".join(type(one).__name__ for one in value),
     )
     def test_train_the_wrapped_model(self, kind, algorithms, build, load):
         """Algorithms for transformers change the wrapped model, and it learns."""
@@ -244,13 +244,13 @@ class TestCheckpoints:
         (checkpoint,) = tmp_path.glob("ep1-*")
         trainer_for(resumed, load("llama"), load_path=str(checkpoint)).fit()
 
-        ours, theirs = dict(resumed.named_parameters()), dict(uninterrupted.named_parameters())
-        assert {name for name in ours if not torch.equal(ours[name], theirs[name])} == set()
+        actual, expected = dict(resumed.named_parameters()), dict(uninterrupted.named_parameters())
+        assert {name for name in actual if not torch.equal(actual[name], expected[name])} == set()
         from safetensors import safe_open
 
         with safe_open(checkpoint / "model.safetensors", "pt") as file:
             saved = set(file.keys())
-        assert saved == {name for name in ours if "lora_" in name or not with_adapters}
+        assert saved == {name for name in actual if "lora_" in name or not with_adapters}
 
     def test_loss_of_the_checkpoint(self, build, load, tmp_path):
         """The exported model has the cross entropy that the evaluation logged."""

@@ -181,14 +181,14 @@ class TestEditable:
 
 def test_functional_installs_only_torch_and_kornia(wheels, tmp_path):
     """In an empty environment, composer-functional installs only torch, kornia and their dependencies, and works."""
-    place, wanted = tmp_path / "environment", tmp_path / "wanted.in"
-    wanted.write_text("torch\nkornia\n")
+    place, requirements = tmp_path / "environment", tmp_path / "wanted.in"
+    requirements.write_text("torch\nkornia\n")
     uv("venv", "--python", sys.executable, place)
 
     uv("pip", "install", "--python", place / "bin" / "python", "--constraint", "constraints.txt", wheels["functional"])
 
     options = ["--no-header", "--no-annotate", "--python", sys.executable, "--constraint", "constraints.txt"]
-    closure = {line.partition("==")[0] for line in uv("pip", "compile", "--quiet", *options, wanted).splitlines()}
+    closure = {line.partition("==")[0] for line in uv("pip", "compile", "--quiet", *options, requirements).splitlines()}
     listed = json.loads(uv("pip", "list", "--format", "json", "--python", place / "bin" / "python"))
     assert {entry["name"] for entry in listed} == closure | {"composer-functional"}
     # torch warns without NumPy, although it does not require it.

@@ -129,10 +129,10 @@ class TestRecipe:
         owned = {id(parameter) for group in trainer.state.optimizers[0].param_groups for parameter in group["params"]}
         parameters = dict(trainer.state.model.named_parameters())
         assert owned == {id(parameter) for parameter in parameters.values()}
-        unmoved = [
+        unchanged = [
             name for name, parameter in parameters.items() if name in before and torch.equal(before[name], parameter)
         ]
-        assert unmoved == []
+        assert unchanged == []
 
     def test_learns(self):
         """On 256 images, the accuracy of the recipe is much higher than chance, which is 0.1."""
@@ -144,7 +144,7 @@ class TestRecipe:
         """During an evaluation the model has the averages; afterwards its training weights are restored exactly."""
         inside, outside = [], []
 
-        class Look(Callback):
+        class Observer(Callback):
             def eval_batch_start(self, state, logger):
                 inside.append(state.model.module[-1].weight.detach().clone())
 
@@ -154,7 +154,7 @@ class TestRecipe:
             def eval_after_all(self, state, logger):
                 outside.append(state.model.module[-1].weight.detach().clone())
 
-        trainer = train(callbacks=Look())
+        trainer = train(callbacks=Observer())
 
         average = trainer.state.algorithms[3].get_ema_model(trainer.state.model)
         assert torch.equal(inside[-1], average.module[-1].weight)

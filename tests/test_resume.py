@@ -453,10 +453,12 @@ class TestOtherLoaders:
     def test_a_loader_with_a_state_dict(self, tmp_path):
         """Torchdata's StatefulDataLoader is restored by its own state."""
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
-        made = [module.StatefulDataLoader(Plain(), batch_size=4) for _ in range(2)]
+        created = [module.StatefulDataLoader(Plain(), batch_size=4) for _ in range(2)]
 
-        full, _ = run(tmp_path / "full", train_dataloader=made[0])
-        resumed, _ = run(tmp_path / "resumed", train_dataloader=made[1], load_path=str(tmp_path / "full" / "ep1-ba5"))
+        full, _ = run(tmp_path / "full", train_dataloader=created[0])
+        resumed, _ = run(
+            tmp_path / "resumed", train_dataloader=created[1], load_path=str(tmp_path / "full" / "ep1-ba5")
+        )
 
         assert bits(full.state.get_model_state_dict()) == bits(resumed.state.get_model_state_dict())
 

@@ -52,9 +52,9 @@ def draw(count, seed=0):
 
 def digits(start, stop, batch_size=16):
     """Return handwritten digits as colour images of 32 pixels."""
-    found = load_digits()
-    images = torch.tensor(found.images[start:stop], dtype=torch.float)[:, None].expand(-1, 3, -1, -1) / 16
-    samples = TensorDataset(F.interpolate(images, size=32), torch.tensor(found.target[start:stop]))
+    result = load_digits()
+    images = torch.tensor(result.images[start:stop], dtype=torch.float)[:, None].expand(-1, 3, -1, -1) / 16
+    samples = TensorDataset(F.interpolate(images, size=32), torch.tensor(result.target[start:stop]))
     return DataLoader(samples, batch_size=batch_size)
 
 

@@ -116,11 +116,11 @@ def test_predictions_are_those_of_mmdetection(detector):
     batch = next(iter(make_spec(8, seed=3).dataloader))
 
     with torch.no_grad():
-        ours = model.eval_forward(batch)
-        theirs = [sample.pred_instances for sample in detector.test_step(batch)]
+        actual = model.eval_forward(batch)
+        expected = [sample.pred_instances for sample in detector.test_step(batch)]
 
-    assert len(ours) == 8
-    for one, other in zip(ours, theirs, strict=True):
+    assert len(actual) == 8
+    for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one["boxes"], other.bboxes)
         assert torch.equal(one["scores"], other.scores)
         assert torch.equal(one["labels"], other.labels)
@@ -131,8 +131,8 @@ def test_loss_is_that_of_mmdetection(detector):
     model = MMDetModel(detector)
     batch = next(iter(make_spec(8, seed=3).dataloader))
 
-    ours = sum(model.loss(model(batch), batch).values())
+    actual = sum(model.loss(model(batch), batch).values())
 
     data = detector.data_preprocessor(batch, training=True)
-    theirs, _ = detector.parse_losses(detector(**data, mode="loss"))
-    torch.testing.assert_close(ours, theirs)
+    expected, _ = detector.parse_losses(detector(**data, mode="loss"))
+    torch.testing.assert_close(actual, expected)

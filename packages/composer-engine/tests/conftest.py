@@ -1,4 +1,4 @@
-"""What several tests need: a small model, and algorithms, callbacks and loggers that write down their calls."""
+"""Shared fixtures: a small model, and algorithms, callbacks and loggers that record their calls."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from composer.core import Algorithm, Callback, LoggerDestination, State
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Every test begins with the same random numbers, and one thread is enough."""
+    """Every test starts with the same seed and one thread."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
 
@@ -24,22 +24,22 @@ def model():
 
 @pytest.fixture
 def state(model):
-    """A state with a model, an optimizer over all of it and ten epochs to go."""
+    """A state with a model, an optimizer of all its parameters and ten epochs."""
     return State(model=model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1), max_duration="10ep")
 
 
 @pytest.fixture
 def calls():
-    """What has been called, in order: (name, event)."""
+    """The recorded calls in order: (name, event)."""
     return []
 
 
 @pytest.fixture
 def make(calls):
-    """Return makers of classes whose objects write down their calls."""
+    """Return functions that create classes whose instances record their calls."""
 
     def algorithm(name, runs_at=None, **attributes):
-        """Return an algorithm of a new class."""
+        """Return an instance of a new algorithm class."""
 
         def apply(self, event, state, logger):
             calls.append((name, event.value))
@@ -47,7 +47,7 @@ def make(calls):
         return type(name, (Algorithm,), {"runs_at": runs_at or {}, "apply": apply, **attributes})()
 
     def callback(name, *hooks, base=Callback):
-        """Return a callback of a new class that overrides some hooks."""
+        """Return an instance of a new callback class that overrides some hooks."""
 
         def hook_named(event):
             return lambda self, state, logger: calls.append((name, event))
@@ -55,7 +55,7 @@ def make(calls):
         return type(name, (base,), {event: hook_named(event) for event in hooks})()
 
     def destination(name, *hooks):
-        """Return a logger destination of a new class that overrides some hooks."""
+        """Return an instance of a new destination class that overrides some hooks."""
         return callback(name, *hooks, base=LoggerDestination)
 
     return SimpleNamespace(algorithm=algorithm, callback=callback, destination=destination)

@@ -1,4 +1,4 @@
-"""The loops in ``examples/`` train, and agree where they do the same."""
+"""The loops in ``examples/`` train, and agree with each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.fixture
 def loops(monkeypatch):
-    """The two examples, as modules."""
+    """Both examples as modules."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     names = ("plain_loop", "accumulation_and_amp")
     yield tuple(importlib.import_module(name) for name in names)
@@ -24,7 +24,7 @@ def loops(monkeypatch):
 
 
 def weights(model):
-    """Return all numbers of a model."""
+    """Return all values of a model."""
     return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
 
 

@@ -1,4 +1,4 @@
-"""What is public is documented, its examples run, and importing it is cheap."""
+"""Public names are documented with examples that run, and the import is light."""
 
 import doctest
 import importlib
@@ -45,18 +45,20 @@ def test_symbols_are_documented(module, name):
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_run(module):
     """The examples of all docstrings have the stated output."""
-    found = importlib.import_module(module)
+    actual = importlib.import_module(module)
 
-    result = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(actual, optionflags=doctest.ELLIPSIS)
 
     assert result.failed == 0
 
 
 def test_public_classes_have_examples():
     """Public classes for direct use have an example."""
-    shown = [name for name in composer.core.__all__ if ">>>" in (inspect.getdoc(getattr(composer.core, name)) or "")]
+    output = [name for name in composer.core.__all__ if ">>>" in (inspect.getdoc(getattr(composer.core, name)) or "")]
 
-    assert {"Algorithm", "Callback", "Engine", "Event", "State", "Stage", "Time", "TimeUnit", "Timestamp"} <= set(shown)
+    assert {"Algorithm", "Callback", "Engine", "Event", "State", "Stage", "Time", "TimeUnit", "Timestamp"} <= set(
+        output
+    )
 
 
 def test_import_is_light():

@@ -1,4 +1,4 @@
-"""The README does what it says."""
+"""The README's code and output are correct."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def blocks(language):
 
 @pytest.fixture
 def executed(capsys):
-    """Run all Python blocks one after the other; return what they define and what they print."""
+    """Run all Python blocks in order; return their names and output."""
     # A class in the README is a part of a module: its annotations and docstring are looked up there.
     namespace = {"__name__": "readme"}
     exec(compile("\n".join(blocks("python")), str(README), "exec"), namespace)
@@ -61,8 +61,8 @@ def test_mixup_of_the_readme_blends_input_and_loss(executed):
     state.loss = model.loss(state.outputs, state.batch)
     engine.run_event("after_loss")
 
-    share = mixup.mixing
-    expected = (1 - share) * model.loss(state.outputs, (None, targets)) + share * model.loss(
+    fraction = mixup.mixing
+    expected = (1 - fraction) * model.loss(state.outputs, (None, targets)) + fraction * model.loss(
         state.outputs, (None, mixup.partners)
     )
     assert not torch.equal(state.batch[0], inputs)

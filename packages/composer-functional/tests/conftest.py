@@ -1,4 +1,4 @@
-"""What several tests use."""
+"""Shared fixtures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every device that this machine has."""
+    """Every available device."""
     return torch.device(request.param)
 
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A source of randomness with a fixed seed."""
+    """A generator with a fixed seed."""
     return torch.Generator().manual_seed(17)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Make the inputs of every test the same each time."""
+    """Seed the inputs of every test."""
     torch.manual_seed(17)

@@ -15,7 +15,7 @@ from composer import functional as cf
 
 
 class named(dict):
-    """Arguments given by name, at the end of a call."""
+    """Keyword arguments at the end of a call."""
 
 
 NAN = float("nan")
@@ -201,7 +201,7 @@ CASES = [(name, number) for name, calls in (BAD | CLASSES).items() for number in
 
 
 def call(name, number):
-    """Call a public function as a case says."""
+    """Call a public function of a case."""
     *arguments, last = (BAD | CLASSES)[name][number]
     if isinstance(last, named):
         return getattr(cf, name)(*arguments, **last)
@@ -241,7 +241,7 @@ def test_models_do_not_change():
 
 
 def network():
-    """Return a model with a layer for every surgery that needs no library."""
+    """Return a model with a layer for every surgery without extras."""
     convolutions = nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.GroupNorm(2, 16), nn.Dropout(), nn.ReLU()
     return nn.Sequential(*convolutions, nn.Flatten(), nn.LayerNorm(144), nn.Linear(144, 3))
 
@@ -254,7 +254,7 @@ def with_gradients(model):
 
 
 def bert():
-    """Return the smallest of its kind."""
+    """Return a minimal BERT."""
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -417,7 +417,7 @@ def test_label_out_of_range_raises(name):
 
 class TestUnknownNames:
     @pytest.mark.parametrize(
-        ("name", "ours"),
+        ("name", "actual"),
         [
             ("apply_ema", "compute_ema"),
             ("label_smoothing", "smooth_labels"),
@@ -425,9 +425,9 @@ class TestUnknownNames:
             ("mixupbatch", "mixup_batch"),
         ],
     )
-    def test_own_name_is_suggested(self, name, ours):
+    def test_own_name_is_suggested(self, name, actual):
         """The name in another library, and a misspelling, suggest the public name."""
-        with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Did you mean '{ours}'\?"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Did you mean '{actual}'\?"):
             getattr(cf, name)
 
     def test_unknown_name_without_suggestion(self):

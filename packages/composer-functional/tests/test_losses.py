@@ -1,4 +1,4 @@
-"""Targets and cross entropy against torch."""
+"""Targets and cross entropy compared with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is public: a list, documented by examples that run, and quick to import."""
+"""Public names are listed, documented with examples that run, and import quickly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from composer import functional as cf
 
 
 def _beta_cdf(alpha: float, points: torch.Tensor) -> torch.Tensor:
-    """The cumulative distribution of Beta(alpha, alpha), summed over a grid in the logit, where it has no poles."""
+    """The distribution function of Beta(alpha, alpha), summed over a grid in the logit, where there are no poles."""
     grid = torch.linspace(-200, 200, 400_001, dtype=torch.float64)
     density = torch.exp(alpha * (torch.nn.functional.logsigmoid(grid) + torch.nn.functional.logsigmoid(-grid)))
     cumulative = torch.cumsum(density, 0) / density.sum()

@@ -1,4 +1,4 @@
-"""The README's code does what it says."""
+"""The README's code runs."""
 
 from __future__ import annotations
 

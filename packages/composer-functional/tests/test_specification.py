@@ -1,4 +1,4 @@
-"""The code blocks of the specification's pages that need composer-functional and Transformers alone run.
+"""The specification's code blocks that need only composer-functional and Transformers run.
 
 In our own words: models and data are small and random, and where a page has a slip its meaning is tested. The page's
 ALiBi block imports an attention and a mask of an earlier implementation; here they are the user's own functions, and

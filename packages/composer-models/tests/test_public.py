@@ -1,4 +1,4 @@
-"""What is public is documented, its examples run, and importing it is cheap."""
+"""Public names are documented with examples that run, and the import is light."""
 
 import doctest
 import importlib

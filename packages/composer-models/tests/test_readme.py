@@ -1,4 +1,4 @@
-"""The README does what it says."""
+"""The README's code and output are correct."""
 
 import re
 from pathlib import Path

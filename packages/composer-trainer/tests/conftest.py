@@ -17,7 +17,7 @@ def make_model(seed=0, train_metrics=None):
 
 
 def make_loader(samples=20, batch_size=4, shuffle=False, seed=0):
-    """Return a loader of random samples whose class can be learnt."""
+    """Return a loader of random samples whose class can be learned."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 4, generator=generator)
     targets = inputs[:, :3].argmax(dim=1)

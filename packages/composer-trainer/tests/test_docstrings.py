@@ -1,4 +1,4 @@
-"""What is public is documented, and its examples give what they show."""
+"""Public names are documented, and their examples have the stated output."""
 
 import doctest
 import importlib
@@ -38,7 +38,7 @@ def test_symbols_are_documented(module, name):
 
 @pytest.mark.parametrize(("module", "name"), OWN)
 def test_examples_run(module, name):
-    """The docstring of each class and function defined here has an example, which gives what it shows."""
+    """The docstring of each class and function has an example with the stated output."""
     symbol = getattr(importlib.import_module(module), name)
     namespace = vars(inspect.getmodule(symbol)).copy()
 
@@ -52,11 +52,11 @@ def test_examples_run(module, name):
 def helpers():
     """Return all modules of the packages, public or not."""
     roots = [importlib.import_module(name) for name in MODULES if name.count(".") == 1]
-    found = [info.name for root in roots for info in pkgutil.iter_modules(root.__path__, f"{root.__name__}.")]
-    return [name for name in found if not name.endswith("__main__")]
+    result = [info.name for root in roots for info in pkgutil.iter_modules(root.__path__, f"{root.__name__}.")]
+    return [name for name in result if not name.endswith("__main__")]
 
 
 @pytest.mark.parametrize("name", helpers())
-def test_examples_of_helpers_run(name):
-    """The examples in modules that are not public give what they show, too."""
+def test_examples_of_private_modules_run(name):
+    """Examples in private modules have the stated output too."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0

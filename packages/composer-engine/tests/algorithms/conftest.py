@@ -1,4 +1,4 @@
-"""A small model that writes down what it is given, and a hand-written loop that drives algorithms by events."""
+"""A small model that records its inputs, and a plain loop that runs algorithms by events."""
 
 import copy
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ SAMPLES, CLASSES = 8, 3
 
 
 class Watched(nn.Module):
-    """Layers that note the inputs, targets and outputs they saw; the loss takes class ids and probabilities."""
+    """Layers that record inputs, targets and outputs; the loss accepts class ids and probabilities."""
 
     def __init__(self, layers, input=0, target=1, loss=cross_entropy):
         super().__init__()
@@ -41,7 +41,7 @@ def _getter(key):
 
 @pytest.fixture
 def watch():
-    """Return what makes a model that takes down what it sees: of layers, or a linear one over a sample's features."""
+    """Return a function that creates a recording model from layers, by default a linear one."""
 
     def make(layers=None, **options):
         return Watched(nn.Linear(SAMPLES, CLASSES) if layers is None else layers, **options)
@@ -51,7 +51,7 @@ def watch():
 
 @pytest.fixture
 def conv_net(watch):
-    """Return a maker of a model for images (N, 3, 8, 8) with a strided convolution, a max pool and a norm."""
+    """Return a function that creates a model for images with a strided convolution, a max pool and a norm."""
 
     def make():
         layers = nn.Sequential(
@@ -69,13 +69,13 @@ def conv_net(watch):
 
 @pytest.fixture
 def norm_net(watch):
-    """Return a maker of a model whose buffers are floating point (means, variances) and whole numbers (a count)."""
+    """Return a function that creates a model with floating-point and integer buffers."""
     return lambda: watch(nn.Sequential(nn.Linear(SAMPLES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)))
 
 
 @pytest.fixture
-def engine_of():
-    """Return what makes an engine over a model and algorithms, with SGD and momentum, after INIT and FIT_START."""
+def make_engine():
+    """Return a function that creates an engine with SGD and momentum, after INIT and FIT_START."""
 
     def make(model, *algorithms, start=True, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -89,7 +89,7 @@ def engine_of():
 
 @pytest.fixture
 def batch():
-    """Eight samples of which each has its own feature, so that what they are mixed with can be read off; and ids."""
+    """Eight samples with one feature each, so that the partners of mixed samples can be inferred, and class ids."""
     return torch.eye(SAMPLES), torch.arange(SAMPLES) % CLASSES
 
 
@@ -101,19 +101,19 @@ def images():
 
 @pytest.fixture
 def one_hot():
-    """Return class ids as ones and zeros."""
+    """Return a function that converts class ids to one-hot rows."""
     return lambda ids: torch.eye(CLASSES)[ids]
 
 
 @pytest.fixture
 def soft_loss():
-    """Return the mean cross entropy with class probabilities, as the formula has it."""
+    """Return the formula of the mean cross entropy with class probabilities."""
     return lambda outputs, targets: -(targets * outputs.log_softmax(1)).sum(1).mean()
 
 
 @pytest.fixture
 def step():
-    """Return one training step, with all its events in their order."""
+    """Return a function that runs one training step with all its events in order."""
 
     def run(engine, batch):
         state, event = engine.state, engine.run_event
@@ -144,7 +144,7 @@ def step():
 
 @pytest.fixture
 def end_epoch():
-    """Return what ends an epoch."""
+    """Return a function that ends an epoch."""
 
     def run(engine):
         engine.state.timestamp = engine.state.timestamp.to_next_epoch()
@@ -154,12 +154,12 @@ def end_epoch():
 
 
 @pytest.fixture
-def weights_of():
-    """Return what copies a model's parameters and buffers, by name."""
+def get_weights():
+    """Return a function that copies a model's parameters and buffers by name."""
     return lambda model: copy.deepcopy(model.state_dict())
 
 
 @pytest.fixture
 def same_bits():
-    """Return what compares two dictionaries of tensors bit for bit."""
+    """Return a function that compares two dictionaries of tensors bitwise."""
     return lambda one, other: one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

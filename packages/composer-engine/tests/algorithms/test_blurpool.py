@@ -1,4 +1,4 @@
-"""BlurPool: layers are replaced at INIT, and what trains them comes along."""
+"""BlurPool: layers are replaced at INIT, and the optimizer is updated."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ def classes_of(model):
 
 
 class TestSurgery:
-    def test_strided_layers_are_blurred(self, conv_net, engine_of):
+    def test_strided_layers_are_blurred(self, conv_net, make_engine):
         """The strided convolution and the pool are replaced; the convolution without a stride is not."""
         model = conv_net()
 
-        engine_of(model, BlurPool())
+        make_engine(model, BlurPool())
 
         assert classes_of(model) == ["Conv2d", "BatchNorm2d", "BlurConv2d", "BlurMaxPool2d", "Flatten", "Linear"]
 
@@ -29,24 +29,24 @@ class TestSurgery:
             ({"min_channels": 17}, ["BlurMaxPool2d"]),
         ],
     )
-    def test_settings_select_layers(self, conv_net, engine_of, settings, blurred):
+    def test_settings_select_layers(self, conv_net, make_engine, settings, blurred):
         """Settings exclude convolutions, pools and narrow convolutions."""
         model = conv_net()
 
-        engine_of(model, BlurPool(**settings))
+        make_engine(model, BlurPool(**settings))
 
         assert [name for name in classes_of(model) if name.startswith("Blur")] == blurred
 
     @pytest.mark.parametrize("blur_first", [True, False])
-    def test_order_of_blur_and_convolution(self, watch, engine_of, blur_first):
+    def test_order_of_blur_and_convolution(self, watch, make_engine, blur_first):
         """The stride is applied by the second step: the convolution of a blurred image, or the blur of its output."""
         model = watch(nn.Sequential(nn.Conv2d(16, 4, 3, stride=2, padding=1)))
 
-        engine_of(model, BlurPool(blur_first=blur_first))
+        make_engine(model, BlurPool(blur_first=blur_first))
 
         assert model.layers[0].conv.stride == ((2, 2) if blur_first else (1, 1))
 
-    def test_matches_the_formula(self, watch, engine_of):
+    def test_matches_the_formula(self, watch, make_engine):
         """The input is blurred per channel with [1, 2, 1] x [1, 2, 1] / 16 and then convolved."""
         conv = nn.Conv2d(16, 4, 3, stride=2, padding=1)
         images = torch.randn(2, 16, 8, 8)
@@ -55,16 +55,16 @@ class TestSurgery:
         expected = conv(nn.functional.conv2d(images, kernel, padding=1, groups=16))
         model = watch(nn.Sequential(conv))
 
-        engine_of(model, BlurPool())
+        make_engine(model, BlurPool())
 
         assert torch.allclose(model((images, None)), expected, atol=1e-6)
 
-    def test_parameters_are_the_same_objects(self, conv_net, engine_of):
+    def test_parameters_are_the_same_objects(self, conv_net, make_engine):
         """Surgery preserves the parameter objects."""
         model = conv_net()
         before = set(model.parameters())
 
-        engine_of(model, BlurPool())
+        make_engine(model, BlurPool())
 
         assert set(model.parameters()) == before
 
@@ -83,20 +83,20 @@ class TestSurgery:
 
 
 class TestOptimizers:
-    def test_optimizer_updates_all_parameters(self, conv_net, engine_of, step, images, weights_of):
+    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images, get_weights):
         """One optimizer step after the surgery changes each parameter."""
         model = conv_net()
-        engine = engine_of(model, BlurPool())
-        before = weights_of(model)
+        engine = make_engine(model, BlurPool())
+        before = get_weights(model)
 
         step(engine, images)
 
         assert all(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
-    def test_momentum_is_preserved(self, conv_net, engine_of, step, images):
+    def test_momentum_is_preserved(self, conv_net, make_engine, step, images):
         """Momentum accumulated before the surgery is used in the next step."""
         model = conv_net()
-        step(engine_of(model), images)
+        step(make_engine(model), images)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         for parameter in model.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
@@ -120,10 +120,10 @@ class TestNoEffect:
             ({"replace_convs": False}, "no strided max pool. Remove it, or set replace_convs=True"),
         ],
     )
-    def test_warns_if_no_layer_matches(self, watch, engine_of, settings, text):
+    def test_warns_if_no_layer_matches(self, watch, make_engine, settings, text):
         """A model without matching layers gives a warning that names the layers the settings require."""
         with pytest.warns(NoEffectWarning, match=text):
-            engine_of(watch(), BlurPool(**settings))
+            make_engine(watch(), BlurPool(**settings))
 
     def test_replacing_nothing_raises(self):
         """Settings that exclude all layers raise an error."""

@@ -1,4 +1,4 @@
-"""ChannelsLast: the layout changes, nothing else does."""
+"""ChannelsLast: only the memory format changes."""
 
 import pytest
 import torch
@@ -13,36 +13,36 @@ def is_channels_last(tensor):
 
 
 class TestLayout:
-    def test_four_dimensional_weights_are_channels_last(self, conv_net, engine_of):
+    def test_four_dimensional_weights_are_channels_last(self, conv_net, make_engine):
         """All four-dimensional tensors are in channels-last format."""
         model = conv_net()
 
-        engine_of(model, ChannelsLast())
+        make_engine(model, ChannelsLast())
 
         assert all(is_channels_last(weight) for weight in model.parameters() if weight.ndim == 4)
 
-    def test_values_do_not_change(self, conv_net, engine_of, weights_of, same_bits):
+    def test_values_do_not_change(self, conv_net, make_engine, get_weights, same_bits):
         """The weights' values do not change."""
         model = conv_net()
-        before = weights_of(model)
+        before = get_weights(model)
 
-        engine_of(model, ChannelsLast())
+        make_engine(model, ChannelsLast())
 
-        assert same_bits(weights_of(model), before)
+        assert same_bits(get_weights(model), before)
 
-    def test_activations_are_channels_last(self, conv_net, engine_of, images):
+    def test_activations_are_channels_last(self, conv_net, make_engine, images):
         """A convolution's output for a contiguous image is in channels-last format."""
         model = conv_net()
 
-        engine_of(model, ChannelsLast())
+        make_engine(model, ChannelsLast())
 
         assert is_channels_last(model.layers[0](images[0]))
 
-    def test_optimizer_updates_all_parameters(self, conv_net, engine_of, step, images, weights_of):
+    def test_optimizer_updates_all_parameters(self, conv_net, make_engine, step, images, get_weights):
         """The optimizer still refers to the model's parameters: one step changes each."""
         model = conv_net()
-        engine = engine_of(model, ChannelsLast())
-        before = weights_of(model)
+        engine = make_engine(model, ChannelsLast())
+        before = get_weights(model)
 
         step(engine, images)
 
@@ -51,17 +51,17 @@ class TestLayout:
 
 
 class TestNoEffect:
-    def test_warns_without_convolutions(self, watch, engine_of):
+    def test_warns_without_convolutions(self, watch, make_engine):
         """A model without convolutions gives a warning."""
         with pytest.warns(NoEffectWarning, match="Watched has no tensor with four dimensions"):
-            engine_of(watch(), ChannelsLast())
+            make_engine(watch(), ChannelsLast())
 
-    def test_warns_if_already_channels_last(self, watch, engine_of):
+    def test_warns_if_already_channels_last(self, watch, make_engine):
         """A model that is already in channels-last format gives a warning that mentions this case."""
         model = watch(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
 
         with pytest.warns(NoEffectWarning, match="or all of them are in this format already"):
-            engine_of(model, ChannelsLast())
+            make_engine(model, ChannelsLast())
 
 
 def test_plan():

@@ -1,4 +1,4 @@
-"""Several algorithms together give what their formulas, applied one after the other, give."""
+"""Combinations of algorithms equal the sequence of their formulas."""
 
 from itertools import permutations
 
@@ -25,19 +25,19 @@ ORDERS = [
 
 
 def make(order):
-    """Return new algorithms; those that smooth do it by the same amount."""
+    """Return new algorithms with equal smoothing."""
     return [LabelSmoothing(SMOOTHING) if maker is LabelSmoothing else maker() for maker in order]
 
 
 class TestLabels:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("soft", [False, True], ids=["ids", "probabilities"])
-    def test_list_order_does_not_matter(self, watch, engine_of, step, batch, one_hot, soft_loss, order, soft):
+    def test_list_order_does_not_matter(self, watch, make_engine, step, batch, one_hot, soft_loss, order, soft):
         """In any list order the loss uses labels that are first mixed like the samples and then smoothed."""
         model = watch()
         targets = torch.rand(8, 3).softmax(1) if soft else batch[1]
 
-        state = step(engine_of(model, *make(order)), (batch[0], targets))
+        state = step(make_engine(model, *make(order)), (batch[0], targets))
 
         # Mixing is linear: what it made of the identity is the matrix that also mixes the labels.
         mixed = model.seen.inputs[0] @ (targets if soft else one_hot(targets))
@@ -45,15 +45,15 @@ class TestLabels:
         assert not torch.equal(model.seen.inputs[0], batch[0])
         assert torch.allclose(state.loss, expected, atol=1e-6)
 
-    def test_partner_labels_are_smoothed(self, watch, engine_of, step, batch, one_hot):
+    def test_partner_labels_are_smoothed(self, watch, make_engine, step, batch, one_hot):
         """With interpolated losses, the partners' loss also uses smoothed labels."""
         model = watch()
 
-        state = step(engine_of(model, *make(RECIPES["smoothing and blended losses"])), batch)
+        state = step(make_engine(model, *make(RECIPES["smoothing and blended losses"])), batch)
 
-        own, theirs = model.seen.targets
+        own, expected = model.seen.targets
         assert torch.allclose(own, (1 - SMOOTHING) * one_hot(batch[1]) + SMOOTHING / 3)
-        assert torch.allclose(theirs.sort(dim=1).values, own.sort(dim=1).values)
+        assert torch.allclose(expected.sort(dim=1).values, own.sort(dim=1).values)
         assert torch.equal(state.batch[1], batch[1])
 
 
@@ -62,18 +62,18 @@ class TestSequenceOfKernels:
 
     @staticmethod
     def reference_mix(images, targets, order):
-        """Apply the kernels in an order, with the draws of batch 0 and microbatch 0; return samples and targets."""
+        """Apply the kernels in the given order, with the draws of batch and microbatch 0."""
         state = State(model=None)
         state.microbatch = 0
         for name in order:
             generator = state.generator(name)
             if name == "MixUp":
-                images, partners, share = cf.mixup_batch(images, targets, alpha=5.0, generator=generator)
+                images, partners, fraction = cf.mixup_batch(images, targets, alpha=5.0, generator=generator)
             else:
                 indices = cf.draw_permutation(images, generator=generator)
                 images, partners, weight, _ = cf.cutmix_batch(images, targets, indices=indices, generator=generator)
-                share = 1 - weight
-            targets = (1 - share) * targets + share * partners
+                fraction = 1 - weight
+            targets = (1 - fraction) * targets + fraction * partners
         return images, targets
 
     @pytest.mark.parametrize("soft", [False, True], ids=["ids", "probabilities"])
@@ -87,7 +87,7 @@ class TestSequenceOfKernels:
         ids=["labels", "CutMix blends losses", "MixUp blends losses"],
     )
     def test_matches_direct_kernel_calls(
-        self, watch, engine_of, step, images, one_hot, soft_loss, blends_losses, order, soft
+        self, watch, make_engine, step, images, one_hot, soft_loss, blends_losses, order, soft
     ):
         """Samples match the kernels' output bit for bit; the loss uses the mixed, then smoothed targets."""
         model = watch(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)))
@@ -98,7 +98,7 @@ class TestSequenceOfKernels:
             LabelSmoothing(SMOOTHING),
         ]
 
-        state = step(engine_of(model, *algorithms), (images[0], targets))
+        state = step(make_engine(model, *algorithms), (images[0], targets))
 
         mixed, blended = self.reference_mix(images[0], targets if soft else one_hot(targets), order)
         expected = soft_loss(model.seen.outputs[0], (1 - SMOOTHING) * blended + SMOOTHING / 3)
@@ -112,18 +112,18 @@ class TestRecipe:
         """The five algorithms of the quick start."""
         return lambda: [BlurPool(), LabelSmoothing(), MixUp(), EMA(half_life="3ba"), ChannelsLast()]
 
-    def test_list_order_does_not_matter(self, conv_net, engine_of, step, images, weights_of, same_bits, recipe):
+    def test_list_order_does_not_matter(self, conv_net, make_engine, step, images, get_weights, same_bits, recipe):
         """The five algorithms give bit-identical weights in either list order."""
         model = conv_net()
-        first = weights_of(model)
+        first = get_weights(model)
         results = []
         for algorithms in (recipe(), recipe()[::-1]):
             model = conv_net()
             model.load_state_dict(first)
-            engine = engine_of(model, *algorithms)
+            engine = make_engine(model, *algorithms)
             for _ in range(3):
                 step(engine, images)
-            results.append(weights_of(model))
+            results.append(get_weights(model))
 
         assert same_bits(*results)
 
@@ -133,11 +133,11 @@ class TestRecipe:
 
         assert [one.key for one in entries[Event.INIT]] == ["BlurPool", "ChannelsLast"]
 
-    def test_blurred_layers_are_channels_last(self, conv_net, engine_of, recipe):
+    def test_blurred_layers_are_channels_last(self, conv_net, make_engine, recipe):
         """Convolutions inside blurred layers have the new memory format."""
         model = conv_net()
 
-        engine_of(model, *recipe())
+        make_engine(model, *recipe())
 
         assert model.layers[2].conv.weight.is_contiguous(memory_format=torch.channels_last)
 

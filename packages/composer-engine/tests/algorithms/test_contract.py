@@ -1,4 +1,4 @@
-"""What every algorithm promises: the contract of composer.core.testing, and what is documented and let go."""
+"""The contract of every algorithm: the checks of composer.core.testing, documentation and lifetime of batches."""
 
 import copy
 import doctest
@@ -47,7 +47,7 @@ SURGERY = {Stage.ARCHITECTURE, Stage.NORMALIZATION, Stage.PRECISION}
 
 
 def new(name, *arguments, **settings):
-    """Return what makes algorithms of a class, which need not exist before."""
+    """Return a function that creates algorithms of a class, looked up by name."""
     return lambda: getattr(composer.algorithms, name)(*arguments, **settings)
 
 
@@ -96,7 +96,7 @@ class ResNet(nn.Module):
 
 
 class Segmenting(nn.Module):
-    """A convolution that says of each pixel what it is."""
+    """A convolution with a class score for each pixel."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ class Segmenting(nn.Module):
 
 
 class WrittenOutNorm(nn.Module):
-    """A norm that is written out, operation by operation."""
+    """A norm written as single operations."""
 
     def __init__(self, features):
         super().__init__()
@@ -121,7 +121,7 @@ class WrittenOutNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer, in which no surgery finds anything."""
+    """A linear layer, which no surgery replaces."""
 
     def __init__(self, norm=nn.Identity):
         super().__init__()
@@ -135,7 +135,7 @@ class Linear(nn.Module):
 
 
 class Text(nn.Module):
-    """A small model of Transformers with its own loss, for dictionaries as tokenizers give them."""
+    """A small Transformers model with its own loss, for dictionaries from tokenizers."""
 
     def __init__(self, kind):
         super().__init__()
@@ -176,7 +176,7 @@ def tokens():
 
 
 class Pictures(Dataset):
-    """Images of PIL, as torchvision's datasets have them."""
+    """PIL images, as in torchvision's datasets."""
 
     def __init__(self, transform):
         self.transform = transform
@@ -198,7 +198,7 @@ def pictures():
 
 
 def state(make_model, make_batches, make_optimizer=None):
-    """Return a maker of states, with SGD and momentum."""
+    """Return a function that creates states with SGD and momentum."""
 
     def make():
         model, batches = make_model(), make_batches()
@@ -220,7 +220,7 @@ on_nothing = state(Linear, images)
 
 
 def in_bf16(make):
-    """Return a maker of the same states whose model computes in 16 bits."""
+    """Return a function that creates the same states with a model in 16 bits."""
 
     def make_state():
         state = make()
@@ -376,18 +376,18 @@ class TestContract:
     @pytest.mark.parametrize("name", NAMES)
     def test_declarations_are_minimal(self, name):
         """For each declared read or write there are settings that use it."""
-        kind, seen = getattr(composer.algorithms, name), Effects()
+        kind, used = getattr(composer.algorithms, name), Effects()
 
         for case in variants_of(name):
-            seen |= effects_of(case)
+            used |= effects_of(case)
 
         def covered(words):
             return words | {"batch"} if any(word.startswith("batch.") for word in words) else words
 
         # Surgery hands the optimizers over to be changed, whether or not there are new parameters this time.
         is_surgery = not SURGERY.isdisjoint(kind.runs_at.values())
-        assert kind.reads <= covered(seen.reads)
-        assert kind.writes - ({"optimizers"} if is_surgery else set()) <= covered(seen.writes)
+        assert kind.reads <= covered(used.reads)
+        assert kind.writes - ({"optimizers"} if is_surgery else set()) <= covered(used.writes)
 
     @pytest.mark.parametrize("name", NAMES)
     def test_all_declared_events_are_used(self, name):
@@ -512,17 +512,17 @@ class TestLifetime:
     def test_batches_are_released(self, case):
         """No tensor of a batch, its outputs or its loss is alive once the loop and the state have released it."""
         gc.freeze()  # existing objects need not be searched
-        held = []
+        batches = []
 
-        def hook_of_holder(*values):
-            held.extend(weakref.ref(one) for one in tensors_of(values) if not isinstance(one, nn.Parameter))
+        def reference_tensors(*values):
+            batches.extend(weakref.ref(one) for one in tensors_of(values) if not isinstance(one, nn.Parameter))
 
         class Holder(Callback):
             def after_loss(self, state, logger):
-                hook_of_holder(state.batch, state.outputs, state.loss)
+                reference_tensors(state.batch, state.outputs, state.loss)
 
             def batch_end(self, state, logger):
-                hook_of_holder(state.batch)
+                reference_tensors(state.batch)
 
         training = case.train(case.make())
         state = training.state
@@ -534,8 +534,8 @@ class TestLifetime:
         gc.collect()
         gc.unfreeze()
 
-        assert held
-        assert [reference() for reference in held] == [None] * len(held)
+        assert batches
+        assert [reference() for reference in batches] == [None] * len(batches)
 
     @each
     def test_copy_runs_in_another_state(self, case):

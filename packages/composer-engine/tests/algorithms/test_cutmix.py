@@ -1,4 +1,4 @@
-"""CutMix: what the model and the loss get, and what is drawn."""
+"""CutMix: inputs of the model, targets of the loss, and draws."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SAMPLES = 8
 
 @pytest.fixture
 def numbered():
-    """Images whose pixels all hold the image's number, so that what was pasted where can be read off; and ids."""
+    """Images whose pixels all have the image's number, so that pasted areas can be inferred, and class ids."""
     images = torch.arange(SAMPLES).float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
     return images, torch.arange(SAMPLES) % 3
 
@@ -24,36 +24,36 @@ def pixels(watch):
 
 
 def infer_boxes(mixed):
-    """Return how much of each image was pasted over, and by which."""
+    """Return the pasted fraction of each image, and its source."""
     own = torch.arange(SAMPLES).view(-1, 1, 1, 1)
     pasted = mixed != own
-    share = pasted.float().mean((1, 2, 3))
+    fraction = pasted.float().mean((1, 2, 3))
     partners = torch.where(pasted.any(1).any(1).any(1), (mixed * pasted).amax((1, 2, 3)).long(), own.flatten())
     zero = pasted.flatten(1).any(1) & ((mixed * pasted).amax((1, 2, 3)) == 0)
-    return share, torch.where(zero, torch.zeros_like(partners), partners)
+    return fraction, torch.where(zero, torch.zeros_like(partners), partners)
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_targets_are_blended_by_area(soft, pixels, engine_of, step, numbered, one_hot):
+def test_targets_are_blended_by_area(soft, pixels, make_engine, step, numbered, one_hot):
     """Targets are weighted by area, for class ids and for probabilities."""
     images, ids = numbered
     targets = torch.rand(SAMPLES, 3).softmax(1) if soft else ids
 
-    step(engine_of(pixels, CutMix()), (images, targets))
+    step(make_engine(pixels, CutMix()), (images, targets))
 
-    share, partners = infer_boxes(pixels.seen.inputs[0])
+    fraction, partners = infer_boxes(pixels.seen.inputs[0])
     probabilities = targets if soft else one_hot(ids)
-    area = share.max()
+    area = fraction.max()
     expected = (1 - area) * probabilities + area * probabilities[partners]
-    moved = share > 0
+    moved = fraction > 0
     assert 0 < area < 1
     assert torch.allclose(pixels.seen.targets[0][moved], expected[moved], atol=1e-6)
 
 
-def test_losses_are_blended_by_area(pixels, engine_of, step, numbered):
+def test_losses_are_blended_by_area(pixels, make_engine, step, numbered):
     """With interpolate_loss the losses of both class ids are weighted by area."""
     images, ids = numbered
-    engine = engine_of(pixels, CutMix(interpolate_loss=True))
+    engine = make_engine(pixels, CutMix(interpolate_loss=True))
 
     state = step(engine, (images, ids))
 
@@ -65,23 +65,23 @@ def test_losses_are_blended_by_area(pixels, engine_of, step, numbered):
     assert torch.equal(state.batch[1], ids)
 
 
-def test_smoothing_follows_mixing(pixels, engine_of, step, numbered, one_hot):
+def test_smoothing_follows_mixing(pixels, make_engine, step, numbered, one_hot):
     """LabelSmoothing smooths the mixed labels, independent of list order."""
-    seen = []
+    recorded = []
     for algorithms in ([CutMix(), LabelSmoothing(0.3)], [LabelSmoothing(0.3), CutMix()]):
-        step(engine_of(pixels, *algorithms), numbered)
-        seen.append(pixels.seen.targets[-1])
-    step(engine_of(pixels, CutMix()), numbered)
+        step(make_engine(pixels, *algorithms), numbered)
+        recorded.append(pixels.seen.targets[-1])
+    step(make_engine(pixels, CutMix()), numbered)
 
-    assert torch.allclose(seen[0], 0.7 * pixels.seen.targets[-1] + 0.1)
-    assert torch.equal(seen[0], seen[1])
+    assert torch.allclose(recorded[0], 0.7 * pixels.seen.targets[-1] + 0.1)
+    assert torch.equal(recorded[0], recorded[1])
 
 
-def test_loader_batch_is_not_modified(pixels, engine_of, step, numbered):
+def test_loader_batch_is_not_modified(pixels, make_engine, step, numbered):
     """The loader's tensors are not modified."""
     images, ids = numbered[0].clone(), numbered[1].clone()
 
-    step(engine_of(pixels, CutMix()), numbered)
+    step(make_engine(pixels, CutMix()), numbered)
 
     assert torch.equal(numbered[0], images)
     assert torch.equal(numbered[1], ids)

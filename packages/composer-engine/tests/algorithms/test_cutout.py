@@ -1,4 +1,4 @@
-"""CutOut: squares without anything in them."""
+"""CutOut: squares of zeros."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from composer.core import Engine, State
 
 
 def holes_of(*algorithms, batch=0, seed=0):
-    """Return which pixels of a batch of ones are blank after AFTER_DATALOADER."""
+    """Return which pixels of a batch of ones are zero after AFTER_DATALOADER."""
     state = State(model=None, rank_zero_seed=seed)
     engine = Engine(state, algorithms=list(algorithms))
     for _ in range(batch):

@@ -24,7 +24,7 @@ IDS = ["RandAugment", "AugMix", "ColOut"]
 
 
 def images(transform, size=8):
-    """Noise as PIL images, with labels."""
+    """Random PIL images with labels."""
     return FakeData(size=size, image_size=(3, 16, 16), num_classes=3, transform=transform)
 
 
@@ -80,8 +80,8 @@ class TestDataset:
 
     def test_other_subsets_are_not_augmented(self, make):
         """Of a split dataset, only the training subset is augmented."""
-        whole = images(transforms.ToTensor())
-        training, evaluation = Subset(whole, range(4)), Subset(whole, range(4, 8))
+        complete = images(transforms.ToTensor())
+        training, evaluation = Subset(complete, range(4)), Subset(complete, range(4, 8))
 
         fit_start(training, make(), evaluators=[Evaluator(label="eval", dataloader=DataLoader(evaluation))])
 

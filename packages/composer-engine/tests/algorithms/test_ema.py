@@ -12,7 +12,7 @@ from composer.core import Event, Stage, explain
 
 
 class RunningMean(nn.Module):
-    """A layer that puts a new tensor in the place of its buffer at each step."""
+    """A layer that replaces the tensor of its buffer at each step."""
 
     def __init__(self):
         super().__init__()
@@ -25,14 +25,14 @@ class RunningMean(nn.Module):
 
 
 @pytest.fixture
-def ema_of():
+def make_ema():
     """Return the averaged weights of an engine's EMA, by name."""
     return lambda engine: engine.state.algorithms[-1].get_ema_model(engine.state.model).state_dict()
 
 
 @pytest.fixture
 def average():
-    """Return the average of some weights by the recurrence, with the weight of the old average before each."""
+    """Return the average of weights by the recurrence, with the weight of the old average before each."""
 
     def compute(weights, smoothings):
         result = dict(weights[0])
@@ -47,16 +47,16 @@ def average():
 
 @pytest.fixture
 def close():
-    """Return whether two dictionaries of tensors are the same up to rounding."""
+    """Return whether two dictionaries of tensors are equal up to rounding."""
     return lambda one, other: (
         one.keys() == other.keys() and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
     )
 
 
 @pytest.fixture
-def started_engine(norm_net, engine_of, step, batch):
-    """An engine with an EMA after three steps; its average is not its weights."""
-    engine = engine_of(norm_net(), EMA(half_life="2ba"))
+def started_engine(norm_net, make_engine, step, batch):
+    """An engine with an EMA after three steps, whose average differs from the weights."""
+    engine = make_engine(norm_net(), EMA(half_life="2ba"))
     for _ in range(3):
         step(engine, batch)
     return engine
@@ -80,13 +80,13 @@ class TestAverage:
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
     def test_per_batch(
-        self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close, settings, options, smoothing
+        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close, settings, options, smoothing
     ):
         """The average starts as the first step's weights and is updated with the same smoothing at each later step."""
-        engine = engine_of(norm_net(), EMA(**settings), **options)
-        weights = [weights_of(step(engine, batch).model) for _ in range(4)]
+        engine = make_engine(norm_net(), EMA(**settings), **options)
+        weights = [get_weights(step(engine, batch).model) for _ in range(4)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [smoothing] * 3))
 
@@ -103,12 +103,12 @@ class TestAverage:
     def test_per_epoch(
         self,
         norm_net,
-        engine_of,
+        make_engine,
         step,
         end_epoch,
         batch,
-        weights_of,
-        ema_of,
+        get_weights,
+        make_ema,
         average,
         close,
         settings,
@@ -116,150 +116,154 @@ class TestAverage:
         smoothing,
     ):
         """With an interval in epochs, only weights at the ends of epochs are averaged."""
-        engine = engine_of(norm_net(), EMA(**settings), **options)
+        engine = make_engine(norm_net(), EMA(**settings), **options)
         weights = []
         for _ in range(3):
             for _ in range(2):
                 step(engine, batch)
             end_epoch(engine)
-            weights.append(weights_of(engine.state.model))
+            weights.append(get_weights(engine.state.model))
         step(engine, batch)
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [smoothing] * 2))
 
     def test_interval_across_epochs(
-        self, norm_net, engine_of, step, end_epoch, batch, weights_of, ema_of, average, close
+        self, norm_net, make_engine, step, end_epoch, batch, get_weights, make_ema, average, close
     ):
         """Intervals in epochs are counted evenly within and between epochs."""
-        engine = engine_of(norm_net(), EMA(half_life="0.25dur"), max_duration="4ep", dataloader_len=2)
+        engine = make_engine(norm_net(), EMA(half_life="0.25dur"), max_duration="4ep", dataloader_len=2)
         weights = []
         for _ in range(3):
-            weights += [weights_of(step(engine, batch).model) for _ in range(2)]
+            weights += [get_weights(step(engine, batch).model) for _ in range(2)]
             end_epoch(engine)
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5**0.5] * 5))
 
     def test_epochs_of_unknown_length(
-        self, norm_net, engine_of, step, end_epoch, batch, weights_of, ema_of, average, close
+        self, norm_net, make_engine, step, end_epoch, batch, get_weights, make_ema, average, close
     ):
         """An epoch of unknown length is counted at its end."""
-        engine = engine_of(norm_net(), EMA(half_life="1ep", update_interval="1ba"))
+        engine = make_engine(norm_net(), EMA(half_life="1ep", update_interval="1ba"))
         weights = []
         for _ in range(2):
-            weights += [weights_of(step(engine, batch).model) for _ in range(2)]
+            weights += [get_weights(step(engine, batch).model) for _ in range(2)]
             end_epoch(engine)
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [1, 0.5, 1]))
 
     def test_longer_training_rescales_half_life(
-        self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close
+        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close
     ):
         """After a training is extended, the half-life is a fraction of the new length."""
-        engine = engine_of(norm_net(), EMA(half_life="0.5dur"), max_duration="2ba")
-        weights = [weights_of(step(engine, batch).model) for _ in range(2)]
+        engine = make_engine(norm_net(), EMA(half_life="0.5dur"), max_duration="2ba")
+        weights = [get_weights(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "8ba"
-        weights += [weights_of(step(engine, batch).model)]
+        weights += [get_weights(step(engine, batch).model)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5, 0.5**0.25]))
 
-    def test_update_interval(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
+    def test_update_interval(self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close):
         """With an interval of two batches, every second one is averaged."""
-        engine = engine_of(norm_net(), EMA(half_life="4ba", update_interval="2ba"))
-        weights = [weights_of(step(engine, batch).model) for _ in range(7)]
+        engine = make_engine(norm_net(), EMA(half_life="4ba", update_interval="2ba"))
+        weights = [get_weights(step(engine, batch).model) for _ in range(7)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights[1::2], [0.5**0.5] * 2))
 
-    def test_buffers(self, started_engine, ema_of):
+    def test_buffers(self, started_engine, make_ema):
         """A norm's running mean is averaged; its batch counter is copied."""
-        weights, averaged = started_engine.state.model.state_dict(), ema_of(started_engine)
+        weights, averaged = started_engine.state.model.state_dict(), make_ema(started_engine)
 
         assert not torch.allclose(averaged["layers.1.running_mean"], weights["layers.1.running_mean"])
         assert averaged["layers.1.num_batches_tracked"] == 3
 
-    def test_replaced_buffers(self, watch, engine_of, step, batch, weights_of, ema_of, average, close):
+    def test_replaced_buffers(self, watch, make_engine, step, batch, get_weights, make_ema, average, close):
         """A buffer whose tensor a module replaces is read from the model."""
         model = watch(nn.Sequential(nn.Linear(8, 3), RunningMean()))
-        engine = engine_of(model, EMA(half_life="1ba"))
-        weights = [weights_of(step(engine, batch).model) for _ in range(3)]
+        engine = make_engine(model, EMA(half_life="1ba"))
+        weights = [get_weights(step(engine, batch).model) for _ in range(3)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
         engine.run_event("eval_start")
 
         assert close(averaged, average(weights, [0.5] * 2))
-        assert close(weights_of(model), averaged)
+        assert close(get_weights(model), averaged)
 
-    def test_shared_weights(self, watch, engine_of, step, batch, weights_of, ema_of, average, close):
+    def test_shared_weights(self, watch, make_engine, step, batch, get_weights, make_ema, average, close):
         """Tied weights are averaged once."""
         first, second = nn.Linear(8, 8), nn.Linear(8, 8)
         second.weight = first.weight
         model = watch(nn.Sequential(first, nn.Tanh(), second, nn.Linear(8, 3)))
-        engine = engine_of(model, EMA(half_life="1ba"))
-        weights = [weights_of(step(engine, batch).model) for _ in range(3)]
+        engine = make_engine(model, EMA(half_life="1ba"))
+        weights = [get_weights(step(engine, batch).model) for _ in range(3)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5] * 2))
 
 
 class TestStart:
     @pytest.mark.parametrize("start", ["3ba", 3, "0.5dur", "24sp"])
-    def test_starts_at_ema_start(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close, start):
+    def test_starts_at_ema_start(
+        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close, start
+    ):
         """Weights before ema_start are not averaged."""
-        engine = engine_of(norm_net(), EMA(half_life="1ba", ema_start=start), max_duration="6ba")
-        weights = [weights_of(step(engine, batch).model) for _ in range(4)]
+        engine = make_engine(norm_net(), EMA(half_life="1ba", ema_start=start), max_duration="6ba")
+        weights = [get_weights(step(engine, batch).model) for _ in range(4)]
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights[2:], [0.5]))
 
-    def test_continues_in_a_longer_training(self, norm_net, engine_of, step, batch, weights_of, ema_of, average, close):
+    def test_continues_in_a_longer_training(
+        self, norm_net, make_engine, step, batch, get_weights, make_ema, average, close
+    ):
         """Averaging continues after the training is extended, even if ema_start is then later than the current time."""
-        engine = engine_of(norm_net(), EMA(half_life="1ba", ema_start="0.5dur"), max_duration="2ba")
-        weights = [weights_of(step(engine, batch).model) for _ in range(2)]
+        engine = make_engine(norm_net(), EMA(half_life="1ba", ema_start="0.5dur"), max_duration="2ba")
+        weights = [get_weights(step(engine, batch).model) for _ in range(2)]
         engine.state.max_duration = "100ba"
-        weights.append(weights_of(step(engine, batch).model))
+        weights.append(get_weights(step(engine, batch).model))
 
-        averaged = ema_of(engine)
+        averaged = make_ema(engine)
 
         assert close(averaged, average(weights, [0.5] * 2))
 
-    def test_no_average_before_start(self, norm_net, engine_of, step, batch, weights_of, same_bits):
+    def test_no_average_before_start(self, norm_net, make_engine, step, batch, get_weights, same_bits):
         """Before the start there is no averaged model, and evaluation uses the training weights."""
-        engine = engine_of(norm_net(), EMA(ema_start="3ba"))
+        engine = make_engine(norm_net(), EMA(ema_start="3ba"))
         step(engine, batch)
-        before = weights_of(engine.state.model)
+        before = get_weights(engine.state.model)
 
         engine.run_event("eval_start")
 
-        assert same_bits(weights_of(engine.state.model), before)
+        assert same_bits(get_weights(engine.state.model), before)
         assert same_bits(engine.state.algorithms[0].get_training_model(engine.state.model).state_dict(), before)
         with pytest.raises(RuntimeError, match="EMA has not averaged anything yet: it begins at 3ba"):
             engine.state.algorithms[0].get_ema_model(engine.state.model)
 
-    def test_unknown_training_length(self, norm_net, engine_of, step, batch, ema_of):
+    def test_unknown_training_length(self, norm_net, make_engine, step, batch, make_ema):
         """With the default settings, averaging works without a max_duration."""
-        engine = engine_of(norm_net(), EMA())
+        engine = make_engine(norm_net(), EMA())
 
         step(engine, batch)
 
-        assert ema_of(engine)
+        assert make_ema(engine)
 
     @pytest.mark.parametrize(
         ("name", "settings"), [("half_life", {"half_life": "0.1dur"}), ("", {"ema_start": "0.1dur"})]
     )
-    def test_fraction_without_max_duration_raises(self, norm_net, engine_of, step, batch, name, settings):
+    def test_fraction_without_max_duration_raises(self, norm_net, make_engine, step, batch, name, settings):
         """A fraction without a max_duration raises an error that names the setting."""
-        engine = engine_of(norm_net(), EMA(**settings))
+        engine = make_engine(norm_net(), EMA(**settings))
 
         with pytest.raises(ValueError, match=f"{name}.*0.1dur.* is a fraction of State.max_duration, which is not set"):
             [step(engine, batch) for _ in range(2)]
@@ -267,13 +271,13 @@ class TestStart:
 
 class TestEvaluation:
     @pytest.mark.parametrize("kind", ["eval", "predict"])
-    def test_evaluation_uses_averages(self, started_engine, weights_of, same_bits, ema_of, kind):
+    def test_evaluation_uses_averages(self, started_engine, get_weights, same_bits, make_ema, kind):
         """During an evaluation the model has the averaged weights."""
-        averaged = ema_of(started_engine)
+        averaged = make_ema(started_engine)
 
         started_engine.run_event(f"{kind}_start")
 
-        assert same_bits(weights_of(started_engine.state.model), averaged)
+        assert same_bits(get_weights(started_engine.state.model), averaged)
 
     @pytest.mark.parametrize(
         "events",
@@ -288,24 +292,24 @@ class TestEvaluation:
         ],
         ids=" ".join,
     )
-    def test_training_weights_are_restored(self, started_engine, weights_of, same_bits, ema_of, events):
+    def test_training_weights_are_restored(self, started_engine, get_weights, same_bits, make_ema, events):
         """After an evaluation the training weights are restored bit for bit, and the average has not changed."""
-        before, averaged = weights_of(started_engine.state.model), ema_of(started_engine)
+        before, averaged = get_weights(started_engine.state.model), make_ema(started_engine)
 
         for event in events:
             started_engine.run_event(event)
 
-        assert same_bits(weights_of(started_engine.state.model), before)
-        assert same_bits(ema_of(started_engine), averaged)
+        assert same_bits(get_weights(started_engine.state.model), before)
+        assert same_bits(make_ema(started_engine), averaged)
 
-    def test_prediction_within_an_evaluation(self, started_engine, weights_of, same_bits, ema_of):
+    def test_prediction_within_an_evaluation(self, started_engine, get_weights, same_bits, make_ema):
         """After a nested prediction, the evaluation continues with the averaged weights."""
-        averaged = ema_of(started_engine)
+        averaged = make_ema(started_engine)
 
         for event in ("eval_start", "predict_start", "predict_end"):
             started_engine.run_event(event)
 
-        assert same_bits(weights_of(started_engine.state.model), averaged)
+        assert same_bits(get_weights(started_engine.state.model), averaged)
 
     def test_parameter_objects_are_preserved(self, started_engine):
         """The optimizer's parameters are the model's during and after an evaluation."""
@@ -315,28 +319,28 @@ class TestEvaluation:
 
         assert all(one is other for one, other in zip(before, started_engine.state.model.parameters(), strict=True))
 
-    def test_restored_after_an_error(self, started_engine, weights_of, same_bits):
+    def test_restored_after_an_error(self, started_engine, get_weights, same_bits):
         """After an evaluation fails, engine.restore() restores the training weights, also if called twice."""
-        before = weights_of(started_engine.state.model)
+        before = get_weights(started_engine.state.model)
         started_engine.run_event("eval_start")
 
         started_engine.restore()
         started_engine.restore()
 
-        assert same_bits(weights_of(started_engine.state.model), before)
+        assert same_bits(get_weights(started_engine.state.model), before)
 
-    def test_next_evaluation_after_an_error(self, started_engine, weights_of, same_bits, ema_of):
+    def test_next_evaluation_after_an_error(self, started_engine, get_weights, same_bits, make_ema):
         """An evaluation after a failed and restored one works as usual."""
-        before, averaged = weights_of(started_engine.state.model), ema_of(started_engine)
+        before, averaged = get_weights(started_engine.state.model), make_ema(started_engine)
         started_engine.run_event("eval_start")
         started_engine.restore()
 
         started_engine.run_event("predict_start")
-        within = weights_of(started_engine.state.model)
+        within = get_weights(started_engine.state.model)
         started_engine.run_event("predict_end")
 
         assert same_bits(within, averaged)
-        assert same_bits(weights_of(started_engine.state.model), before)
+        assert same_bits(get_weights(started_engine.state.model), before)
 
     def test_training_on_averages_raises(self, started_engine, step, batch):
         """A loop that does not restore the weights before training raises."""
@@ -345,19 +349,19 @@ class TestEvaluation:
         with pytest.raises(RuntimeError, match=r"averages are still in the model.*engine.restore\(\)"):
             step(started_engine, batch)
 
-    def test_evaluation_does_not_change_training(self, norm_net, engine_of, step, batch, weights_of, same_bits):
+    def test_evaluation_does_not_change_training(self, norm_net, make_engine, step, batch, get_weights, same_bits):
         """Evaluations between steps change neither the training nor the average."""
         model, first, results = norm_net(), None, []
-        first = weights_of(model)
+        first = get_weights(model)
         for evaluates in (False, True):
             model = norm_net()
             model.load_state_dict(first)
-            engine = engine_of(model, EMA(half_life="2ba"))
+            engine = make_engine(model, EMA(half_life="2ba"))
             for _ in range(4):
                 step(engine, batch)
                 for event in ("eval_start", "eval_end") if evaluates else ():
                     engine.run_event(event)
-            results.append((weights_of(model), engine.state.algorithms[0].get_ema_model(model).state_dict()))
+            results.append((get_weights(model), engine.state.algorithms[0].get_ema_model(model).state_dict()))
 
         assert same_bits(results[0][0], results[1][0])
         assert same_bits(results[0][1], results[1][1])
@@ -365,49 +369,49 @@ class TestEvaluation:
 
 class TestCopies:
     @pytest.mark.parametrize("evaluating", [False, True])
-    def test_copies_of_both_models(self, started_engine, weights_of, same_bits, evaluating):
+    def test_copies_of_both_models(self, started_engine, get_weights, same_bits, evaluating):
         """Copies with averaged and with training weights are available inside and outside an evaluation."""
         (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
-        before = weights_of(model)
+        before = get_weights(model)
         started_engine.run_event("eval_start")
-        averaged = weights_of(model)
+        averaged = get_weights(model)
         if not evaluating:
             started_engine.run_event("eval_end")
-        held = weights_of(model)
+        weights = get_weights(model)
 
         copies = algorithm.get_ema_model(model), algorithm.get_training_model(model)
 
         assert same_bits(copies[0].state_dict(), averaged)
         assert same_bits(copies[1].state_dict(), before)
-        assert same_bits(weights_of(model), held)
+        assert same_bits(get_weights(model), weights)
 
-    def test_copies_are_independent(self, started_engine, weights_of, same_bits):
+    def test_copies_are_independent(self, started_engine, get_weights, same_bits):
         """Modifying a copy does not modify the model or the average."""
         (algorithm,), model = started_engine.state.algorithms, started_engine.state.model
-        before, averaged = weights_of(model), algorithm.get_ema_model(model).state_dict()
+        before, averaged = get_weights(model), algorithm.get_ema_model(model).state_dict()
 
         for copy in (algorithm.get_ema_model(model), algorithm.get_training_model(model)):
             nn.init.zeros_(copy.layers[0].weight)
 
-        assert same_bits(weights_of(model), before)
+        assert same_bits(get_weights(model), before)
         assert same_bits(algorithm.get_ema_model(model).state_dict(), averaged)
 
 
 class TestSharded:
     @pytest.fixture
     def mesh(self):
-        """A group of this process alone."""
+        """A device mesh of this process."""
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         yield init_device_mesh("cpu", (1,))
         distributed.destroy_process_group()
 
-    def test_weights_left_unsharded_by_an_evaluation(self, mesh, watch, engine_of, step, batch):
+    def test_weights_left_unsharded_by_an_evaluation(self, mesh, watch, make_engine, step, batch):
         """Training uses the training weights if fully_shard left weights unsharded after an evaluation."""
 
         def trained(shard):
             torch.manual_seed(17)
             model = shard(watch(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))))
-            engine = engine_of(model, EMA(half_life="2ba"))
+            engine = make_engine(model, EMA(half_life="2ba"))
             for _ in range(2):
                 step(engine, batch)
                 engine.run_event("eval_start")
@@ -447,9 +451,9 @@ class TestPlan:
         assert all(isinstance(event, Event) for event in EMA().runs_at_events())
 
 
-def test_second_model_raises(started_engine, norm_net, engine_of, step, batch):
+def test_second_model_raises(started_engine, norm_net, make_engine, step, batch):
     """An EMA that has averaged one model raises when it is used with another."""
     used = started_engine.state.algorithms[-1]
 
     with pytest.raises(RuntimeError, match="EMA of its own"):
-        step(engine_of(norm_net(), used), batch)
+        step(make_engine(norm_net(), used), batch)

@@ -1,4 +1,4 @@
-"""GradientClipping: the whole batch's gradients, after they are complete."""
+"""GradientClipping: the complete gradients of a batch are clipped."""
 
 import pytest
 import torch
@@ -12,44 +12,44 @@ def gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def test_norm(watch, engine_of, step, batch):
+def test_norm(watch, make_engine, step, batch):
     """The norm of all gradients equals the threshold, and their direction does not change."""
     free, clipped = watch(), watch()
     clipped.load_state_dict(free.state_dict())
 
-    step(engine_of(free), batch)
-    step(engine_of(clipped, GradientClipping("norm", 0.01)), batch)
+    step(make_engine(free), batch)
+    step(make_engine(clipped, GradientClipping("norm", 0.01)), batch)
 
     assert gradients(clipped).norm().item() == pytest.approx(0.01, rel=1e-4)
     assert torch.allclose(gradients(clipped) / 0.01, gradients(free) / gradients(free).norm(), atol=1e-3)
 
 
-def test_value(watch, engine_of, step, batch):
+def test_value(watch, make_engine, step, batch):
     """Gradients above the threshold are clamped; smaller ones do not change."""
     free, clipped = watch(), watch()
     clipped.load_state_dict(free.state_dict())
 
-    step(engine_of(free), batch)
-    step(engine_of(clipped, GradientClipping("value", 0.02)), batch)
+    step(make_engine(free), batch)
+    step(make_engine(clipped, GradientClipping("value", 0.02)), batch)
 
     assert torch.equal(gradients(clipped), gradients(free).clamp(-0.02, 0.02))
 
 
-def test_adaptive(watch, engine_of, step, batch):
+def test_adaptive(watch, make_engine, step, batch):
     """Each unit's gradient is at most the threshold times its weights' norm."""
     model = watch()
     weight = model.layers.weight.detach().clone()
 
-    step(engine_of(model, GradientClipping("adaptive", 0.05)), batch)
+    step(make_engine(model, GradientClipping("adaptive", 0.05)), batch)
 
     assert (model.layers.weight.grad.norm(dim=1) <= 0.05 * weight.norm(dim=1) * 1.001).all()
 
 
-def test_two_clipping_types(watch, engine_of, step, batch):
+def test_two_clipping_types(watch, make_engine, step, batch):
     """Clipping by value and by norm are applied one after the other."""
     model = watch()
 
-    step(engine_of(model, GradientClipping("value", 0.02), GradientClipping("norm", 0.01)), batch)
+    step(make_engine(model, GradientClipping("value", 0.02), GradientClipping("norm", 0.01)), batch)
 
     assert gradients(model).norm() <= 0.0101
     assert explain([GradientClipping("value", 0.02), GradientClipping("norm", 0.01)]).warnings == ()

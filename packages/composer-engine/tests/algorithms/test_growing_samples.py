@@ -1,4 +1,4 @@
-"""ProgressiveResizing and SeqLengthWarmup: small samples first."""
+"""ProgressiveResizing and SeqLengthWarmup: samples start small."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from composer.core import Engine, State
 
 
 def sizes_over_a_training(algorithm, batch, size_of, epochs=10):
-    """Return what size the batch has at each of ten batches."""
+    """Return the batch's size in each of ten batches."""
     state = State(model=None, max_duration=f"{epochs}ba")
     engine = Engine(state, algorithms=algorithm)
     sizes = []
@@ -80,7 +80,7 @@ class TestProgressiveResizing:
 class TestSeqLengthWarmup:
     @pytest.fixture
     def tokens(self):
-        """Two sequences of 64 tokens as a tokenizer gives them."""
+        """Two tokenized sequences of 64 tokens."""
         return lambda: {
             "input_ids": torch.arange(128).view(2, 64),
             "attention_mask": torch.ones(2, 64, dtype=torch.long),

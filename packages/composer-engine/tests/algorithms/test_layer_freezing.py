@@ -1,4 +1,4 @@
-"""LayerFreezing: the first layers stop, the optimizer keeps its state, and a resumed run freezes the same."""
+"""LayerFreezing: the first layers are frozen, the optimizer's state is preserved, and runs resume exactly."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from composer.core import NoEffectWarning
 
 @pytest.fixture
 def deep(watch):
-    """Return a maker of a model of five linear layers."""
+    """Return a function that creates a model of five linear layers."""
     return lambda: watch(nn.Sequential(nn.Linear(8, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 3)))
 
 
@@ -19,9 +19,9 @@ def frozen_layers(engine):
     return [not layer.weight.requires_grad for layer in engine.state.model.layers]
 
 
-def test_layers_are_frozen_progressively(deep, engine_of, step, batch, end_epoch):
+def test_layers_are_frozen_progressively(deep, make_engine, step, batch, end_epoch):
     """From half of the training on, layers are frozen in proportion to time; the last one never is."""
-    engine, frozen = engine_of(deep(), LayerFreezing(), max_duration="10ep"), []
+    engine, frozen = make_engine(deep(), LayerFreezing(), max_duration="10ep"), []
 
     for _ in range(10):
         step(engine, batch)
@@ -34,10 +34,10 @@ def test_layers_are_frozen_progressively(deep, engine_of, step, batch, end_epoch
 
 
 @pytest.mark.parametrize(("layers", "epochs"), [(5, 1), (1, 10), (2, 10)])
-def test_warns_if_nothing_was_frozen(watch, engine_of, step, batch, end_epoch, layers, epochs):
+def test_warns_if_nothing_was_frozen(watch, make_engine, step, batch, end_epoch, layers, epochs):
     """Too few epochs or layers give a warning at the end of the training."""
     model = watch(nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers - 1)), nn.Linear(8, 3)))
-    engine = engine_of(model, LayerFreezing(), max_duration=f"{epochs}ep")
+    engine = make_engine(model, LayerFreezing(), max_duration=f"{epochs}ep")
     for _ in range(epochs):
         step(engine, batch)
         end_epoch(engine)
@@ -48,9 +48,9 @@ def test_warns_if_nothing_was_frozen(watch, engine_of, step, batch, end_epoch, l
         engine.run_event("fit_end")
 
 
-def test_does_not_warn_if_layers_were_frozen(deep, engine_of, step, batch, end_epoch):
+def test_does_not_warn_if_layers_were_frozen(deep, make_engine, step, batch, end_epoch):
     """There is no warning if layers were frozen for one epoch."""
-    engine = engine_of(deep(), LayerFreezing(), max_duration="4ep")
+    engine = make_engine(deep(), LayerFreezing(), max_duration="4ep")
     for _ in range(4):
         step(engine, batch)
         end_epoch(engine)
@@ -60,9 +60,9 @@ def test_does_not_warn_if_layers_were_frozen(deep, engine_of, step, batch, end_e
     assert sum(frozen_layers(engine)) == 4
 
 
-def test_frozen_layers_do_not_change(deep, engine_of, step, batch, end_epoch):
+def test_frozen_layers_do_not_change(deep, make_engine, step, batch, end_epoch):
     """Neither momentum nor weight decay changes a frozen layer; its momentum is preserved."""
-    engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
+    engine = make_engine(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
     optimizer = engine.state.optimizers[0]
     optimizer.param_groups[0]["weight_decay"] = 0.1
     for _ in range(2):
@@ -78,32 +78,32 @@ def test_frozen_layers_do_not_change(deep, engine_of, step, batch, end_epoch):
     assert len(optimizer.param_groups[0]["params"]) == 10
 
 
-def test_resume_within_an_epoch(deep, engine_of, step, batch, end_epoch):
+def test_resume_within_an_epoch(deep, make_engine, step, batch, end_epoch):
     """After a resume the layers frozen at the last EPOCH_END are frozen, and the final weights are bit-identical."""
     torch.manual_seed(1)
     model = deep()
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    whole = engine_of(model, LayerFreezing(), max_duration="4ep")
+    complete = make_engine(model, LayerFreezing(), max_duration="4ep")
     saved = {}
     for epoch in range(4):
         for number in range(2):
-            step(whole, batch)
+            step(complete, batch)
             if (epoch, number) == (3, 0):
                 saved = {
-                    "algorithm": whole.state.algorithms[0].state_dict(),
+                    "algorithm": complete.state.algorithms[0].state_dict(),
                     "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-                    "timestamp": whole.state.timestamp,
-                    "frozen": frozen_layers(whole),
+                    "timestamp": complete.state.timestamp,
+                    "frozen": frozen_layers(complete),
                     "momentum": [
-                        whole.state.optimizers[0].state[each].get("momentum_buffer") for each in model.parameters()
+                        complete.state.optimizers[0].state[each].get("momentum_buffer") for each in model.parameters()
                     ],
                 }
                 saved["momentum"] = [None if each is None else each.clone() for each in saved["momentum"]]
-        end_epoch(whole)
+        end_epoch(complete)
 
     other = deep()
     other.load_state_dict(saved["model"])
-    resumed = engine_of(other, LayerFreezing(), max_duration="4ep", start=False)
+    resumed = make_engine(other, LayerFreezing(), max_duration="4ep", start=False)
     resumed.state.timestamp = saved["timestamp"]
     for parameter, momentum in zip(other.parameters(), saved["momentum"], strict=True):
         resumed.state.optimizers[0].state[parameter]["momentum_buffer"] = momentum
@@ -118,9 +118,9 @@ def test_resume_within_an_epoch(deep, engine_of, step, batch, end_epoch):
     assert not torch.equal(start["layers.4.weight"], other.layers[4].weight)
 
 
-def test_loading_an_earlier_state_unfreezes(deep, engine_of, step, batch, end_epoch):
+def test_loading_an_earlier_state_unfreezes(deep, make_engine, step, batch, end_epoch):
     """Loading a state from before any freezing unfreezes all layers."""
-    engine = engine_of(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
+    engine = make_engine(deep(), LayerFreezing(freeze_start=0.0), max_duration="4ep")
     before = engine.state.algorithms[0].state_dict()
     for _ in range(3):
         step(engine, batch)
@@ -139,9 +139,9 @@ def test_reports_unused_parameters():
     assert LayerFreezing().find_unused_parameters
 
 
-def test_missing_max_duration_raises(deep, engine_of, end_epoch):
+def test_missing_max_duration_raises(deep, make_engine, end_epoch):
     """Fractions without a max_duration raise."""
-    engine = engine_of(deep(), LayerFreezing())
+    engine = make_engine(deep(), LayerFreezing())
 
     with pytest.raises(ValueError, match="max_duration"):
         end_epoch(engine)

@@ -1,4 +1,4 @@
-"""MixUp: what the model and the loss get, wherever the samples lie, and what is drawn."""
+"""MixUp: inputs of the model, targets of the loss for any batch format, and draws."""
 
 import subprocess
 import sys
@@ -16,18 +16,18 @@ Losses = namedtuple("Losses", ["whole", "half"])
 
 
 def mixing_of(mixed):
-    """Return how much of its partner each sample got, and which it was, from a mixed identity matrix."""
+    """Return the mixing weight and partner of each sample, inferred from a mixed identity matrix."""
     own = mixed.diagonal()
     partners = torch.where(own == 1, torch.arange(len(mixed)), (mixed - torch.diag(own)).argmax(1))
     return 1 - own.min(), partners
 
 
 class TestSamples:
-    def test_samples_are_blended_with_partners(self, watch, engine_of, step, batch):
+    def test_samples_are_blended_with_partners(self, watch, make_engine, step, batch):
         """The model receives each sample blended with another one, all with the same weight."""
         model = watch()
 
-        step(engine_of(model, MixUp(alpha=5.0)), batch)
+        step(make_engine(model, MixUp(alpha=5.0)), batch)
 
         mixing, partners = mixing_of(model.seen.inputs[0])
         expected = (1 - mixing) * batch[0] + mixing * batch[0][partners]
@@ -35,49 +35,49 @@ class TestSamples:
         assert sorted(partners.tolist()) == list(range(8))
         assert torch.allclose(model.seen.inputs[0], expected)
 
-    def test_loader_batch_is_not_modified(self, watch, engine_of, step, batch):
+    def test_loader_batch_is_not_modified(self, watch, make_engine, step, batch):
         """Neither the loader's tensors nor its batch are modified."""
         inputs, targets = batch[0].clone(), batch[1].clone()
 
-        step(engine_of(watch(), MixUp(alpha=5.0)), batch)
+        step(make_engine(watch(), MixUp(alpha=5.0)), batch)
 
         assert torch.equal(batch[0], inputs)
         assert torch.equal(batch[1], targets)
 
     @pytest.mark.filterwarnings("ignore:MixUp changes nothing with alpha=0")
-    def test_alpha_zero_is_the_identity(self, watch, engine_of, step, batch, one_hot):
+    def test_alpha_zero_is_the_identity(self, watch, make_engine, step, batch, one_hot):
         """With alpha 0, samples and labels are bit-identical to the input."""
         model = watch()
 
-        step(engine_of(model, MixUp(alpha=0)), batch)
+        step(make_engine(model, MixUp(alpha=0)), batch)
 
         assert torch.equal(model.seen.inputs[0], batch[0])
         assert torch.equal(model.seen.targets[0], one_hot(batch[1]))
 
-    def test_integer_images_raise(self, watch, engine_of, step, batch):
+    def test_integer_images_raise(self, watch, make_engine, step, batch):
         """Integer images raise an error that states the reason."""
         with pytest.raises(TypeError, match="floating point"):
-            step(engine_of(watch(), MixUp()), (batch[0].byte(), batch[1]))
+            step(make_engine(watch(), MixUp()), (batch[0].byte(), batch[1]))
 
 
 class TestTargets:
-    def test_class_ids(self, watch, engine_of, step, batch, one_hot):
+    def test_class_ids(self, watch, make_engine, step, batch, one_hot):
         """The loss receives class ids blended like the samples, as probabilities."""
         model = watch()
 
-        step(engine_of(model, MixUp(alpha=5.0)), batch)
+        step(make_engine(model, MixUp(alpha=5.0)), batch)
 
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ one_hot(batch[1]))
 
-    def test_probabilities(self, watch, engine_of, step, batch):
+    def test_probabilities(self, watch, make_engine, step, batch):
         """Soft targets are blended like the samples."""
         model, soft = watch(), torch.rand(8, 3).softmax(1)
 
-        step(engine_of(model, MixUp(alpha=5.0)), (batch[0], soft))
+        step(make_engine(model, MixUp(alpha=5.0)), (batch[0], soft))
 
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ soft)
 
-    def test_targets_changed_by_other_algorithms(self, watch, engine_of, step, batch, one_hot):
+    def test_targets_changed_by_other_algorithms(self, watch, make_engine, step, batch, one_hot):
         """Changes of other algorithms to the targets before the loss also apply to the partners' targets."""
 
         class NextClass(Algorithm):
@@ -88,38 +88,38 @@ class TestTargets:
 
         model = watch()
 
-        step(engine_of(model, MixUp(alpha=5.0), NextClass()), batch)
+        step(make_engine(model, MixUp(alpha=5.0), NextClass()), batch)
 
         assert torch.allclose(model.seen.targets[0], model.seen.inputs[0] @ one_hot((batch[1] + 1) % 3))
 
 
 class TestInterpolateLoss:
-    def test_blends_the_losses(self, watch, engine_of, step, batch):
+    def test_blends_the_losses(self, watch, make_engine, step, batch):
         """The loss blends that of the labels and that of the partners' labels."""
         model = watch()
 
-        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+        state = step(make_engine(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
 
         mixing, partners = mixing_of(model.seen.inputs[0])
         outputs, ids = model.seen.outputs[0], batch[1]
         expected = (1 - mixing) * cross_entropy(outputs, ids) + mixing * cross_entropy(outputs, ids[partners])
         assert torch.allclose(state.loss, expected)
 
-    def test_class_ids_stay_class_ids(self, watch, engine_of, step, batch):
+    def test_class_ids_stay_class_ids(self, watch, make_engine, step, batch):
         """The loss receives the batch's ids, then the partners'; afterwards the batch contains its own ids."""
         model = watch()
 
-        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+        state = step(make_engine(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
 
         _, partners = mixing_of(model.seen.inputs[0])
         assert torch.equal(model.seen.targets[0], batch[1])
         assert torch.equal(model.seen.targets[1], batch[1][partners])
         assert torch.equal(state.batch[1], batch[1])
 
-    def test_gradients_are_blended(self, watch, engine_of, step, batch):
+    def test_gradients_are_blended(self, watch, make_engine, step, batch):
         """Gradients are those of the blended loss."""
         model = watch()
-        engine = engine_of(model, MixUp(alpha=5.0, interpolate_loss=True))
+        engine = make_engine(model, MixUp(alpha=5.0, interpolate_loss=True))
         before = {name: weight.detach().clone().requires_grad_() for name, weight in model.layers.named_parameters()}
 
         step(engine, batch)
@@ -135,7 +135,7 @@ class TestInterpolateLoss:
         [lambda a, b: {"whole": a, "half": b}, lambda a, b: [a, b], lambda a, b: (a, b), Losses],
         ids=["dict", "list", "tuple", "namedtuple"],
     )
-    def test_several_losses(self, watch, engine_of, step, batch, pack):
+    def test_several_losses(self, watch, make_engine, step, batch, pack):
         """Each of several losses is blended, and the container type is preserved."""
 
         def losses(outputs, targets):
@@ -144,16 +144,16 @@ class TestInterpolateLoss:
 
         model = watch(loss=losses)
 
-        state = step(engine_of(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
+        state = step(make_engine(model, MixUp(alpha=5.0, interpolate_loss=True)), batch)
 
         mixing, partners = mixing_of(model.seen.inputs[0])
-        own, theirs = (losses(model.seen.outputs[0], ids) for ids in (batch[1], batch[1][partners]))
+        own, partner = (losses(model.seen.outputs[0], ids) for ids in (batch[1], batch[1][partners]))
         names = own if isinstance(own, dict) else range(2)
         assert type(state.loss) is type(own)
         for name in names:
-            assert torch.allclose(state.loss[name], (1 - mixing) * own[name] + mixing * theirs[name])
+            assert torch.allclose(state.loss[name], (1 - mixing) * own[name] + mixing * partner[name])
 
-    def test_uses_the_runs_precision(self, watch, engine_of, step, batch):
+    def test_uses_the_runs_precision(self, watch, make_engine, step, batch):
         """The partner's loss is computed in the run's precision."""
         formats = []
 
@@ -161,11 +161,11 @@ class TestInterpolateLoss:
             formats.append((outputs @ outputs.T).dtype)
             return cross_entropy(outputs, targets)
 
-        step(engine_of(watch(loss=loss), MixUp(interpolate_loss=True), precision="amp_bf16"), batch)
+        step(make_engine(watch(loss=loss), MixUp(interpolate_loss=True), precision="amp_bf16"), batch)
 
         assert formats == [torch.float32, torch.bfloat16]  # the loop above calls its own loss without autocast
 
-    def test_in_place_setter(self, watch, engine_of, step, batch):
+    def test_in_place_setter(self, watch, make_engine, step, batch):
         """A setter that modifies the batch in place also restores the labels."""
 
         def put(batch, value):
@@ -177,7 +177,7 @@ class TestInterpolateLoss:
         model = watch(input="images", target="labels")
         algorithm = MixUp(alpha=5.0, interpolate_loss=True, input_key="images", target_key=key)
 
-        state = step(engine_of(model, algorithm), data)
+        state = step(make_engine(model, algorithm), data)
 
         assert torch.equal(state.batch["labels"], batch[1])
 
@@ -203,22 +203,22 @@ class TestBatchKeys:
         ],
         ids=["tuple", "list", "swapped", "dict", "namedtuple", "namedtuple by index", "functions"],
     )
-    def test_keys_and_functions(self, watch, engine_of, step, batch, one_hot, soft_loss, pack, keys, interpolate):
+    def test_keys_and_functions(self, watch, make_engine, step, batch, one_hot, soft_loss, pack, keys, interpolate):
         """Samples and labels are read and written by their keys, and the batch keeps its type."""
         model = watch(input=keys[0], target=keys[1])
         algorithm = MixUp(alpha=5.0, interpolate_loss=interpolate, input_key=keys[0], target_key=keys[1])
 
-        state = step(engine_of(model, algorithm), pack(*batch))
+        state = step(make_engine(model, algorithm), pack(*batch))
 
         mixed = model.seen.inputs[0]
         assert type(state.batch) is type(pack(*batch))
         assert mixing_of(mixed)[0] > 0
         assert torch.allclose(state.loss, soft_loss(model.seen.outputs[0], mixed @ one_hot(batch[1])))
 
-    def test_missing_key_raises(self, watch, engine_of, step, batch):
+    def test_missing_key_raises(self, watch, make_engine, step, batch):
         """A missing key raises an error that lists the available ones."""
         with pytest.raises(KeyError, match=r"no item 'y'.*keys \['x'\]"):
-            step(engine_of(watch(), MixUp(input_key="x", target_key="y")), {"x": batch[0]})
+            step(make_engine(watch(), MixUp(input_key="x", target_key="y")), {"x": batch[0]})
 
 
 class TestPlan:
@@ -246,12 +246,12 @@ class TestPlan:
 
 class TestDraws:
     @pytest.fixture
-    def inputs_with(self, watch, engine_of, step, batch):
-        """Return the samples that the model sees with some algorithms, over three steps."""
+    def inputs_with(self, watch, make_engine, step, batch):
+        """Return the model's inputs with some algorithms, over three steps."""
 
         def run(*algorithms, **options):
             model = watch()
-            engine = engine_of(model, *algorithms, **options)
+            engine = make_engine(model, *algorithms, **options)
             for _ in range(3):
                 step(engine, batch)
             return model.seen.inputs
@@ -302,16 +302,16 @@ class TestDraws:
 
         assert all(torch.allclose(b @ a, ab) for a, b, ab in zip(first, second, both, strict=True))
 
-    def test_global_generator_is_not_used(self, watch, engine_of, step, batch):
+    def test_global_generator_is_not_used(self, watch, make_engine, step, batch):
         """Torch's global generator is neither used nor advanced."""
-        engine = engine_of(watch(), MixUp(alpha=5.0))
+        engine = make_engine(watch(), MixUp(alpha=5.0))
         before = torch.get_rng_state()
 
         step(engine, batch)
 
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_draws_are_reproducible_across_processes(self, watch, engine_of, step, batch):
+    def test_draws_are_reproducible_across_processes(self, watch, make_engine, step, batch):
         """A new process at the same batch draws the same from the saved clock and seed alone."""
         program = """
 import torch
@@ -325,7 +325,7 @@ engine.run_event("before_forward")
 print(state.batch[0].tolist())
 """
         model = watch()
-        engine = engine_of(model, MixUp(alpha=5.0), rank_zero_seed=3)
+        engine = make_engine(model, MixUp(alpha=5.0), rank_zero_seed=3)
         for _ in range(3):
             step(engine, batch)
 

@@ -1,4 +1,4 @@
-"""Algorithms that change the model's layers: what they change, what optimizers then hold, and what they say."""
+"""Algorithms that change the model's layers: replaced layers, optimizers, warnings and logs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ OPENING = ("init", "before_load", "after_load", "fit_start")
 
 
 class Wrapped(nn.Module):
-    """A model of a library, called with a batch and asked for its loss."""
+    """A model of a library that is called with a batch and has a loss method."""
 
     def __init__(self, model):
         super().__init__()
@@ -45,14 +45,14 @@ class Wrapped(nn.Module):
 
 
 def bottlenecks():
-    """A torchvision ResNet of bottlenecks, as small as it gets."""
+    """A minimal torchvision ResNet of bottlenecks."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
     return Wrapped(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=3))
 
 
 def convolutions():
-    """Layers that every surgery on images finds something in."""
+    """Layers that every image surgery changes."""
     layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3), nn.GroupNorm(4, 16), nn.Dropout(0.5)]
     head = [nn.Flatten(), nn.LazyLinear(32), nn.LayerNorm(32), nn.Linear(32, 16), nn.Linear(16, 3)]
     model = nn.Sequential(*layers, *head)
@@ -74,7 +74,7 @@ def transformer(kind):
 
 
 class WrittenOutNorm(nn.Module):
-    """A norm that is written out, operation by operation."""
+    """A norm written as single operations."""
 
     def __init__(self, features):
         super().__init__()
@@ -196,9 +196,9 @@ class TestTogether:
 
         engine = start(model, *(blur + rest if first_blur else rest + blur))
         engine.state.model.loss(engine.state.model(engine.state.batch), engine.state.batch).backward()
-        held = {id(each) for group in engine.state.optimizers[0].param_groups for each in group["params"]}
+        in_optimizer = {id(each) for group in engine.state.optimizers[0].param_groups for each in group["params"]}
 
-        assert held == {id(parameter) for parameter in model.parameters()}
+        assert in_optimizer == {id(parameter) for parameter in model.parameters()}
         assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -315,7 +315,7 @@ class TestGyroDropout:
 
 
 class OwnAttention(nn.Module):
-    """An attention that is not one of Transformers, with an activation as in a feed-forward block."""
+    """A custom attention with an activation as in a feed-forward block."""
 
     def __init__(self):
         super().__init__()
@@ -330,7 +330,7 @@ class OwnAttention(nn.Module):
 
 
 def attend_with_bias(self, hidden):
-    """Attend with the bias."""
+    """Attend with the bias added."""
     length = hidden.shape[-2]
     return (hidden @ hidden.mT + self.alibi(length, length)).softmax(-1) @ hidden
 

@@ -1,4 +1,4 @@
-"""SAM: every optimizer is wrapped, once, and what is saved does not depend on it."""
+"""SAM: every optimizer is wrapped once, and its saved state does not depend on it."""
 
 import copy
 
@@ -12,7 +12,7 @@ from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State
 
 
 def reference_sam_step(model, inputs, targets, rate, rho):
-    """The paper's formula: the gradient at the weights plus rho times their own gradient, normalised."""
+    """The paper's formula: the gradient at the weights plus rho times the normalized gradient."""
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     gradients = torch.autograd.grad(cross_entropy(model(inputs), targets), list(model.parameters()))
     norm = torch.sqrt(sum(gradient.square().sum() for gradient in gradients))

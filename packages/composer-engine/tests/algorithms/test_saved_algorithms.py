@@ -1,4 +1,4 @@
-"""Every algorithm goes through JSON and tensors and comes back the same; new ones are covered as they are added."""
+"""Every algorithm has a round trip through JSON and tensors; new ones are included automatically."""
 
 import inspect
 import json
@@ -45,7 +45,7 @@ each_of_data = pytest.mark.parametrize(
 
 
 def values_of(kind):
-    """Return a strategy for the values of a declared type that are data."""
+    """Return a strategy for the plain values of a type."""
     if kind in SCALARS:
         return SCALARS[kind]
     if isinstance(kind, type) and issubclass(kind, str):
@@ -61,7 +61,7 @@ def values_of(kind):
 
 @st.composite
 def objects_of(draw, kind):
-    """Return a strategy for algorithms of a class: some settings drawn from the fields' types, the others default."""
+    """Return a strategy for algorithms of a class: some settings are drawn from their types, others are defaults."""
     kinds, values = field_types(kind), {}
     for field in attrs.fields(kind):
         strategy = values_of(kinds[field.name])

@@ -1,4 +1,4 @@
-"""SelectiveBackprop: the hardest samples, with all that belongs to them."""
+"""SelectiveBackprop: the samples with the highest losses, with all their data."""
 
 import dataclasses
 import warnings
@@ -48,7 +48,7 @@ def samples():
 
 
 def hardest(model, samples, count):
-    """Return which samples have the highest loss in evaluation mode, in their order."""
+    """Return the indices with the highest loss in evaluation mode, in order."""
     model.eval()
     losses = cross_entropy(model(samples), samples[1], reduction="none")
     model.train()

@@ -1,4 +1,4 @@
-"""SWA: the mean of the weights along the end of the training."""
+"""SWA: the mean of the weights in the last part of a training."""
 
 import pytest
 import torch
@@ -8,17 +8,17 @@ from composer.core import AlgorithmConflictError, Engine, NoEffectWarning, State
 
 
 @pytest.fixture
-def run(norm_net, engine_of, step, batch, end_epoch):
-    """Return what trains for ten epochs of two batches; it hands out the engine after each batch and epoch."""
+def run(norm_net, make_engine, step, batch, end_epoch):
+    """Return a function that trains for ten epochs of two batches and calls back after each batch and epoch."""
 
-    def train(*algorithms, epochs=10, seen=lambda engine, moment: None, engine=None):
-        engine = engine or engine_of(norm_net(), *algorithms, max_duration="10ep")
+    def train(*algorithms, epochs=10, callback=lambda engine, moment: None, engine=None):
+        engine = engine or make_engine(norm_net(), *algorithms, max_duration="10ep")
         for _ in range(epochs):
             for _ in range(2):
                 step(engine, batch)
-                seen(engine, "batch")
+                callback(engine, "batch")
             end_epoch(engine)
-            seen(engine, "epoch")
+            callback(engine, "epoch")
         return engine
 
     return train
@@ -26,7 +26,7 @@ def run(norm_net, engine_of, step, batch, end_epoch):
 
 @pytest.fixture
 def evaluate():
-    """Return what starts and ends an evaluation, and gives the weights in between."""
+    """Return a function that runs an evaluation and returns its weights."""
 
     def weights_during(engine):
         engine.run_event("eval_start")
@@ -38,7 +38,7 @@ def evaluate():
 
 
 def mean_of(weights):
-    """Return the mean by name; of whole numbers the last."""
+    """Return the mean by name; for integers the last value."""
     return {
         name: torch.stack([each[name] for each in weights]).mean(0) if weights[0][name].is_floating_point() else last
         for name, last in weights[-1].items()
@@ -46,13 +46,13 @@ def mean_of(weights):
 
 
 class TestAverage:
-    def test_averages_epoch_ends(self, run, weights_of, evaluate):
+    def test_averages_epoch_ends(self, run, get_weights, evaluate):
         """From swa_start on, the weights at each epoch's end are averaged with equal weight."""
         at_ends = []
 
         def note(engine, moment):
             if moment == "epoch":
-                at_ends.append(weights_of(engine.state.model))
+                at_ends.append(get_weights(engine.state.model))
 
         engine = run(SWA(swa_start="4ep", swa_end="9ep"), epochs=8, seen=note)
 
@@ -60,13 +60,13 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_interval_in_batches(self, run, weights_of, evaluate):
+    def test_interval_in_batches(self, run, get_weights, evaluate):
         """An interval in batches counts batches across epochs."""
         after = []
 
         def note(engine, moment):
             if moment == "batch":
-                after.append(weights_of(engine.state.model))
+                after.append(get_weights(engine.state.model))
 
         engine = run(SWA(swa_start="6ba", swa_end="19ba", update_interval="3ba"), epochs=6, seen=note)
 
@@ -74,62 +74,62 @@ class TestAverage:
         averaged = evaluate(engine)
         assert all(torch.allclose(averaged[name], expected[name], atol=1e-6) for name in expected)
 
-    def test_training_weights_are_restored(self, run, weights_of, same_bits, evaluate):
+    def test_training_weights_are_restored(self, run, get_weights, same_bits, evaluate):
         """After an evaluation the training weights are restored bit for bit, as the same objects."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
-        before, objects = weights_of(engine.state.model), list(engine.state.model.parameters())
+        before, objects = get_weights(engine.state.model), list(engine.state.model.parameters())
 
         during = evaluate(engine)
 
         assert not same_bits(during, before)
-        assert same_bits(weights_of(engine.state.model), before)
+        assert same_bits(get_weights(engine.state.model), before)
         assert all(one is other for one, other in zip(engine.state.model.parameters(), objects, strict=True))
 
-    def test_restored_after_an_error(self, run, weights_of, same_bits):
+    def test_restored_after_an_error(self, run, get_weights, same_bits):
         """engine.restore() restores the training weights after a failed evaluation."""
         engine = run(SWA(swa_start="2ep", swa_end="9ep"), epochs=5)
-        before = weights_of(engine.state.model)
+        before = get_weights(engine.state.model)
         engine.run_event("eval_start")
 
         engine.restore()
 
-        assert same_bits(weights_of(engine.state.model), before)
+        assert same_bits(get_weights(engine.state.model), before)
 
-    def test_no_average_before_start(self, run, weights_of, same_bits, evaluate):
+    def test_no_average_before_start(self, run, get_weights, same_bits, evaluate):
         """Evaluations before swa_start use the training weights, and there is no averaged model."""
         engine = run(SWA(swa_start="8ep", swa_end="9ep"), epochs=3)
 
-        assert same_bits(evaluate(engine), weights_of(engine.state.model))
+        assert same_bits(evaluate(engine), get_weights(engine.state.model))
         with pytest.raises(RuntimeError, match="8ep"):
             engine.state.algorithms[0].get_swa_model(engine.state.model)
 
 
 class TestEnd:
-    def test_model_has_the_averages_at_the_end(self, run, weights_of, evaluate):
+    def test_model_has_the_averages_at_the_end(self, run, get_weights, evaluate):
         """At swa_end the model receives the averages, and evaluations use the model directly."""
         at_ends = []
 
         def note(engine, moment):
             if moment == "epoch":
-                at_ends.append(weights_of(engine.state.model))
+                at_ends.append(get_weights(engine.state.model))
 
         engine = run(SWA(swa_start="4ep", swa_end="7ep"), epochs=6, seen=note)
         run(engine=engine, epochs=1, seen=lambda engine, moment: None)
 
         # The seventh epoch's own end was averaged, too, before the model took over.
-        averaged = weights_of(engine.state.model)
+        averaged = get_weights(engine.state.model)
         assert torch.equal(evaluate(engine)["layers.0.weight"], averaged["layers.0.weight"])
         plain = mean_of(at_ends[3:])
         assert not torch.equal(averaged["layers.0.weight"], plain["layers.0.weight"])
 
-    def test_training_continues_after_the_end(self, run, weights_of, same_bits):
+    def test_training_continues_after_the_end(self, run, get_weights, same_bits):
         """After swa_end steps change the weights, and nothing is averaged."""
         engine = run(SWA(swa_start="2ep", swa_end="4ep"), epochs=4)
-        at_end = weights_of(engine.state.model)
+        at_end = get_weights(engine.state.model)
 
         run(engine=engine, epochs=1)
 
-        assert not same_bits(weights_of(engine.state.model), at_end)
+        assert not same_bits(get_weights(engine.state.model), at_end)
         assert engine.state.algorithms[0].state_dict()["is_over"]
 
 
@@ -189,25 +189,25 @@ class TestLearningRate:
 
 
 class TestState:
-    def test_resumes_exactly(self, norm_net, engine_of, run, weights_of, same_bits):
+    def test_resumes_exactly(self, norm_net, make_engine, run, get_weights, same_bits):
         """A resumed training ends with bit-identical weights and averages."""
         settings = {"swa_start": "3ep", "swa_end": "8ep"}
         torch.manual_seed(3)
-        whole = run(SWA(**settings), epochs=9)
+        complete = run(SWA(**settings), epochs=9)
 
         torch.manual_seed(3)
         first = run(SWA(**settings), epochs=5)
         saved = first.state.algorithms[0].state_dict()
         model = norm_net()
         model.load_state_dict(first.state.model.state_dict())
-        second = engine_of(model, SWA(**settings), max_duration="10ep", start=False)
+        second = make_engine(model, SWA(**settings), max_duration="10ep", start=False)
         second.state.optimizers[0].load_state_dict(first.state.optimizers[0].state_dict())
         second.state.timestamp = first.state.timestamp
         second.state.algorithms[0].load_state_dict(saved)
         second.run_event("fit_start")
         run(engine=second, epochs=4)
 
-        assert same_bits(weights_of(second.state.model), weights_of(whole.state.model))
+        assert same_bits(get_weights(second.state.model), get_weights(complete.state.model))
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
     def test_weights_to_save(self, kind, run):
@@ -224,29 +224,29 @@ class TestState:
         assert {"averaged_weights", "training_weights"} & during.keys() == {"training_weights"}
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
-    def test_saved_during_an_evaluation(self, kind, run, norm_net, engine_of, weights_of, same_bits):
+    def test_saved_during_an_evaluation(self, kind, run, norm_net, make_engine, get_weights, same_bits):
         """A state saved during an evaluation restores both sets of weights."""
         settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
         engine = run(kind(**settings), epochs=4)
-        training = weights_of(engine.state.model)
+        training = get_weights(engine.state.model)
         engine.run_event("eval_start")
-        in_model, saved = weights_of(engine.state.model), engine.state.algorithms[0].state_dict()
+        in_model, saved = get_weights(engine.state.model), engine.state.algorithms[0].state_dict()
 
         model = norm_net()
         model.load_state_dict(in_model)
-        other = engine_of(model, kind(**settings), max_duration="10ep", start=False)
+        other = make_engine(model, kind(**settings), max_duration="10ep", start=False)
         other.state.algorithms[0].load_state_dict(saved)
         other.run_event("fit_start")
 
-        assert same_bits(weights_of(model), training)
+        assert same_bits(get_weights(model), training)
         other.run_event("eval_start")
-        assert same_bits(weights_of(model), in_model)
+        assert same_bits(get_weights(model), in_model)
 
     @pytest.mark.parametrize("kind", [SWA, EMA])
-    def test_weights_of_another_model_raise(self, kind, run, watch, engine_of):
+    def test_weights_of_another_model_raise(self, kind, run, watch, make_engine):
         """A state of a model with other layers raises, with their names."""
         engine = run(kind(**({"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {})), epochs=4)
-        other = engine_of(watch(), kind(), max_duration="10ep", start=False)
+        other = make_engine(watch(), kind(), max_duration="10ep", start=False)
         other.state.algorithms[0].load_state_dict(engine.state.algorithms[0].state_dict())
 
         with pytest.raises(ValueError, match=r"layers\.weight"):
@@ -287,13 +287,13 @@ def test_value_of_wrong_type_raises(kind, changes):
 
 
 @pytest.mark.parametrize("kind", [SWA, EMA])
-def test_loaded_state_is_copied(kind, run, norm_net, engine_of, step, batch):
+def test_loaded_state_is_copied(kind, run, norm_net, make_engine, step, batch):
     """Training does not modify a loaded state."""
     settings = {"swa_start": "2ep", "swa_end": "9ep"} if kind is SWA else {}
     saved = run(kind(**settings), epochs=4).state.algorithms[0].state_dict()
     before = {name: tensor.clone() for name, tensor in saved["averaged_weights"].items()}
 
-    engine = engine_of(norm_net(), kind(**settings), max_duration="10ep", start=False)
+    engine = make_engine(norm_net(), kind(**settings), max_duration="10ep", start=False)
     engine.state.algorithms[0].load_state_dict(saved)
     engine.run_event("fit_start")
     for _ in range(2):
@@ -313,7 +313,7 @@ def test_warns_if_it_never_started(algorithm, run):
         engine.run_event("fit_end")
 
 
-def test_restarts_after_time_reset(run, same_bits, weights_of, evaluate):
+def test_restarts_after_time_reset(run, same_bits, get_weights, evaluate):
     """After its end, SWA restarts when the clock is reset."""
     engine = run(SWA(swa_start="1ep", swa_end="3ep"), epochs=4)
     engine.state.timestamp = Timestamp()
@@ -321,7 +321,7 @@ def test_restarts_after_time_reset(run, same_bits, weights_of, evaluate):
 
     run(engine=engine, epochs=2)
 
-    assert not same_bits(evaluate(engine), weights_of(engine.state.model))
+    assert not same_bits(evaluate(engine), get_weights(engine.state.model))
 
 
 def test_conflicts_with_ema():

@@ -1,4 +1,4 @@
-"""What every algorithm and callback offers."""
+"""The interface of algorithms and callbacks."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Threads that nothing waits for without end; one save at a time, whose failure is not lost."""
+"""Background threads: no unlimited waits, one save at a time, and failures are raised."""
 
 import _thread
 import os
@@ -51,13 +51,13 @@ def run(program, *arguments, timeout=120):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Let no thread be started."""
+    """Prevent threads from starting."""
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
 
 
 @pytest.fixture
 def dead_threads(monkeypatch):
-    """Let threads be started that end before their first line, as those that find no memory."""
+    """Let threads end before their first line, as if out of memory."""
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.01)
 

@@ -1,4 +1,4 @@
-"""The hooks of a callback that are called, and how often."""
+"""The overridden hooks of a callback, and their intervals."""
 
 from composer.core import Callback, Event, LoggerDestination, Time
 from composer.core.callback import hook_of, intervals_of, overrides

@@ -73,14 +73,14 @@ class TestValidators:
 class TestConversions:
     def test_valid_conversions(self):
         """None, one and several become a list or a dictionary; a path becomes a string."""
-        texts = [to_texts("tags", given) for given in (None, "a", ("a", "b"))]
+        texts = [to_texts("tags", value) for value in (None, "a", ("a", "b"))]
 
         assert texts == [[], ["a"], ["a", "b"]]
         assert (to_options("options", None), to_options("options", {"a": 1})) == ({}, {"a": 1})
         assert (to_path("folder", "runs"), to_path("folder", Path("runs"))) == ("runs", "runs")
 
     @pytest.mark.parametrize(
-        ("convert", "given", "message"),
+        ("convert", "value", "message"),
         [
             (to_texts, 5, "it must be a text or a list of texts, got 5."),
             (to_texts, ["a", 5], "it must be a text or a list of texts, got ['a', 5]."),
@@ -92,10 +92,10 @@ class TestConversions:
         ],
         ids=lambda one: getattr(one, "__name__", None) or str(one),
     )
-    def test_wrong_types_raise(self, convert, given, message):
+    def test_wrong_types_raise(self, convert, value, message):
         """The error states the parameter, what was expected and the value."""
         with pytest.raises(TypeError) as caught:
-            convert("it", given)
+            convert("it", value)
 
         assert str(caught.value) == message
 

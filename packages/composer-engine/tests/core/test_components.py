@@ -1,4 +1,4 @@
-"""The list that tells when it has been changed."""
+"""ObservableList notifies about changes."""
 
 import pytest
 import torch
@@ -157,8 +157,8 @@ def test_updated_optimizer_passes(state, make):
     """Surgery that updates the optimizer passes."""
     run(state, make, update_optimizer)
 
-    held = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
-    assert held == {id(one) for one in state.model.parameters()}
+    in_optimizer = {id(one) for one in state.optimizers[0].param_groups[0]["params"]}
+    assert in_optimizer == {id(one) for one in state.model.parameters()}
 
 
 def test_missing_parameters_raise(state, make):
@@ -230,11 +230,11 @@ def test_nothing_is_checked_without_optimizers(make, model):
 @pytest.mark.parametrize("thing", [None, "model", lambda batch: batch])
 def test_model_may_be_any_object(make, thing):
     """A model that is not a module has no parameters."""
-    seen = []
+    recorded = []
 
-    run(State(model=thing), make, lambda state: seen.append(state.model))
+    run(State(model=thing), make, lambda state: recorded.append(state.model))
 
-    assert seen == [thing]
+    assert recorded == [thing]
 
 
 def test_long_lists_of_names_are_truncated(make):
@@ -266,8 +266,8 @@ def test_other_events_are_not_checked(state, make, event, monkeypatch):
     """During training the parameters are not traversed."""
     monkeypatch.setattr(nn.Module, "named_parameters", None)
 
-    seen = []
+    recorded = []
 
-    run(state, make, seen.append, event=event)
+    run(state, make, recorded.append, event=event)
 
-    assert seen == [state]
+    assert recorded == [state]

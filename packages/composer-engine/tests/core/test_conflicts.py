@@ -1,4 +1,4 @@
-"""What two algorithms cannot both have."""
+"""Resources that two algorithms cannot share."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ WEIGHTS = ExclusiveResource("the weights used for evaluation", remedy="Both aver
 
 @pytest.fixture
 def owner(make):
-    """Return a maker of algorithms that own something."""
+    """Return a function that creates algorithms with exclusive resources."""
     return lambda name, *owns: make.algorithm(name, {Event.BATCH_END: Stage.WEIGHTS}, owns={*owns})
 
 

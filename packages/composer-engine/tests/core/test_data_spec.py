@@ -17,7 +17,7 @@ Pair = namedtuple("Pair", ["input", "target"])
 
 
 class TokenizerBatch(UserDict):
-    """A dictionary that knows more than its items, as the batches of tokenizers do."""
+    """A dictionary with additional attributes, like the batches of tokenizers."""
 
     def __init__(self, data=None, encodings=None):
         super().__init__(data)
@@ -45,7 +45,7 @@ def batches(size):
 
 
 def concatenate(parts):
-    """Put the parts of a batch together again."""
+    """Concatenate the parts of a batch."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if first.ndim else first
@@ -59,7 +59,7 @@ def concatenate(parts):
 
 
 def same(one, other):
-    """Return whether two batches hold the same, whatever they are made of."""
+    """Return whether two batches have equal contents in any containers."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, (dict, UserDict)):
@@ -70,7 +70,7 @@ def same(one, other):
 
 
 def types(batch):
-    """Return the types of a batch's containers, nested as they are."""
+    """Return the types of a batch's nested containers."""
     if isinstance(batch, (dict, UserDict)):
         return type(batch), {key: types(part) for key, part in batch.items()}
     if isinstance(batch, (list, tuple)):
@@ -141,7 +141,7 @@ class TestCountSamples:
         assert count_samples(["one", "two", "three"]) == 3
 
     @pytest.mark.parametrize(
-        ("batch", "found"),
+        ("batch", "result"),
         [
             ((torch.zeros(3), torch.zeros(4)), r"lengths \[3, 4\]"),
             (torch.tensor(1.0), "no tensor and no list"),
@@ -150,9 +150,9 @@ class TestCountSamples:
             (Pair(1, 2), "no tensor and no list"),
         ],
     )
-    def test_ambiguous_batches_raise(self, batch, found):
+    def test_ambiguous_batches_raise(self, batch, result):
         """The error describes the batch and the remedy."""
-        with pytest.raises(ValueError, match=rf"has {found}.*get_num_samples_in_batch="):
+        with pytest.raises(ValueError, match=rf"has {result}.*get_num_samples_in_batch="):
             count_samples(batch)
 
 

@@ -1,4 +1,4 @@
-"""Dispatch: what is called at an event, and when the plan is made."""
+"""Dispatch: which components are called at an event, and when the plan is built."""
 
 import warnings
 
@@ -13,11 +13,13 @@ from composer.core.passes import sort_to_back
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Count how often a plan is made."""
-    made = []
+    """Count how often a plan is built."""
+    created = []
     build_plan = composer.core.engine.build_plan
-    monkeypatch.setattr(composer.core.engine, "build_plan", lambda *args: made.append(build_plan(*args)) or made[-1])
-    return made
+    monkeypatch.setattr(
+        composer.core.engine, "build_plan", lambda *args: created.append(build_plan(*args)) or created[-1]
+    )
+    return created
 
 
 class TestRunEvent:
@@ -234,14 +236,14 @@ class TestPasses:
         with pytest.raises(TypeError, match="The pass run_last returned nothing"):
             Engine(state, algorithms=make.algorithm("A", {Event.INIT: Stage.LAYOUT}), algorithm_passes=[run_last])
 
-    @pytest.mark.parametrize("given", [lambda p: (p, 0), lambda p: [(p, 0)]])
-    def test_pass_index(self, state, given):
+    @pytest.mark.parametrize("index", [lambda p: (p, 0), lambda p: [(p, 0)]])
+    def test_pass_index(self, state, index):
         """A pass registered at an early index can be overruled by the stages."""
 
         def early(algorithms, event):
             return algorithms
 
-        engine = Engine(state, algorithm_passes=given(early))
+        engine = Engine(state, algorithm_passes=index(early))
         engine.register_pass(sort_to_back)
 
         assert engine.algorithm_passes[0] is early
@@ -254,7 +256,7 @@ class TestPasses:
 
 
 class Wrapping(Callback):
-    """Writes down before and after each call that it wraps; at one event it has a hook of its own."""
+    """Records the start and end of each call that it wraps; it has its own hook at one event."""
 
     def __init__(self, name, written):
         self.name, self.written = name, written
@@ -349,7 +351,7 @@ class TestWrapping:
     @pytest.mark.parametrize("method", ["wrap_call", "wrap_event"])
     def test_wrapper_without_return_raises(self, state, make, method):
         """A wrapper that returns nothing raises, with its name."""
-        forgetful = type("Forgetful", (Callback,), {method: lambda self, *given: None})()
+        forgetful = type("Forgetful", (Callback,), {method: lambda self, *index: None})()
         state.callbacks = forgetful, make.callback("C", "batch_end")
 
         with pytest.raises(TypeError, match=f"Forgetful.{method} must return a function without arguments"):
@@ -362,8 +364,8 @@ class TestTraces:
         traces = {}
 
         class Keeper(LoggerDestination):
-            def log_traces(self, given):
-                traces.update(given)
+            def log_traces(self, index):
+                traces.update(index)
 
         runs = make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}, apply=lambda *_: 3)
         declines = type(runs)()

@@ -1,4 +1,4 @@
-"""The weights to evaluate with: those of optimizers and algorithms, put into the model and taken out again."""
+"""Evaluation weights of optimizers and algorithms are swapped in and out."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from composer.functional import SAMOptimizer
 
 
 class Switching(torch.optim.SGD):
-    """Has other weights to evaluate with than to train, as schedule-free optimizers do; going back rounds."""
+    """Has separate evaluation weights, as schedule-free optimizers do; switching back rounds."""
 
     def eval(self):
         self._scale(1 / 3, train_mode=False)
@@ -31,12 +31,12 @@ class Switching(torch.optim.SGD):
 
 @pytest.fixture
 def model():
-    """A layer whose weights are no multiples of three."""
+    """A layer whose weights are not multiples of three."""
     return nn.Linear(3, 2, bias=False)
 
 
 def averaging(algorithm, model, optimizers=()):
-    """Return an engine whose algorithm has averaged the model's weights and weights of zero, half and half."""
+    """Return an engine whose algorithm has averaged the model's weights and zeros in equal parts."""
     engine = Engine(State(model, optimizers=optimizers, max_duration="10ba"), algorithms=algorithm)
     trained = model.weight.detach().clone()
     engine.run_event("fit_start")
@@ -48,7 +48,7 @@ def averaging(algorithm, model, optimizers=()):
 
 
 def averages():
-    """Return the algorithms that evaluate with a mean of all weights."""
+    """Return algorithms that evaluate with the mean of all weights."""
     return [EMA(half_life=None, smoothing=0.5), SWA(swa_start="0ba", swa_end="9ba", update_interval="1ba")]
 
 
@@ -110,22 +110,22 @@ def test_without_averages(model, algorithm):
 def test_nested_blocks(model, algorithm):
     """Blocks may be nested, around and within an evaluation by events: the outermost one decides."""
     engine, before = averaging(algorithm, model), model.weight.detach().clone()
-    seen = []
+    recorded = []
 
     with evaluation_weights(engine.state):
         engine.run_event("eval_start")
         with evaluation_weights(engine.state):
-            seen.append(model.weight.detach().clone())
-        seen.append(model.weight.detach().clone())
+            recorded.append(model.weight.detach().clone())
+        recorded.append(model.weight.detach().clone())
         engine.run_event("eval_end")
-        seen.append(model.weight.detach().clone())
+        recorded.append(model.weight.detach().clone())
     after = model.weight.detach().clone()
     engine.run_event("eval_start")
     with evaluation_weights(engine.state):
         pass
-    seen.append(model.weight.detach().clone())
+    recorded.append(model.weight.detach().clone())
 
-    assert all(torch.equal(weights, before / 2) for weights in seen)
+    assert all(torch.equal(weights, before / 2) for weights in recorded)
     assert torch.equal(after, before)
 
 
@@ -166,7 +166,7 @@ def test_failing_optimizer(model):
 
 @pytest.fixture
 def mesh():
-    """A group of this process alone."""
+    """A device mesh of this process."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()

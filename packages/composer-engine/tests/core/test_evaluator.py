@@ -15,7 +15,7 @@ from composer.core import (
 
 
 def due_events(evaluate, batches, batches_per_epoch=4):
-    """Return where ``evaluate`` says yes in a training of so many batches: (event, batch)."""
+    """Return where ``evaluate`` is true in a training of that many batches: (event, batch)."""
     state = State(model=None, max_duration=f"{batches}ba")
     due = []
 
@@ -67,10 +67,10 @@ class TestEvaluator:
         """The loader is converted to a DataSpec."""
         assert isinstance(Evaluator(label="a", dataloader=[1]).dataloader, DataSpec)
 
-    @pytest.mark.parametrize(("given", "names"), [(None, None), ("acc", ["acc"]), (("a", "b"), ["a", "b"])])
-    def test_metric_names(self, given, names):
+    @pytest.mark.parametrize(("value", "names"), [(None, None), ("acc", ["acc"]), (("a", "b"), ["a", "b"])])
+    def test_metric_names(self, value, names):
         """One name or several are stored as a list."""
-        assert Evaluator(label="a", dataloader=[], metric_names=given).metric_names == names
+        assert Evaluator(label="a", dataloader=[], metric_names=value).metric_names == names
 
     def test_interval_may_be_a_function(self):
         """A custom function is accepted."""
@@ -99,10 +99,10 @@ class TestEvaluator:
         """An evaluator is returned unchanged; a loader gets the label "eval" and the default metrics."""
         evaluator = Evaluator(label="a", dataloader=[])
 
-        made = ensure_evaluator([1], ["acc"])
+        created = ensure_evaluator([1], ["acc"])
 
         assert ensure_evaluator(evaluator) is evaluator
-        assert (made.label, made.metric_names, made.dataloader.dataloader) == ("eval", ["acc"], [1])
+        assert (created.label, created.metric_names, created.dataloader.dataloader) == ("eval", ["acc"], [1])
 
 
 class TestMetricValues:

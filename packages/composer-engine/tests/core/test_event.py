@@ -1,4 +1,4 @@
-"""The events and the drawing of the loop in their docstring."""
+"""The events and the diagram of the loop in their docstring."""
 
 import re
 

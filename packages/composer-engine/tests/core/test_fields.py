@@ -1,4 +1,4 @@
-"""Which fields algorithms need, and which a host of algorithms serves."""
+"""Fields that algorithms need and hosts serve."""
 
 import copy
 import pickle
@@ -31,7 +31,7 @@ class Regression(nn.Linear):
 
 
 def train(*algorithms):
-    """Return the losses of a training loop that runs the two events around the loss only."""
+    """Return the losses of a training loop that only runs the two events of the loss."""
     state = State(Regression(2, 1))
     engine = Engine(state, algorithms=algorithms, serves=PLAIN_LOOP)
     losses = []

@@ -1,4 +1,4 @@
-"""Names that were changed still work for one release."""
+"""Former names work for one release."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from composer.core.conflicts import find_conflicts
 
 
 class Former(Algorithm):
-    """An algorithm written for the former names."""
+    """An algorithm that uses the former names."""
 
     def places(self):
         """Return the events at which it runs."""

@@ -1,4 +1,4 @@
-"""Which modules of composer.core import each other."""
+"""Imports among the modules of composer.core."""
 
 import ast
 import graphlib
@@ -36,10 +36,10 @@ def imports(*, hints):
             node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         ]
         skipped = set() if hints else {id(node) for block in blocks for node in ast.walk(block)}
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in skipped]
+        result = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in skipped]
         modules = {
             f"{node.module}.{alias.name}".split(".")[2]
-            for node in found
+            for node in result
             for alias in node.names
             if node.module.startswith("composer.core")
         }

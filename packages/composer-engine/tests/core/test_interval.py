@@ -1,4 +1,4 @@
-"""How often: when a clock has passed a multiple of an interval, and calls that are due then."""
+"""Intervals: a clock passes a multiple, and calls that are then due."""
 
 import datetime
 
@@ -12,7 +12,7 @@ from composer.core.interval import checked_interval, only_when_due
 
 
 def due_at(every, unit, steps, max_duration=None):
-    """Return after which of so many steps of a unit an interval has passed."""
+    """Return the steps of a unit after which an interval has passed."""
     interval = Interval(every)
     clocks = [Timestamp(**{unit: step}) for step in range(steps + 1)]
     return [step for step in range(1, steps + 1) if interval.passed(clocks[step - 1], clocks[step], max_duration)]
@@ -87,7 +87,7 @@ def test_errors_begin_with_the_parameter_name(every):
 
 
 class Run:
-    """A training that writes down after how many batches an event's call was due."""
+    """A training that records the batches at which an event's call was due."""
 
     def __init__(self, every, event, max_duration=None, epoch=5, known_length=True):
         self.event, self.epoch, self.due = event, epoch, []
@@ -203,16 +203,16 @@ def test_samples_with_any_batch_size(every, sizes):
 @given(st.sampled_from(["3ba", "10sp", "2sec", "0.3dur"]), st.integers(1, 14))
 def test_is_resumable(every, stop):
     """A resumed run is due at the same batches."""
-    whole, first, second = (Run(every, Event.BATCH_END, max_duration="15ba") for _ in range(3))
+    complete, first, second = (Run(every, Event.BATCH_END, max_duration="15ba") for _ in range(3))
     for number in range(15):
-        whole.batch()
+        complete.batch()
         if number < stop:
             first.batch()
     second.state.timestamp = first.state.timestamp
     for _ in range(15 - stop):
         second.batch()
 
-    assert first.due + second.due == whole.due
+    assert first.due + second.due == complete.due
 
 
 @pytest.mark.parametrize("phase", ["eval", "predict"])

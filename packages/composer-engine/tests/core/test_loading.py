@@ -1,4 +1,4 @@
-"""Loading: all or nothing, by keys, and with the algorithms that the weights need."""
+"""Loading: all or nothing, by keys, with reconstructed algorithms."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ from composer.core import (
 
 @attrs.define(eq=False)
 class LoadCount(Algorithm):
-    """Counts, and draws a number a batch."""
+    """Counts, and draws a number per batch."""
 
     _count: int = saved(default=0)
     draws: list[float] = attrs.field(factory=list, init=False)
@@ -44,7 +44,7 @@ class LoadCount(Algorithm):
 
 @attrs.define(eq=False)
 class LoadWiden(Algorithm):
-    """Surgery: puts a layer around each linear one, with a weight of its own."""
+    """Surgery that wraps each linear layer in a layer with its own weight."""
 
     start: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     runs_at: ClassVar = {Event.INIT: Stage.ARCHITECTURE}
@@ -102,13 +102,13 @@ def train(state, steps):
 
 
 def state_and_weights(state):
-    """Return all of a run, through JSON and tensors."""
-    taken = {
+    """Return the complete state of a run after a JSON round trip."""
+    saved_state = {
         **state.state_dict(),
         "model": state.get_model_state_dict(),
         "optimizers": state.get_optim_state_dict(),
     }
-    data, tensors = split_tensors(taken)
+    data, tensors = split_tensors(saved_state)
     return join_tensors(json.loads(json.dumps(data, allow_nan=False)), copy.deepcopy(tensors))
 
 
@@ -168,10 +168,10 @@ class TestContinueTraining:
     def test_generators_are_reset(self):
         """Generators are reset, also if the same batch has been drawn for before."""
         state = State(model=None, algorithms=LoadCount())
-        taken = state.state_dict()
+        saved_state = state.state_dict()
         before = torch.rand(2, generator=state.generator(state.algorithms[0]))
 
-        state.load_state_dict(taken)
+        state.load_state_dict(saved_state)
 
         assert torch.equal(torch.rand(2, generator=state.generator(state.algorithms[0])), before)
 
@@ -199,13 +199,13 @@ class TestContinueTraining:
 
     def test_mismatched_weights_change_nothing(self):
         """Clock, components, weights and momentum do not change."""
-        taken = state_and_weights(train(make(LoadCount()), 2))
-        taken["model"]["1.bias"] = torch.zeros(9)
+        saved_state = state_and_weights(train(make(LoadCount()), 2))
+        saved_state["model"]["1.bias"] = torch.zeros(9)
         state = make(LoadCount())
         before = state_and_weights(state)
 
         with pytest.raises(StateMismatchError, match=r"model\.1\.bias: must be a tensor of shape \(2,\)"):
-            state.load_state_dict(taken)
+            state.load_state_dict(saved_state)
 
         assert repr(state_and_weights(state)) == repr(before)
 
@@ -342,15 +342,15 @@ class TestMissingAlgorithms:
 
     def test_passes_are_applied(self, taken):
         """The caller's passes are applied."""
-        seen = []
+        recorded = []
 
         def record_order(algorithms, event):
-            seen.append((event, [type(one) for one in algorithms]))
+            recorded.append((event, [type(one) for one in algorithms]))
             return algorithms
 
         make(LoadCount()).load_state_dict(taken, algorithm_passes=record_order)
 
-        assert (Event.INIT, [LoadWiden]) in seen
+        assert (Event.INIT, [LoadWiden]) in recorded
 
     def test_manually_applied_surgery(self, taken):
         """If the model has already been changed, the algorithm warns that it has no effect."""

@@ -43,7 +43,7 @@ class Memory(LoggerDestination):
 
 
 class Broken(LoggerDestination):
-    """Fails to store."""
+    """Fails to store any record."""
 
     def log_metrics(self, metrics, step=None):
         raise OSError("disk full")
@@ -185,7 +185,7 @@ class Every(Memory):
 
 
 def run_batches(state, logger, count, **options):
-    """Log each batch's number as a trainer does: the loss before the clock moves on, a speed after."""
+    """Log each batch's number like a trainer: the loss before the clock advances, a speed after."""
     for _ in range(count):
         number = int(state.timestamp.batch)
         logger.log_metrics({"loss": number})
@@ -404,7 +404,7 @@ class TestEvery:
 
 
 class Recorder(Every):
-    """Records at some events what it has received so far."""
+    """Records what it has received at some events."""
 
     def __init__(self):
         super().__init__("0ba")
@@ -528,10 +528,10 @@ def test_detach_does_not_synchronize():
     """A number on the CPU is read; other tensors are copied, without their graph."""
     vector = torch.ones(2, requires_grad=True)
 
-    kept = detach_to_host(vector)
+    preserved = detach_to_host(vector)
 
     assert detach_to_host(torch.tensor(3)) == 3
     assert type(detach_to_host(torch.tensor(3))) is int
-    assert not kept.requires_grad
-    assert kept.data_ptr() != vector.data_ptr()
+    assert not preserved.requires_grad
+    assert preserved.data_ptr() != vector.data_ptr()
     assert detach_to_host("text") == "text"

@@ -1,4 +1,4 @@
-"""Weights and the state of optimizers by name."""
+"""Weights and optimizer state by name."""
 
 import copy
 
@@ -14,7 +14,7 @@ def make_net(bias=True):
 
 
 class Compiled(nn.Module):
-    """A wrapper that names the module as torch.compile does."""
+    """A wrapper that names the module like torch.compile."""
 
     def __init__(self, model):
         super().__init__()
@@ -22,7 +22,7 @@ class Compiled(nn.Module):
 
 
 def step(state, seed=0):
-    """Do one step with the same numbers each time."""
+    """Take one step with constant input."""
     generator = torch.Generator().manual_seed(seed)
     loss = state.model(torch.rand(8, 4, generator=generator)).square().mean()
     for optimizer in state.optimizers:
@@ -50,7 +50,7 @@ OPTIMIZERS = {
 
 @pytest.fixture
 def trained():
-    """Return what makes a state that has done two steps."""
+    """Return a function that creates a state after two steps."""
 
     def make(optimizer, **options):
         model = make_net(**options)
@@ -256,9 +256,9 @@ class TestOptimizers:
         state = State(model=model, optimizers=torch.optim.Adam(model.parameters()))
         model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         state.optimizers[0].step()
-        held = state.optimizers[0].state[model.weight]
-        held["exp_avg"] = held["exp_avg"].float() + 1e-6
-        expected = held["exp_avg"].clone()
+        param_state = state.optimizers[0].state[model.weight]
+        param_state["exp_avg"] = param_state["exp_avg"].float() + 1e-6
+        expected = param_state["exp_avg"].clone()
 
         state.load_optim_state({"optimizers": copy.deepcopy(state.get_optim_state_dict())})
 
@@ -306,10 +306,10 @@ class TestOptimizers:
         with pytest.warns(UserWarning, match=r"optimizers\.SGD\.0\.bias is not saved"):
             second.load_optim_state({"optimizers": first.get_optim_state_dict()}, strict=False)
 
-        held = second.optimizers[0].state
-        assert torch.equal(held[second.model[0].bias]["momentum_buffer"], own)
+        param_state = second.optimizers[0].state
+        assert torch.equal(param_state[second.model[0].bias]["momentum_buffer"], own)
         assert torch.equal(
-            held[second.model[0].weight]["momentum_buffer"],
+            param_state[second.model[0].weight]["momentum_buffer"],
             first.optimizers[0].state[first.model[0].weight]["momentum_buffer"],
         )
 

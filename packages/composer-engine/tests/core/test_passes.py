@@ -1,4 +1,4 @@
-"""The passes that order algorithms, and which pass moved what."""
+"""Passes order algorithms and are recorded as reasons."""
 
 import warnings
 
@@ -166,7 +166,7 @@ def abcd(make):
 
 
 def last(algorithm):
-    """Return a pass that puts one algorithm last."""
+    """Return a pass that moves one algorithm to the end."""
 
     def run_last(algorithms, event):
         return sort_to_back(algorithms, type(algorithm))
@@ -175,7 +175,7 @@ def last(algorithm):
 
 
 def positions(ordered):
-    """Return what was ordered, as {name: passes}."""
+    """Return the order as {name: passes}."""
     named = [type(algorithm).__name__ for algorithm in ordered.algorithms]
     return dict(zip(named, ordered.placed_by, strict=True))
 
@@ -302,7 +302,7 @@ class TestWhatPassesReturn:
         """After a pass that removes everything the others have nothing to do."""
         assert apply_passes(abcd, Event.BATCH_END, [lambda *_: [], reverse]).algorithms == ()
 
-    @pytest.mark.parametrize("more", [lambda given: [*given, given[0]], lambda given: [*given, object()]])
+    @pytest.mark.parametrize("more", [lambda value: [*value, value[0]], lambda value: [*value, object()]])
     def test_added_or_repeated_algorithms_raise(self, abcd, more):
         """Algorithms that were not passed in, or are returned twice, raise."""
         with pytest.raises(ValueError, match="which it was not given"):

@@ -1,4 +1,4 @@
-"""The plan: what runs when, and which algorithms may run together."""
+"""The plan: what runs when, and conflicts."""
 
 import json
 

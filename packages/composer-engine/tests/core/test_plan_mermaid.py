@@ -1,4 +1,4 @@
-"""The drawing of a plan."""
+"""The Mermaid diagram of a plan."""
 
 import re
 import textwrap
@@ -13,21 +13,21 @@ SUBGRAPH = re.compile(r'subgraph (\w+)\["([^"]+)"\]')
 
 
 def read(text):
-    """Return nodes, arrows and subgraphs of a drawing; it may have no line that is none of them."""
+    """Return nodes, arrows and subgraphs of a diagram, and check that there are no other lines."""
     head, *lines = text.splitlines()
     assert head == "flowchart TD"
     nodes, arrows, open_, subgraphs = {}, [], [], {}
     for line in map(str.strip, lines):
-        if found := SUBGRAPH.fullmatch(line):
-            open_.append(found[1])
-            subgraphs[found[1]] = []
+        if result := SUBGRAPH.fullmatch(line):
+            open_.append(result[1])
+            subgraphs[result[1]] = []
         elif line == "end":
             open_.pop()
-        elif found := NODE.fullmatch(line):
-            assert found[1] not in nodes
-            nodes[found[1]] = found[2] or found[3]
+        elif result := NODE.fullmatch(line):
+            assert result[1] not in nodes
+            nodes[result[1]] = result[2] or result[3]
             if open_:
-                subgraphs[open_[-1]].append(found[1])
+                subgraphs[open_[-1]].append(result[1])
         else:
             arrows.append(ARROW.fullmatch(line).groups())
     assert open_ == []

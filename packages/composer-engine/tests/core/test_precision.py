@@ -1,4 +1,4 @@
-"""Number formats and memory formats."""
+"""Precisions and memory formats."""
 
 import pytest
 import torch

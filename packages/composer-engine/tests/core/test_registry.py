@@ -14,7 +14,7 @@ from composer.core.serializable import is_unsaved, settings_to_data
 @attrs.define(eq=False)
 class RegistryExample(Algorithm):
     alpha: float = attrs.field(default=0.2, validator=attrs.validators.ge(0))
-    every: Time = attrs.field(default="1ep", converter=lambda given: Time.from_input(given, "ep"))
+    every: Time = attrs.field(default="1ep", converter=lambda value: Time.from_input(value, "ep"))
     input_key: BatchKey = 0
     act_fn: Callable[[Any], Any] | None = None
     _seen: int = attrs.field(default=0, init=False)
@@ -34,7 +34,7 @@ class PlainWithArguments(PlainExample):
 
 
 def define(module):
-    """Return a class named Twice as if a module had defined it."""
+    """Return a class named Twice defined in the given module."""
     return type("Twice", (PlainExample,), {"__module__": module, "__qualname__": "Twice"})
 
 

@@ -1,4 +1,4 @@
-"""What a state saves, and what a check of it finds."""
+"""Saving and checking a state."""
 
 import copy
 import dataclasses
@@ -63,14 +63,14 @@ def state_with(**options):
 
 
 def through_files(state):
-    """Return what comes out of JSON and tensors."""
+    """Return the state after a round trip through JSON and tensors."""
     data, tensors = split_tensors(state)
     return join_tensors(json.loads(json.dumps(data, allow_nan=False)), tensors)
 
 
 @pytest.fixture
 def run():
-    """A run with two algorithms of one class, a callback, and a clock that has been going."""
+    """A run with two algorithms of one class, a callback, and an advanced clock."""
     state = state_with(
         rank_zero_seed=17,
         run_name="first",
@@ -132,15 +132,15 @@ class TestWriting:
     def test_saved_state_is_independent(self, run):
         """A saved state does not change while the run continues."""
         run.callbacks.append(OwnWatch())
-        taken = run.state_dict()
-        before = copy.deepcopy(taken)
+        saved_state = run.state_dict()
+        before = copy.deepcopy(saved_state)
 
         run.callbacks[0].seen.append(1.0)
         run.callbacks[1].held["n"] = 2
         run.train_metric_values["Accuracy"] = 3
         run.timestamp = run.timestamp.to_next_batch()
 
-        assert repr(taken) == repr(before)
+        assert repr(saved_state) == repr(before)
 
     def test_functions_in_settings_are_described(self):
         """A run whose algorithm has functions as keys can be saved."""
@@ -218,12 +218,12 @@ class TestWriting:
             return State(model=None, optimizers=optimizer, schedulers=make(optimizer))
 
         def rates(state, steps):
-            found = []
+            result = []
             for _ in range(steps):
                 state.optimizers[0].step()
                 state.schedulers[0].step()
-                found.append(state.optimizers[0].param_groups[0]["lr"])
-            return found
+                result.append(state.optimizers[0].param_groups[0]["lr"])
+            return result
 
         first, second = start(), start()
         rates(first, 2)
@@ -238,11 +238,11 @@ class TestWriting:
         """A file cannot replace a method or add an attribute of the scheduler."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         state = State(model=None, optimizers=optimizer, schedulers=torch.optim.lr_scheduler.StepLR(optimizer, 3))
-        taken = state.state_dict()
-        taken["schedulers"][0]["state"]["step"] = 3
+        saved_state = state.state_dict()
+        saved_state["schedulers"][0]["state"]["step"] = 3
 
         with pytest.warns(UserWarning, match=r"schedulers\.StepLR\.step is saved, and this scheduler has no"):
-            state.load_state_dict(taken)
+            state.load_state_dict(saved_state)
 
         assert callable(state.schedulers[0].step)
 
@@ -361,7 +361,7 @@ class TestCheck:
 
 
 def changed(state, *path, to):
-    """Return a copy with one item replaced, or removed if ``to`` is the word."""
+    """Return a copy with one item replaced, or removed."""
     state = copy.deepcopy(state)
     inner = state
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: typed values, plain data, JSON with tensors, and the saved fields of classes."""
+"""Serialization: typed values, plain data, JSON with tensors, and saved fields of classes."""
 
 import collections
 import contextlib
@@ -43,7 +43,7 @@ class Colour(enum.IntEnum):
 
 
 class FakeNumber(float):
-    """As NumPy's float64: a subclass of float."""
+    """A subclass of float, like NumPy's float64."""
 
 
 def magnitude(number):
@@ -91,11 +91,11 @@ class TestPlain:
         tensor = torch.ones(2)
         state = {"items": [tensor]}
 
-        taken = plain(state)
+        saved_state = plain(state)
         state["items"].append(1)
 
-        assert len(taken["items"]) == 1
-        assert taken["items"][0] is tensor
+        assert len(saved_state["items"]) == 1
+        assert saved_state["items"][0] is tensor
 
     def test_numbers_of_other_libraries(self):
         """Numbers of other libraries are converted to Python's."""
@@ -159,7 +159,7 @@ class Choice:
 
 @attrs.frozen
 class Near(Interval):
-    """A subclass, which would not come back as one."""
+    """A subclass, which would not be restored as one."""
 
 
 TENSOR = torch.ones(2)
@@ -418,7 +418,7 @@ STATES = st.recursive(
 
 
 def same(one, other):
-    """Return whether two states are the same to the type of each item."""
+    """Return whether two states are equal, including the type of each item."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -251,20 +251,20 @@ class TestFields:
         with pytest.raises(TypeError, match=r"optimizers must be torch\.optim\.Optimizer objects"):
             State(model=None, optimizers=[torch.zeros(1)])
 
-    @pytest.mark.parametrize("given", ["10ep", 10, Time(10, "epoch")])
-    def test_max_duration(self, given):
+    @pytest.mark.parametrize("value", ["10ep", 10, Time(10, "epoch")])
+    def test_max_duration(self, value):
         """A Time, a string or a number of epochs, at construction and later."""
-        state = State(model=None, max_duration=given)
+        state = State(model=None, max_duration=value)
         later = State(model=None)
-        later.max_duration = given
+        later.max_duration = value
 
         assert state.max_duration == later.max_duration == Time(10, "ep")
 
-    @pytest.mark.parametrize("given", ["0.5dur", -1])
-    def test_fraction_as_max_duration_raises(self, given):
+    @pytest.mark.parametrize("value", ["0.5dur", -1])
+    def test_fraction_as_max_duration_raises(self, value):
         """A training cannot be half as long as itself."""
         with pytest.raises(ValueError, match="max_duration must be a length of time such as '10ep', 0 or more"):
-            State(model=None, max_duration=given)
+            State(model=None, max_duration=value)
 
     def test_precision(self):
         """Precisions are accepted by value; others raise."""
@@ -374,11 +374,11 @@ class TestProgress:
     def test_explicit_dataloader_length(self):
         """An explicit length takes precedence, and None means unknown."""
         state = State(model=None, dataloader=[1, 2], dataloader_len=1)
-        given = state.dataloader_len
+        value = state.dataloader_len
 
         state.set_dataloader([1, 2], "train", None)
 
-        assert (given, state.dataloader_len) == (1, None)
+        assert (value, state.dataloader_len) == (1, None)
 
 
 @pytest.mark.parametrize("length", ["0ep", "-1ep", "10ba", "0.5dur"])

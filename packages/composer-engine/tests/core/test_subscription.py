@@ -23,7 +23,7 @@ class TestOn:
         logger = Logger(state, make.destination("L", "batch_end"))
         engine = Engine(state, logger, algorithms=make.algorithm("A", {Event.BATCH_END: Stage.WEIGHTS}))
 
-        engine.on("batch_end", lambda *given: calls.append(("function", *given)))
+        engine.on("batch_end", lambda *args: calls.append(("function", *args)))
         engine.run_event("batch_end")
 
         assert [call[0] for call in calls] == ["A", "C", "function", "L"]

@@ -60,7 +60,7 @@ def make_state():
 
 @attrs.define(eq=False)
 class AddNoise(Algorithm):
-    """Add noise that fades: an algorithm that fulfils the contract."""
+    """Add decreasing noise: an algorithm that fulfils the contract."""
 
     size: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
     _fades: float = attrs.field(default=1.0, init=False, repr=False)
@@ -633,10 +633,10 @@ class TestRandomness:
 
     def test_persistent_generator(self):
         """A generator that persists across runs makes two runs with one seed differ."""
-        mine = torch.Generator()
+        own_generator = torch.Generator()
 
         with pytest.raises(AssertionError, match="Two runs of AddNoise with the same seed have different losses"):
-            check_randomness(drawing(lambda self, state: torch.rand(1, generator=mine)))
+            check_randomness(drawing(lambda self, state: torch.rand(1, generator=own_generator)))
 
     def test_draws_that_depend_on_others(self):
         """Draws that depend on other algorithms are detected."""
@@ -809,14 +809,14 @@ class TestTraining:
     def test_stopping_does_not_change_results(self, parts):
         """Results do not depend on where the training is stopped."""
         training = Case(AddNoise, make_state).train(AddNoise())
-        whole = Case(AddNoise, make_state).train(AddNoise())
-        whole.run(4)
+        complete = Case(AddNoise, make_state).train(AddNoise())
+        complete.run(4)
 
         for until in [4] if parts == 1 else range(1, 5):
             training.run(until)
 
-        assert {**training.losses} == {**whole.losses}
-        assert training.state.timestamp == whole.state.timestamp
+        assert {**training.losses} == {**complete.losses}
+        assert training.state.timestamp == complete.state.timestamp
 
     def test_several_optimizers(self):
         """Several optimizers step without a closure."""
@@ -831,7 +831,7 @@ class TestTraining:
 
     def test_optimizer_with_closure(self):
         """Each call of the closure has the same draws and batch."""
-        seen = []
+        recorded = []
 
         class Twice(torch.optim.SGD):
             def step(self, closure):
@@ -842,7 +842,7 @@ class TestTraining:
         def look(self, event, state, logger):
             if event is Event.BEFORE_FORWARD:
                 state.batch_set_item(0, torch.rand(6, 4, generator=state.generator(self)))
-                seen.append(state.batch[0])
+                recorded.append(state.batch[0])
 
         state = make_state()
         state.optimizers = Twice(state.model.parameters(), lr=0.1)
@@ -850,7 +850,7 @@ class TestTraining:
 
         Training(state, [algorithm]).run(2)
 
-        assert [torch.equal(seen[0], one) for one in seen] == [True, True, False, False]
+        assert [torch.equal(recorded[0], one) for one in recorded] == [True, True, False, False]
 
     def test_several_losses(self):
         """A dictionary of losses is summed."""

@@ -1,4 +1,4 @@
-"""Lengths of time, and the run's clock."""
+"""Times and timestamps."""
 
 import copy
 import datetime as dt
@@ -99,7 +99,7 @@ class TestConstruction:
             make()
 
     @pytest.mark.parametrize(
-        ("given", "seconds"),
+        ("value", "seconds"),
         [
             ("1h20m40s", 4840),
             ("90s", 90),
@@ -109,9 +109,9 @@ class TestConstruction:
             (dt.timedelta(milliseconds=1500), 1.5),
         ],
     )
-    def test_from_timedelta(self, given, seconds):
+    def test_from_timedelta(self, value, seconds):
         """Hours, minutes and seconds, or a timedelta."""
-        assert Time.from_timedelta(given) == Time(seconds, "sec")
+        assert Time.from_timedelta(value) == Time(seconds, "sec")
 
     @pytest.mark.parametrize("text", ["", "20", "1h20", "m", "1ep"])
     def test_from_timedelta_raises(self, text):
@@ -119,28 +119,28 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"hours, minutes and seconds such as '1h20m40s'"):
             Time.from_timedelta(text)
 
-    @pytest.mark.parametrize("given", [Time(3, "ep"), "3ep", 3, torch.tensor(3)])
-    def test_from_input_and_ensure_time(self, given):
+    @pytest.mark.parametrize("value", [Time(3, "ep"), "3ep", 3, torch.tensor(3)])
+    def test_from_input_and_ensure_time(self, value):
         """A Time, a string, or a number where a unit is given."""
-        assert Time.from_input(given, "ep") == ensure_time(given, "epoch") == Time(3, "ep")
+        assert Time.from_input(value, "ep") == ensure_time(value, "epoch") == Time(3, "ep")
 
-    @pytest.mark.parametrize("given", [None, 1.5, True, [1]])
-    def test_from_input_raises(self, given):
+    @pytest.mark.parametrize("value", [None, 1.5, True, [1]])
+    def test_from_input_raises(self, value):
         """The error states the unit of a number."""
         with pytest.raises(TypeError, match=r"or a whole number of batches, got"):
-            Time.from_input(given, "ba")
+            Time.from_input(value, "ba")
 
-    @pytest.mark.parametrize("given", ["soon", "1.5ep", "1eps", 1.5, None])
-    def test_from_input_names_the_parameter(self, given):
+    @pytest.mark.parametrize("value", ["soon", "1.5ep", "1eps", 1.5, None])
+    def test_from_input_names_the_parameter(self, value):
         """Errors begin with the parameter's name."""
         with pytest.raises((TypeError, ValueError), match=r"^max_duration"):
-            Time.from_input(given, "ep", name="max_duration")
+            Time.from_input(value, "ep", name="max_duration")
 
-    @pytest.mark.parametrize("given", [5, None, b"5ep"])
-    def test_from_timestring_with_non_string_raises(self, given):
+    @pytest.mark.parametrize("value", [5, None, b"5ep"])
+    def test_from_timestring_with_non_string_raises(self, value):
         """A value that is not a string raises with its type."""
         with pytest.raises(TypeError, match="must be a text such as '10ep', got"):
-            Time.from_timestring(given)
+            Time.from_timestring(value)
 
     def test_number_without_unit_raises(self):
         """A number without a unit raises."""

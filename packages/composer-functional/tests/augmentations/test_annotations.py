@@ -206,9 +206,9 @@ class TestColout:
             painted = paint(old)[None] if len(old) else torch.zeros(1, 1, *SIZE)
             remaining = cf.colout_batch(painted, p_row, p_col, generator=seeded(seed))[0]
             pairs = zip(remaining, old_labels, strict=bool(len(old)))
-            kept = [(box_around(one), int(label)) for one, label in pairs if one.any()]
-            assert boxes.tolist() == [box for box, _ in kept]
-            assert labels.tolist() == [label for _, label in kept]
+            preserved = [(box_around(one), int(label)) for one, label in pairs if one.any()]
+            assert boxes.tolist() == [box for box, _ in preserved]
+            assert labels.tolist() == [label for _, label in preserved]
             if len(boxes):
                 assert torch.equal(paint(boxes, size), remaining[[bool(one.any()) for one in remaining]])
 

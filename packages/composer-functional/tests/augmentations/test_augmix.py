@@ -17,7 +17,7 @@ from composer import functional as cf
 
 
 def double(img: Tensor, level: float) -> Tensor:
-    """Make an image brighter, whatever the level."""
+    """Make an image brighter, for any level."""
     return img * 2
 
 
@@ -27,7 +27,7 @@ def add_level(img: Tensor, level: float) -> Tensor:
 
 
 def reference_mix(images: Tensor, draws: cf.AugMixDraws) -> Tensor:
-    """Blend chains, each computed alone as all that AugMix leaves of the image, as the formula says, in float64."""
+    """Blend chains by the formula in float64, each computed with mixing 1."""
     shape = (-1, 1, 1, 1)
     mixed = (1 - draws.mixing.double()).view(shape) * images.double()
     one = torch.ones(1, images.shape[0])

@@ -1,4 +1,4 @@
-"""Each operation on tensors against torchvision's, kornia's, and what has to hold for all."""
+"""Each operation on tensors compared with torchvision and kornia, and properties of all."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def apply_torchvision(img: Tensor, name: str, magnitude: float, mode: Interpolat
 
 
 def one_step(names: list[str], magnitudes: tuple[float, ...]) -> cf.RandAugmentDraws:
-    """Give each sample one operation."""
+    """Assign one operation to each sample."""
     places = [NAMES.index(name) for name in names]
     return cf.RandAugmentDraws(torch.tensor([places]), torch.tensor([magnitudes]))
 
 
 def one_chain(draws: cf.RandAugmentDraws) -> cf.AugMixDraws:
-    """Make the chain everything that is left of the image."""
+    """Give the chain a weight of one."""
     ones = torch.ones(1, draws.operations.shape[1])
     return cf.AugMixDraws(draws.operations[:, None], draws.magnitudes[:, None], ones, ones[0])
 
@@ -97,14 +97,14 @@ def make_bytes(channels: int = 3, size: tuple[int, int] = (23, 34)) -> Tensor:
 
 
 def apply_batch(images: Tensor, draws: cf.RandAugmentDraws, interpolation: str) -> Tensor:
-    """Apply one operation to each sample; AugMix is the one that interpolates."""
+    """Apply one operation to each sample; AugMix interpolates."""
     if interpolation == "nearest":
         return cf.randaugment_batch(images, draws=draws)
     return cf.augmix_batch(images, draws=one_chain(draws))
 
 
 def apply_each(images: Tensor, name: str, interpolation: str) -> Tensor:
-    """Apply torchvision's operation to one sample after the other."""
+    """Apply torchvision's operation sample by sample."""
     magnitudes = torch.tensor(MAGNITUDES[name]).tolist()  # as float32 has them
     mode = InterpolationMode(interpolation)
     pairs = zip(images, magnitudes, strict=True)
@@ -151,7 +151,7 @@ class TestAgainstKornia:
             from kornia import enhance
         images, magnitudes = torch.rand(3, 3, 9, 11) * 0.98, MAGNITUDES[name]
         numbers = torch.tensor(magnitudes)
-        theirs = {
+        expected = {
             "equalize": lambda: enhance.equalize(images),
             "solarize": lambda: enhance.solarize(images, numbers * 256 / 255),
             "color": lambda: enhance.adjust_saturation_with_gray_subtraction(images, numbers),
@@ -163,7 +163,7 @@ class TestAgainstKornia:
         output = cf.randaugment_batch(images, draws=one_step([name] * 3, magnitudes))
 
         # Its grey is 0.299 of red, torchvision's and ours 0.2989; its histogram has other bins at their borders.
-        torch.testing.assert_close(output, theirs[name](), atol=0.02 if name == "equalize" else 2e-4, rtol=0)
+        torch.testing.assert_close(output, expected[name](), atol=0.02 if name == "equalize" else 2e-4, rtol=0)
 
 
 class TestPosterize:
@@ -215,12 +215,12 @@ class TestEveryOperation:
         """The number of images per chunk does not change the result."""
         images = torch.rand(11, 3, 8, 8)
         draws, mixture = cf.draw_randaugment(11), cf.draw_augmix(11)
-        whole = cf.randaugment_batch(images, draws=draws), cf.augmix_batch(images, draws=mixture)
+        complete = cf.randaugment_batch(images, draws=draws), cf.augmix_batch(images, draws=mixture)
 
         monkeypatch.setattr("composer.functional.augmentations.batch_operations._PIXELS_AT_ONCE", 4 * 3 * 64)
 
-        assert torch.equal(cf.randaugment_batch(images, draws=draws), whole[0])
-        assert torch.equal(cf.augmix_batch(images, draws=mixture), whole[1])
+        assert torch.equal(cf.randaugment_batch(images, draws=draws), complete[0])
+        assert torch.equal(cf.augmix_batch(images, draws=mixture), complete[1])
 
     @pytest.mark.parametrize("name", NAMES)
     def test_tiny_images(self, name: str):
@@ -273,7 +273,7 @@ class TestEveryOperation:
 
 
 class _Recorder:
-    """What was asked of a tensor, without the GPU that it would go to."""
+    """Records calls on a tensor instead of using a GPU."""
 
     def __init__(self, steps: tuple[object, ...] = ()) -> None:
         self.steps = steps

@@ -1,4 +1,4 @@
-"""ColOut against indexing with lists, on tensors, PIL images, pairs, and in the workers of a data loader."""
+"""ColOut compared with list indexing, on tensors, PIL images, pairs, and in data loader workers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def _pick(images: torch.Tensor, rows: list[int], columns: list[int]) -> torch.Tensor:
-    """Take rows and columns one by one."""
-    kept = torch.stack([images[..., row, :] for row in rows], -2)
-    return torch.stack([kept[..., column] for column in columns], -1)
+    """Select rows and columns one by one."""
+    selected = torch.stack([images[..., row, :] for row in rows], -2)
+    return torch.stack([selected[..., column] for column in columns], -1)
 
 
 def _picture(mode: str, width: int = 9, height: int = 7) -> PIL.Image.Image:
-    """Make a noisy PIL image."""
+    """Return a random PIL image."""
     noise = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
     picture = PIL.Image.fromarray(noise)
     return picture.convert("I").convert(mode) if mode == "I;16" else picture.convert(mode)
@@ -112,9 +112,9 @@ class TestColoutBatch:
         output = cf.colout_batch(images, row_indices=rows, col_indices=columns)
         (gradient,) = torch.autograd.grad(output.sum(), images)
 
-        kept = torch.zeros(3, 4, dtype=torch.float64)
-        kept[rows[:, None], columns] = 1
-        assert torch.equal(gradient, kept.expand_as(gradient))
+        selected = torch.zeros(3, 4, dtype=torch.float64)
+        selected[rows[:, None], columns] = 1
+        assert torch.equal(gradient, selected.expand_as(gradient))
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     def test_compiles_to_one_graph(self, format: torch.memory_format):
@@ -278,19 +278,19 @@ class TestDrawSelected:
         counts = torch.zeros(10)
 
         for seed in range(2000):
-            kept = cf.draw_kept(10, 0.3, generator=_seeded(seed))
-            assert kept.tolist() == sorted(set(kept.tolist()))
-            counts[kept] += 1
+            selected = cf.draw_kept(10, 0.3, generator=_seeded(seed))
+            assert selected.tolist() == sorted(set(selected.tolist()))
+            counts[selected] += 1
 
         assert counts.sum() == 2000 * 7
         assert (counts / 2000 - 0.7).abs().max() < 4.5 * math.sqrt(0.7 * 0.3 / 2000)
 
     def test_device_follows_the_tensor(self, device: torch.device):
         """For a tensor the indices are on its device, with the same values as for a number."""
-        kept = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=_seeded(1))
+        selected = cf.draw_kept(torch.zeros(9, 2, device=device), 0.5, generator=_seeded(1))
 
-        assert kept.device.type == device.type
-        assert kept.tolist() == cf.draw_kept(9, 0.5, generator=_seeded(1)).tolist()
+        assert selected.device.type == device.type
+        assert selected.tolist() == cf.draw_kept(9, 0.5, generator=_seeded(1)).tolist()
 
     def test_fraction_out_of_range_raises(self):
         """Not all can be dropped."""
@@ -339,16 +339,16 @@ class TestColOutTransform:
 
         images = torch.cat([images for images, _ in loader])
 
-        kept = [_find(image, original) for image, (original, _) in zip(images, plain, strict=True)]
+        selected = [_find(image, original) for image, (original, _) in zip(images, plain, strict=True)]
         assert images.shape == (4, 3, 12, 8)
-        for (rows, columns), image, (original, _) in zip(kept, images, plain, strict=True):
+        for (rows, columns), image, (original, _) in zip(selected, images, plain, strict=True):
             assert torch.equal(image, _pick(original, rows, columns))
-        assert len({tuple(rows) for rows, _ in kept}) == 4
+        assert len({tuple(rows) for rows, _ in selected}) == 4
 
 
 def _find(image: torch.Tensor, original: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Find an image's rows and columns in that which they were taken from, whose colours are all different."""
-    ours, theirs = (each[0].int() << 16 | each[1].int() << 8 | each[2].int() for each in (image, original))
-    assert theirs.unique().numel() == theirs.numel()
-    places = [(theirs == color).nonzero()[0].tolist() for color in (*ours[:, 0], *ours[0])]
-    return [row for row, _ in places[: len(ours)]], [column for _, column in places[len(ours) :]]
+    """Find an image's rows and columns in the original, whose colors are unique."""
+    actual, expected = (each[0].int() << 16 | each[1].int() << 8 | each[2].int() for each in (image, original))
+    assert expected.unique().numel() == expected.numel()
+    places = [(expected == color).nonzero()[0].tolist() for color in (*actual[:, 0], *actual[0])]
+    return [row for row, _ in places[: len(actual)]], [column for _, column in places[len(actual) :]]

@@ -1,4 +1,4 @@
-"""CutMix against the formula and against torchvision."""
+"""CutMix compared with the formula and torchvision."""
 
 from __future__ import annotations
 
@@ -233,8 +233,8 @@ class TestDrawCutmixBox:
                 x1, y1, x2, y2 = cf.draw_cutmix_box(size, 0.5, uniform_sampling=setting, generator=_seeded(seed))
                 counts[x1:x2, y1:y2] += 1
 
-        share = (3 / 8) ** 2
-        assert (uniform / draws - share).abs().max() < 4.5 * math.sqrt(share * (1 - share) / draws)
+        fraction = (3 / 8) ** 2
+        assert (uniform / draws - fraction).abs().max() < 4.5 * math.sqrt(fraction * (1 - fraction) / draws)
         assert default[0, 0] < 0.7 * default[3, 3]
 
 

@@ -1,4 +1,4 @@
-"""CutOut against the definition: what is inside the holes, and how often each pixel is."""
+"""CutOut compared with its definition: holes and their distribution."""
 
 from __future__ import annotations
 
@@ -212,9 +212,9 @@ class TestDrawBox:
             x1, y1, x2, y2 = cf.draw_box((5, 4), (3, 2), uniform_sampling=True, generator=_seeded(seed))
             covered[x1:x2, y1:y2] += 1
 
-        share = 3 / 7 * 2 / 5
-        spread = math.sqrt(share * (1 - share) / draws)
-        assert (covered / draws - share).abs().max() < 4.5 * spread
+        fraction = 3 / 7 * 2 / 5
+        spread = math.sqrt(fraction * (1 - fraction) / draws)
+        assert (covered / draws - fraction).abs().max() < 4.5 * spread
 
     def test_default_covers_the_border_less(self):
         """Without uniform sampling a corner is covered half as often along each dimension."""

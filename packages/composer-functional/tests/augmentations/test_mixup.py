@@ -1,4 +1,4 @@
-"""MixUp against the formula."""
+"""MixUp compared with the formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How operations are drawn: which, how strong, and how often."""
+"""Draws of operations: kind, magnitude and frequency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each operation on PIL images against Pillow called directly, and against the operations on tensors."""
+"""Each operation on PIL images compared with Pillow and with the operations on tensors."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ WARPS = {
 
 @pytest.fixture(params=["RGB", "L"])
 def img(request: pytest.FixtureRequest) -> Image.Image:
-    """An image of noise, 34 pixels wide and 23 high."""
+    """A random image, 34 pixels wide and 23 high."""
     pixels = torch.randint(40, 230, (3 if request.param == "RGB" else 1, 23, 34), dtype=torch.uint8)
     return to_pil_image(pixels)
 
 
 def draw(number: int, magnitude: float) -> cf.RandAugmentDraws:
-    """Give one operation to one sample."""
+    """Assign one operation to one sample."""
     return cf.RandAugmentDraws(torch.tensor([[number]]), torch.tensor([[magnitude]]))
 
 
 def mixture(number: int, magnitude: float) -> cf.AugMixDraws:
-    """Make one chain with one operation everything that is left of the image."""
+    """Return a chain with one operation and a weight of one."""
     one = torch.ones(1, 1)
     return cf.AugMixDraws(torch.tensor([[[number]]]), torch.tensor([[[magnitude]]]), one, one[0])
 
@@ -64,12 +64,12 @@ class TestPointwise:
     @pytest.mark.parametrize("name", POINTWISE)
     def test_equals_pillow(self, name: str, img: Image.Image):
         """A PIL image is changed exactly as by Pillow."""
-        number, magnitude, theirs, _ = POINTWISE[name]
+        number, magnitude, expected, _ = POINTWISE[name]
 
         output = cf.randaugment_image(img, draws=draw(number, magnitude))
 
         assert (output.mode, output.size) == (img.mode, img.size)
-        assert not differences(output, theirs(img)).any()
+        assert not differences(output, expected(img)).any()
 
     @pytest.mark.parametrize("name", POINTWISE)
     def test_tensors_agree(self, name: str, img: Image.Image):
@@ -86,13 +86,13 @@ class TestWarps:
     @pytest.mark.parametrize("name", WARPS)
     def test_equals_pillow(self, name: str, img: Image.Image):
         """RandAugment uses the nearest pixel, AugMix interpolates."""
-        number, magnitude, theirs = WARPS[name]
+        number, magnitude, expected = WARPS[name]
 
         nearest = cf.randaugment_image(img, draws=draw(number, magnitude))
         bilinear = cf.augmix_image(img, draws=mixture(number, magnitude))
 
-        assert not differences(nearest, theirs(img, NEAREST)).any()
-        assert not differences(bilinear, theirs(img, BILINEAR)).any()
+        assert not differences(nearest, expected(img, NEAREST)).any()
+        assert not differences(bilinear, expected(img, BILINEAR)).any()
 
     @pytest.mark.parametrize("name", WARPS)
     def test_tensors_agree(self, name: str, img: Image.Image):

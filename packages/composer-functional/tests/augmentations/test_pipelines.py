@@ -1,4 +1,4 @@
-"""Augmentations of kornia on batches: the draws, the images, and what is moved with them."""
+"""Kornia augmentations on batches: draws, images and annotations."""
 
 import inspect
 

@@ -20,7 +20,7 @@ from composer import functional as cf
 
 
 def halve(img: Tensor, level: float) -> Tensor:
-    """Make an image darker, whatever the level."""
+    """Make an image darker, for any level."""
     return img * 0.5
 
 
@@ -30,7 +30,7 @@ def brighten(img: Tensor, level: float) -> Tensor:
 
 
 class Pictures(Dataset):
-    """A data set of grey PIL images, with a transform."""
+    """A dataset of gray PIL images with a transform."""
 
     def __init__(self, transform) -> None:
         self.transform = transform

@@ -55,11 +55,11 @@ class TestResize:
     def test_half_is_the_mean_of_four(self):
         """At half the size each pixel is the mean of four, as in Pillow's reduction."""
         picture = torch.randint(0, 256, (3, 8, 12), dtype=torch.uint8)
-        theirs = pil_to_tensor(to_pil_image(picture).reduce(2))
+        expected = pil_to_tensor(to_pil_image(picture).reduce(2))
 
         output, _ = cf.resize_batch(picture[None].float(), None, 0.5)
 
-        assert (output[0] - theirs.float()).abs().max() <= 0.5
+        assert (output[0] - expected.float()).abs().max() <= 0.5
 
     @given(scale=st.floats(0.05, 1), height=st.integers(1, 12), width=st.integers(1, 12))
     def test_integer_masks_use_nearest_pixels(self, scale: float, height: int, width: int):

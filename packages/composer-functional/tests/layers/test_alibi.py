@@ -1,4 +1,4 @@
-"""The biases of ALiBi, and what stands where positions were embedded."""
+"""ALiBi biases and the replacements of position embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.functional.layers.alibi import NoPositionEmbedding, NoRotaryEmbedd
 
 
 def _reference_bias(slopes: list[float], queries: int, keys: int, start: int) -> torch.Tensor:
-    """The bias, number by number."""
+    """The bias computed element by element."""
     rows = [[[-slope * abs(start + i - j) for j in range(keys)] for i in range(queries)] for slope in slopes]
     return torch.tensor([rows])
 

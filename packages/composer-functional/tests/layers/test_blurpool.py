@@ -170,9 +170,9 @@ class TestBlurConv2d:
         """The output is the blurred convolution without a stride, with the same size as without blur."""
         conv = nn.Conv2d(4, 8, **CONVOLUTIONS[name], dtype=torch.float64)
         images = torch.randn(2, 4, *size, dtype=torch.float64)
-        whole = copy.deepcopy(conv)
-        whole.stride = (1, 1)
-        expected = _reference_blur(whole(images), conv.stride)
+        complete = copy.deepcopy(conv)
+        complete.stride = (1, 1)
+        expected = _reference_blur(complete(images), conv.stride)
 
         blurred = cf.BlurConv2d(conv, blur_first=False).double()(images)
 

@@ -1,4 +1,4 @@
-"""Factors against scipy's SVD and least squares, and the layers made of them."""
+"""Factors compared with scipy's SVD and least squares, and the factorized layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer import functional as cf
 
 
 def _least_error(matrix: torch.Tensor, rank: int) -> float:
-    """The distance to the nearest matrix of a rank, by Eckart and Young: what is left of scipy's singular values."""
+    """The distance to the nearest matrix of a rank, by Eckart and Young, from scipy's singular values."""
     return math.sqrt((scipy.linalg.svdvals(matrix.numpy())[rank:] ** 2).sum())
 
 

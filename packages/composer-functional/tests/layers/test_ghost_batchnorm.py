@@ -1,4 +1,4 @@
-"""Ghost batch normalisation against torch's layer on chunks of the batch."""
+"""Ghost batch normalization compared with torch's layer on chunks of the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = {
 
 
 def _normalize_chunks(plain: nn.Module, chunks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalise each chunk by torch's layer alone; return outputs, and the chunks' statistics averaged by samples."""
+    """Normalize each chunk by torch's layer; return outputs and the chunks' statistics averaged by samples."""
     samples = sum(len(chunk) for chunk in chunks)
     outputs, mean, variance = [], 0.0, 0.0
     for chunk in chunks:
@@ -65,8 +65,8 @@ def test_gradients_equal_torch_on_chunks(name: str):
         return torch.autograd.grad((output * factors).sum(), [batch, module.weight, module.bias])
 
     chunked = torch.cat([plain(chunk) for chunk in batch.split([4, 3, 3])])
-    for ours, theirs in zip(gradients(layer, layer(batch)), gradients(plain, chunked), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for actual, expected in zip(gradients(layer, layer(batch)), gradients(plain, chunked), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 class TestGhostBatchNorm:

@@ -1,4 +1,4 @@
-"""Dropout with masks that are chosen once."""
+"""Dropout with masks that are drawn once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _layer(iters: int = 12, epochs: int = 2, p: float = 0.5, sigma: int = 8, tau
 
 
 def _reference_hash(word: int) -> int:
-    """The hash in Python's own integers."""
+    """The hash computed with Python integers."""
     word = ((word ^ word >> 16) * 0x21F0AAAD) % 2**32
     word = ((word ^ word >> 15) * 0x735A2D97) % 2**32
     return word ^ word >> 15
@@ -40,8 +40,8 @@ class TestGyroDropout:
             output = layer(x)
 
             numbers = [(step // 11 * 3 + sample * 3 // 5) % 7 for sample in range(5)]
-            kept = torch.tensor([_reference_mask(seed, number, 16, 0.3) for number in numbers])
-            torch.testing.assert_close(output, torch.where(kept, x / 0.7, 0))
+            masks = torch.tensor([_reference_mask(seed, number, 16, 0.3) for number in numbers])
+            torch.testing.assert_close(output, torch.where(masks, x / 0.7, 0))
 
     def test_each_mask_has_one_period_in_the_planned_training(self):
         """In iters_per_epoch * max_epoch passes each of sigma masks is used equally long."""

@@ -47,12 +47,12 @@ class TestLowPrecisionNorms:
         assert not torch.equal(output, _reference(norm, x, torch.float32))
 
     @pytest.mark.parametrize("dtype", LOW)
-    @pytest.mark.parametrize("given", [True, False])
+    @pytest.mark.parametrize("value", [True, False])
     def test_computes_in_low_precision_under_autocast(
-        self, kind: str, dtype: torch.dtype, given: bool, device: torch.device
+        self, kind: str, dtype: torch.dtype, value: bool, device: torch.device
     ):
         """The output has the configured precision, or else autocast's, for any input dtype."""
-        norm = _make(kind, dtype if given else None).to(device)
+        norm = _make(kind, dtype if value else None).to(device)
         for x in (torch.randn(4, 8, device=device), torch.randn(4, 8, device=device).to(dtype)):
             with torch.autocast(device.type, dtype=dtype):
                 output = norm(x)

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation against torchvision's, and around convolutions."""
+"""Squeeze-and-excitation compared with torchvision, and around convolutions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class TestSqueezeExcite2d:
         """With the same weights and no bias it equals torchvision's layer, in the input's memory format."""
         from torchvision.ops import SqueezeExcitation
 
-        layer, theirs = cf.SqueezeExcite2d(8, 3).double(), SqueezeExcitation(8, 3).double()
-        for convolution, linear in ((theirs.fc1, layer.reduce), (theirs.fc2, layer.expand)):
+        layer, expected = cf.SqueezeExcite2d(8, 3).double(), SqueezeExcitation(8, 3).double()
+        for convolution, linear in ((expected.fc1, layer.reduce), (expected.fc2, layer.expand)):
             convolution.weight.data = linear.weight.data[:, :, None, None]
             convolution.bias.data.zero_()
         images = torch.randn(2, 8, 5, 6, dtype=torch.float64).contiguous(memory_format=format)
 
         weighed = layer(images)
 
-        torch.testing.assert_close(weighed, theirs(images))
+        torch.testing.assert_close(weighed, expected(images))
         assert weighed.is_contiguous(memory_format=format)
 
     def test_worked_example(self):

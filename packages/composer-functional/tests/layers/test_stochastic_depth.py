@@ -1,4 +1,4 @@
-"""Residual blocks that are dropped at random."""
+"""Residual blocks that are dropped randomly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer import functional as cf
 
 
 class Plain(nn.Module):
-    """A block x + f(x) that counts how often it is computed."""
+    """A block x + f(x) that counts its computations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Plain(nn.Module):
 
 
 class Parts(nn.Module):
-    """A block with a shortcut of another shape and an activation in place."""
+    """A block with a shortcut of another shape and an in-place activation."""
 
     def __init__(self, shortcut: nn.Module | None = None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Parts(nn.Module):
 
 
 class Pair(nn.Linear):
-    """What returns more than a tensor."""
+    """A block that returns more than a tensor."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return super().forward(x), None
@@ -97,10 +97,10 @@ class TestStochasticDepthBlock:
 
         outputs = [block(x) for _ in range(600)]
 
-        kept = sum(torch.equal(output, plain(x)) for output in outputs)
-        assert kept + sum(torch.equal(output, x) for output in outputs) == 600
-        assert block.calls == kept
-        assert abs(kept / 600 - 0.7) < 0.07
+        preserved = sum(torch.equal(output, plain(x)) for output in outputs)
+        assert preserved + sum(torch.equal(output, x) for output in outputs) == 600
+        assert block.calls == preserved
+        assert abs(preserved / 600 - 0.7) < 0.07
 
     def test_draws_equal_torchvision(self):
         """With the same seed a block is dropped exactly when torchvision drops a batch."""
@@ -108,16 +108,16 @@ class TestStochasticDepthBlock:
 
         block = _stochastic(Plain(), 0.4)
         x = torch.randn(2, 6)
-        ours, theirs = [], []
+        actual, expected = [], []
 
         for seed in range(60):
             torch.manual_seed(seed)
-            theirs.append(bool(stochastic_depth(torch.ones(2, 6), 0.4, "batch").any()))
+            expected.append(bool(stochastic_depth(torch.ones(2, 6), 0.4, "batch").any()))
             torch.manual_seed(seed)
-            ours.append(not torch.equal(block(x), x))
+            actual.append(not torch.equal(block(x), x))
 
-        assert ours == theirs
-        assert set(ours) == {True, False}
+        assert actual == expected
+        assert set(actual) == {True, False}
 
     @pytest.mark.parametrize(("make", "rule"), [(Plain, None), (Parts, RULE)])
     def test_evaluation_scales_the_branch(self, make, rule):
@@ -144,10 +144,10 @@ class TestStochasticDepthBlock:
 
         output = _stochastic(plain, 0.25, "sample", rule)(x)
 
-        dropped, kept = x, x + factor * branch
+        dropped, preserved = x, x + factor * branch
         if rule is not None:
-            dropped, kept = dropped.relu(), kept.relu()
-        is_kept = torch.isclose(output, kept, atol=1e-5).all(1)
+            dropped, preserved = dropped.relu(), preserved.relu()
+        is_kept = torch.isclose(output, preserved, atol=1e-5).all(1)
         is_dropped = torch.isclose(output, dropped, atol=1e-6).all(1)
         assert factor == pytest.approx(4 / 3)
         assert (is_kept ^ is_dropped).all()
@@ -260,14 +260,15 @@ class TestStochasticDepthBlock:
         assert len(graphs) <= 3
 
     @pytest.mark.parametrize(
-        ("block", "came"), [(Pair(6, 6), "got tuple"), (nn.Linear(6, 4), r"of its input's shape \(5, 6\), got shape")]
+        ("block", "message"),
+        [(Pair(6, 6), "got tuple"), (nn.Linear(6, 4), r"of its input's shape \(5, 6\), got shape")],
     )
     @pytest.mark.parametrize("training", [True, False])
-    def test_block_without_residual_raises(self, block: nn.Module, came: str, training: bool):
+    def test_block_without_residual_raises(self, block: nn.Module, message: str, training: bool):
         """A block that is not x + f(x) raises an error with the remedy."""
         stochastic = _stochastic(block.train(training), 0.01)
 
-        with pytest.raises(TypeError, match=rf"{came}.* pass a ResidualRule"):
+        with pytest.raises(TypeError, match=rf"{message}.* pass a ResidualRule"):
             stochastic(torch.randn(5, 6))
 
     @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])

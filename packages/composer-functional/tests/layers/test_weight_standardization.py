@@ -1,4 +1,4 @@
-"""Standardised weights against timm's layer and the formula."""
+"""Standardized weights compared with timm's layer and the formula."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class TestStandardizeWeight:
         """Outputs and gradients equal those of timm's convolution with the same parameter."""
         from timm.layers import StdConv2d
 
-        theirs = StdConv2d(4, 6, 3, padding=0, bias=True).double()
-        weight = theirs.weight.detach().clone().contiguous(memory_format=format).requires_grad_()
+        reference = StdConv2d(4, 6, 3, padding=0, bias=True).double()
+        weight = reference.weight.detach().clone().contiguous(memory_format=format).requires_grad_()
         images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
 
-        output = nn.functional.conv2d(images, cf.standardize_weight(weight), theirs.bias)
+        output = nn.functional.conv2d(images, cf.standardize_weight(weight), reference.bias)
         output.square().sum().backward()
-        expected = theirs(images)
+        expected = reference(images)
         expected.square().sum().backward()
 
         torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(weight.grad, theirs.weight.grad)
+        torch.testing.assert_close(weight.grad, reference.weight.grad)
 
     @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -55,7 +55,7 @@ def _llama(**settings: Any) -> LlamaForCausalLM:
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a small model, and where the parts of its first attention are."""
+    """How to create a small model, and the names of the parts of its first attention."""
 
     make: Callable[..., Any]
     causal: bool
@@ -114,13 +114,13 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture(params=["gpt2", "llama"])
 def decoder(request: pytest.FixtureRequest) -> Family:
-    """Those that generate."""
+    """Each family of generative models."""
     return FAMILIES[request.param]
 
 
 @pytest.fixture(params=["eager", "sdpa"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Each attention that takes a bias."""
+    """Each attention implementation with bias support."""
     return request.param
 
 
@@ -129,7 +129,7 @@ def _ids(count: int = 2, length: int = 12) -> torch.Tensor:
 
 
 def _padded(ids: torch.Tensor, count: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put padding into the last sequence, and say so in a mask."""
+    """Pad the last sequence; return ids and mask."""
     ids, mask = ids.clone(), torch.ones_like(ids)
     place = slice(None, count) if left else slice(-count, None)
     ids[-1, place] = mask[-1, place] = 0
@@ -137,13 +137,13 @@ def _padded(ids: torch.Tensor, count: int, *, left: bool) -> tuple[torch.Tensor,
 
 
 def _expected_probabilities(length: int, causal: bool) -> torch.Tensor:
-    """``softmax(-slope * distance)``, number by number, for queries that are zero."""
+    """``softmax(-slope * distance)`` for zero queries, element by element."""
     slopes = [2.0 ** (-2 * (head + 1)) for head in range(HEADS)]
     rows = torch.zeros(HEADS, length, length)
     for head, slope in enumerate(slopes):
         for i in range(length):
-            seen = i + 1 if causal else length
-            rows[head, i, :seen] = torch.tensor([-slope * abs(i - j) for j in range(seen)]).softmax(0)
+            called = i + 1 if causal else length
+            rows[head, i, :called] = torch.tensor([-slope * abs(i - j) for j in range(called)]).softmax(0)
     return rows
 
 
@@ -154,23 +154,23 @@ class TestSlopes:
         model = family.make(attn_implementation=implementation).eval()
         cf.apply_alibi(model, 64)
         attention = family.attention(model)
-        seen: dict[str, torch.Tensor] = {}
+        called: dict[str, torch.Tensor] = {}
         attention.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.update(hidden=args[0] if args else kwargs["hidden_states"]),
+            lambda module, args, kwargs: called.update(hidden=args[0] if args else kwargs["hidden_states"]),
             with_kwargs=True,
         )
         model.get_submodule(family.projection).register_forward_pre_hook(
-            lambda module, args: seen.update(context=args[0])
+            lambda module, args: called.update(context=args[0])
         )
 
         with torch.no_grad():
             for tensor in family.queries(attention):
                 tensor.zero_()
             model(_ids(length=length))
-            values = family.values(attention, seen["hidden"]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            values = family.values(attention, called["hidden"]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
         expected = (_expected_probabilities(length, family.causal) @ values).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(seen["context"], expected)
+        torch.testing.assert_close(called["context"], expected)
 
     def test_eager_probabilities_match_the_formula(self, family: Family):
         """The probabilities of eager attention match the formula in every layer."""
@@ -271,9 +271,9 @@ class TestPositions:
         cf.apply_alibi(model, 64)
         ids = _ids(2, 40)
 
-        given = model(ids, token_type_ids=torch.zeros_like(ids)).last_hidden_state
+        value = model(ids, token_type_ids=torch.zeros_like(ids)).last_hidden_state
 
-        torch.testing.assert_close(model(ids).last_hidden_state, given)
+        torch.testing.assert_close(model(ids).last_hidden_state, value)
 
 
 class TestMasks:
@@ -382,9 +382,9 @@ class TestGeneration:
         with torch.no_grad():
             first = model(ids[:, :11], use_cache=True)
             second = model(ids[:, 11:], past_key_values=first.past_key_values)
-            whole = model(ids).logits
+            complete = model(ids).logits
 
-        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole)
+        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), complete)
 
     def test_beams_and_unpadded_static_cache(self, decoder: Family):
         """Beam search reorders the cache; a static cache without padding initially has no mask."""
@@ -417,18 +417,18 @@ class TestTraining:
         nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
 
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        assert {id(each) for each in held} == {id(each) for each in model.parameters()}
-        assert not stale & {id(each) for each in held}
+        in_optimizer = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        assert {id(each) for each in in_optimizer} == {id(each) for each in model.parameters()}
+        assert not stale & {id(each) for each in in_optimizer}
         assert not [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
 
     def test_other_parts_are_unchanged(self, family: Family):
         """Names, parameters, modes and hooks do not change, except for position embeddings."""
         model = family.make().eval()
         names = [name for name in model.state_dict() if not name.startswith(family.replaced)]
-        seen: list[str] = []
-        family.attention(model).register_forward_hook(lambda *_: seen.append("attention"))
-        model.get_submodule(family.replaced).register_forward_hook(lambda *_: seen.append("positions"))
+        called: list[str] = []
+        family.attention(model).register_forward_hook(lambda *_: called.append("attention"))
+        model.get_submodule(family.replaced).register_forward_hook(lambda *_: called.append("positions"))
         first = next(model.parameters()).requires_grad_(False)
 
         cf.apply_alibi(model, 64)
@@ -438,7 +438,7 @@ class TestTraining:
         assert next(model.parameters()) is first
         assert not first.requires_grad
         assert not any(module.training for module in model.modules())
-        assert seen == ["positions", "attention"]
+        assert called == ["positions", "attention"]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
     def test_dtypes(self, family: Family, implementation: str, dtype: torch.dtype, device: torch.device):

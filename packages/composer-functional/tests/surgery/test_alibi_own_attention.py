@@ -1,4 +1,4 @@
-"""ALiBi applied to an attention of one's own."""
+"""ALiBi applied to a custom attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer import functional as cf
 
 
 class OwnAttention(nn.Module):
-    """An attention as somebody may have written it."""
+    """A custom attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class OwnAttention(nn.Module):
 
 
 class OwnModel(nn.Module):
-    """A model with positions and two attentions of its own."""
+    """A model with position embeddings and two attentions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def attend_with_bias(self: OwnAttention, query: torch.Tensor, key: torch.Tensor,
 
 
 def enlarge_mask(attention: OwnAttention, max_sequence_length: int) -> OwnAttention:
-    """Make the stored mask longer."""
+    """Enlarge the stored mask."""
     attention.causal = torch.ones(max_sequence_length, max_sequence_length, dtype=torch.bool).tril()
     return attention
 
@@ -142,10 +142,10 @@ class TestCustomAttention:
     @pytest.mark.parametrize("missing", OWN)
     def test_incomplete_arguments_raise(self, missing: str):
         """The error states the missing argument."""
-        given = {name: value for name, value in OWN.items() if name != missing}
+        passed = {name: value for name, value in OWN.items() if name != missing}
 
         with pytest.raises(ValueError, match=f"missing: {missing}"):
-            cf.apply_alibi(OwnModel(), 20, **given)
+            cf.apply_alibi(OwnModel(), 20, **passed)
 
     @pytest.mark.parametrize(
         ("change", "error", "message"),

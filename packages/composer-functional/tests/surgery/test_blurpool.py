@@ -12,7 +12,7 @@ from composer import functional as cf
 
 
 class Block(nn.Module):
-    """A small residual block with a strided way and a strided shortcut."""
+    """A small residual block with a strided branch and a strided shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,27 +144,27 @@ class TestApplyBlurpool:
     def test_hooks_of_a_convolution_are_preserved(self):
         """A hook on the convolution is called once per pass, with the convolution."""
         model = _network()
-        seen: list[nn.Module] = []
+        called: list[nn.Module] = []
         conv = model[2].conv
-        conv.register_forward_hook(lambda module, args, output: seen.append(module))
+        conv.register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_blurpool(model)
         model(torch.rand(2, 3, 16, 16))
 
-        assert seen == [conv]
+        assert called == [conv]
 
     def test_hooks_of_a_pooling_are_moved(self):
         """A hook on the pooling is called with its replacement, and its handle removes it."""
         model = _network()
-        seen: list[nn.Module] = []
-        handle = model[1].register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        handle = model[1].register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_blurpool(model)
         model(torch.rand(2, 3, 16, 16))
         handle.remove()
         model(torch.rand(2, 3, 16, 16))
 
-        assert seen == [model[1]]
+        assert called == [model[1]]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_dtype_device_and_mode_are_preserved(self, dtype: torch.dtype, device: torch.device):

@@ -160,13 +160,13 @@ class TestApplyFactorization:
     def test_hooks_are_moved(self):
         """A hook on the layer is called with its replacement."""
         model = nn.Sequential(nn.Linear(24, 24))
-        seen: list[nn.Module] = []
-        model[0].register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        model[0].register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_factorization(model, min_features=24)
         model(torch.rand(2, 24))
 
-        assert seen == [model[0]]
+        assert called == [model[0]]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_dtype_device_and_mode_are_preserved(self, dtype: torch.dtype, device: torch.device):

@@ -1,4 +1,4 @@
-"""Norms written out in Python become torch's own."""
+"""Norms written in Python are replaced by torch's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer import functional as cf
 
 
 class Weighted(nn.Module):
-    """What all norms here hold."""
+    """Common parameters of all norms here."""
 
     def __init__(self, features: int = 8, eps: float = 1e-6, bias: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Unbiased(Weighted):
 
 
 class EpsilonOutside(Weighted):
-    """Adds epsilon to the root."""
+    """Adds epsilon to the square root."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scale(
@@ -67,7 +67,7 @@ class EpsilonOutside(Weighted):
 
 
 class OverPositions(Weighted):
-    """Takes the statistics over positions, too."""
+    """Computes the statistics over positions too."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dims = tuple(range(1, x.ndim))
@@ -77,14 +77,14 @@ class OverPositions(Weighted):
 
 
 class ImagesOtherwise(WrittenOutLayerNorm):
-    """Takes dimension 1 of images."""
+    """Normalizes dimension 1 of images."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.transpose(1, -1)).transpose(1, -1) if x.ndim == 4 else super().forward(x)
 
 
 class Gated(WrittenOutRMSNorm):
-    """Takes a second tensor."""
+    """Has a second input."""
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
         return super().forward(x) if gate is None else super().forward(x) * gate
@@ -105,7 +105,7 @@ class EvaluationOnly(WrittenOutRMSNorm):
 
 
 class WithBuffer(WrittenOutRMSNorm):
-    """Holds more than a weight."""
+    """Has an additional buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class WithBuffer(WrittenOutRMSNorm):
 
 
 class WithChild(WrittenOutRMSNorm):
-    """Holds another module."""
+    """Has a child module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class WithChild(WrittenOutRMSNorm):
 
 
 class Matrix(WrittenOutRMSNorm):
-    """Has a weight of two dimensions."""
+    """Has a two-dimensional weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Matrix(WrittenOutRMSNorm):
 
 
 class Gamma(nn.Module):
-    """Calls its weight otherwise."""
+    """Has another name for its weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class Gamma(nn.Module):
 
 
 class FullPrecision(WrittenOutRMSNorm):
-    """Returns float32 whatever comes in."""
+    """Returns float32 for any input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.float()) * self.weight.float() / self.weight.float()
 
 
 class Detached(WrittenOutLayerNorm):
-    """Has the right outputs and other gradients."""
+    """Has correct outputs and other gradients."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = x.mean(-1, keepdim=True).detach()
@@ -162,14 +162,14 @@ class Fused(Weighted):
 
 
 class Scaling(Weighted):
-    """Is no norm."""
+    """Is not a norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x
 
 
 class Raising(Weighted):
-    """Takes only what it knows."""
+    """Raises for unknown input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise KeyError("x")
@@ -191,7 +191,7 @@ class Complaining(WrittenOutRMSNorm):
 
 
 class Own(torch.autograd.Function):
-    """A kernel of somebody's own."""
+    """A custom kernel."""
 
     @staticmethod
     def forward(ctx, x):
@@ -387,16 +387,16 @@ class TestApplyFusedLayernorm:
         norm.bias.requires_grad_(False)
         model = nn.Sequential(norm, nn.ReLU(), norm).eval()
         parameters = list(model.parameters())
-        seen: list[nn.Module] = []
-        norm.register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        norm.register_forward_hook(lambda module, args, output: called.append(module))
         state = torch.get_rng_state()
 
         report = cf.apply_fused_layernorm(model)
 
         assert torch.equal(torch.get_rng_state(), state)
-        assert not seen
+        assert not called
         model(torch.rand(2, 8, dtype=torch.bfloat16, device=device))
-        assert seen == [model[0]] * 2
+        assert called == [model[0]] * 2
         assert [entry.paths for entry in report] == [("0", "2")]
         assert model[0] is model[2]
         assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))

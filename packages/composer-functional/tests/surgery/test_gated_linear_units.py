@@ -105,10 +105,10 @@ class TestApplyGatedLinearUnits:
         expected |= {"gated_layer.bias"} if gated_bias else set()
         expected |= {"non_gated_layer.bias"} if beside_bias else set()
         units = {f"{path}.{each}" for path in (UNITS[name], UNITS[name].replace(".0.", ".1.")) for each in expected}
-        gone = {
+        removed = {
             f"{path}.{each}" for path in (FIRST[name], FIRST[name].replace(".0.", ".1.")) for each in ("weight", "bias")
         }
-        assert set(model.state_dict()) == before - gone | units
+        assert set(model.state_dict()) == before - removed | units
         assert {each for each, _ in model.named_parameters() if UNITS[name] in each} == {
             f"{UNITS[name]}.{each}" for each in expected
         }
@@ -178,8 +178,8 @@ class TestApplyGatedLinearUnits:
 
         cf.apply_gated_linear_units(model, optimizer, nn.PReLU())
 
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        assert held == {id(each) for each in model.parameters()}
+        in_optimizer = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        assert in_optimizer == {id(each) for each in model.parameters()}
 
     @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
     def test_optimizer_updates_all_parameters(self, name: str, make: Any):
@@ -202,8 +202,8 @@ class TestApplyGatedLinearUnits:
         nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
 
-        held = [id(each) for group in optimizer.param_groups for each in group["params"]]
-        assert sorted(held) == sorted(id(each) for each in model.parameters())
+        in_optimizer = [id(each) for group in optimizer.param_groups for each in group["params"]]
+        assert sorted(in_optimizer) == sorted(id(each) for each in model.parameters())
         assert optimizer.state[first.weight] is state
         assert not [each for each, parameter in model.named_parameters() if torch.equal(parameter, before[each])]
         beside = model.get_submodule(UNITS[name]).non_gated_layer
@@ -213,13 +213,13 @@ class TestApplyGatedLinearUnits:
     def test_layer_properties_are_preserved(self, name: str, device: torch.device):
         """Dtype, device, mode, frozen parameters and hooks are preserved."""
         model = MAKE[name]().to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
-        seen: list[nn.Module] = []
+        called: list[nn.Module] = []
         first = model.get_submodule(FIRST[name])
-        first.register_forward_hook(lambda module, *_: seen.append(module))
+        first.register_forward_hook(lambda module, *_: called.append(module))
         block = model.get_submodule(UNITS[name].removesuffix(".c_fc"))
-        block.register_forward_hook(lambda module, *_: seen.append(module))
+        block.register_forward_hook(lambda module, *_: called.append(module))
         activation = getattr(block, "act", None) or block.intermediate_act_fn
-        activation.register_forward_hook(lambda module, *_: seen.append(module))
+        activation.register_forward_hook(lambda module, *_: called.append(module))
 
         cf.apply_gated_linear_units(model, non_gated_layer_bias=True)
         output = model(torch.randint(3, 50, (2, 8), device=device)).logits
@@ -228,7 +228,7 @@ class TestApplyGatedLinearUnits:
         assert {each.device.type for each in (output, *model.parameters())} == {device.type}
         assert not any(parameter.requires_grad for parameter in model.parameters())
         assert not any(module.training for module in model.modules())
-        assert seen == [first, activation, model.get_submodule(UNITS[name].removesuffix(".c_fc"))]
+        assert called == [first, activation, model.get_submodule(UNITS[name].removesuffix(".c_fc"))]
 
     def test_is_idempotent(self, name: str):
         """Gated layers are not gated again."""
@@ -346,7 +346,7 @@ def test_factorized_layers_raise():
 
 
 class OwnBlock(nn.Module):
-    """A feed-forward block as somebody may have written it."""
+    """A custom feed-forward block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,7 +384,7 @@ class TestOwnBlock:
         assert not cf.apply_gated_linear_units(model, **OWN)
 
     @pytest.mark.parametrize("missing", OWN)
-    def test_incomplete_description_is_refused(self, missing: str):
+    def test_incomplete_description_raises(self, missing: str):
         """All three arguments are needed."""
         with pytest.raises(ValueError, match="must be described by all of feed_forward_module"):
             cf.apply_gated_linear_units(nn.Sequential(OwnBlock()), **{**OWN, missing: None})
@@ -399,7 +399,7 @@ class TestOwnBlock:
             ({"first_layer_attribute": "act"}, ValueError, "must be those of the original model, got a ReLU"),
         ],
     )
-    def test_wrong_description_is_refused(self, change: dict[str, Any], error: type[Exception], message: str):
+    def test_wrong_description_raises(self, change: dict[str, Any], error: type[Exception], message: str):
         """The message names the argument, and the model is unchanged."""
         model = nn.Sequential(OwnBlock())
         before = str(model)

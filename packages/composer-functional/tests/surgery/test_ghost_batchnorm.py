@@ -1,4 +1,4 @@
-"""Ghost batch normalisation applied to models."""
+"""Ghost batch normalization applied to models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer import functional as cf
 
 
 class Activated(nn.BatchNorm2d):
-    """A normalisation with something else inside."""
+    """A norm with an activation."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images).relu()
@@ -123,13 +123,13 @@ class TestApplyGhostBatchnorm:
         """Hooks are moved; mode and requires_grad do not change."""
         model = _network()
         model[1].eval().weight.requires_grad_(False)
-        seen: list[nn.Module] = []
-        model[1].register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        model[1].register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_ghost_batchnorm(model, 2)
         model(torch.rand(4, 3, 8, 8))
 
-        assert seen == [model[1]]
+        assert called == [model[1]]
         assert [module.training for module in (model, model[1], model[2][2])] == [True, False, True]
         assert (model[1].weight.requires_grad, model[1].bias.requires_grad) == (False, True)
         assert model[1].num_batches_tracked == 0

@@ -14,7 +14,7 @@ SETTINGS = {"iters_per_epoch": 6, "max_epoch": 2, "p": 0.5, "sigma": 4, "tau": 2
 
 
 class Noise(nn.Dropout):
-    """A dropout that does something else."""
+    """A dropout subclass with another forward."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return input + self.p
@@ -122,15 +122,15 @@ class TestApplyGyroDropout:
         """A dropout used twice stays one, with its mode and hooks."""
         dropout = nn.Dropout()
         model = nn.Sequential(dropout, nn.ReLU(), dropout).eval()
-        seen: list[nn.Module] = []
-        dropout.register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        dropout.register_forward_hook(lambda module, args, output: called.append(module))
 
         report = cf.apply_gyro_dropout(model, **SETTINGS)
         model(torch.rand(2, 4))
 
         assert [entry.paths for entry in report] == [("0", "2")]
         assert model[0] is model[2]
-        assert seen == [model[0]] * 2
+        assert called == [model[0]] * 2
         assert not model[0].training
 
     def test_device_and_dtype(self, device: torch.device):

@@ -15,14 +15,14 @@ KINDS = pytest.mark.parametrize("kind", ["layer", "group"])
 
 
 class OtherLayerNorm(nn.LayerNorm):
-    """A norm that does something more."""
+    """A norm with another forward."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) + 1
 
 
 class OtherGroupNorm(nn.GroupNorm):
-    """A norm that does something more."""
+    """A norm with another forward."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) + 1
@@ -124,15 +124,15 @@ class TestApply:
         norm = _norm(kind)
         model = nn.Sequential(norm, nn.ReLU(), norm).to(device, torch.float64).eval()
         norm.weight.requires_grad_(False)
-        seen: list[nn.Module] = []
-        norm.register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        norm.register_forward_hook(lambda module, args, output: called.append(module))
 
         report = APPLY[kind](model, "amp_bf16")
         output = model(torch.rand(2, 8, dtype=torch.float64, device=device))
 
         assert [entry.paths for entry in report] == [("0", "2")]
         assert model[0] is model[2]
-        assert seen == [model[0]] * 2
+        assert called == [model[0]] * 2
         assert not model[0].training
         assert not model[0].weight.requires_grad
         assert model[0].bias.requires_grad

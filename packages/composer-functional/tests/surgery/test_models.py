@@ -1,4 +1,4 @@
-"""Every surgery on models that people train: they still learn, in every parameter, and can be exported."""
+"""Every surgery on real architectures: all parameters are trained, and the models can be exported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_vit():
 
 
 def make_gpt2():
-    """GPT-2 of two layers, with the head that predicts the next token."""
+    """GPT-2 of two layers with a language modeling head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=32, vocab_size=64, use_cache=False)
@@ -51,7 +51,7 @@ def make_bert():
 
 
 def group_norm(channels):
-    """A norm that a ResNet can be built with."""
+    """A norm for building a ResNet."""
     return nn.GroupNorm(8, channels)
 
 
@@ -105,14 +105,14 @@ def output_of(model, inputs):
 
 
 def randomize(model):
-    """Leave no parameter at zero, where a step might leave it."""
+    """Replace zero parameters, which a step might not change."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
 def can_be_exported(model, inputs):
-    """Say whether a model can be exported."""
+    """Return whether a model can be exported."""
     try:
         torch.export.export(model, (), inputs)
     except Exception:  # noqa: BLE001  (whatever it is, surgery is not the reason)
@@ -121,7 +121,7 @@ def can_be_exported(model, inputs):
 
 
 def run_in_evaluation(model, inputs):
-    """Let batch norms take over the statistics of these inputs; those of a new model fit no standardized weights."""
+    """Update the batch norms with these inputs; default statistics do not match standardized weights."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
@@ -144,10 +144,10 @@ class TestEverySurgery:
         output_of(model.train(), inputs).float().square().mean().backward()
         optimizer.step()
 
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        in_optimizer = {id(each) for group in optimizer.param_groups for each in group["params"]}
         assert report
         assert [path for path, each in model.named_parameters() if torch.equal(each, before[path])] == []
-        assert held == {id(each) for each in model.parameters()}
+        assert in_optimizer == {id(each) for each in model.parameters()}
 
     def test_second_call_changes_nothing(self, surgery, name):
         """A second call finds nothing or raises; the model does not change."""

@@ -1,4 +1,4 @@
-"""The walk that replaces modules."""
+"""The traversal that replaces modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _to_fresh_linear(module: nn.Linear, index: int) -> nn.Module:
 
 
 class Wrapped(nn.Module):
-    """A layer with another one inside."""
+    """A layer that contains another."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -56,18 +56,18 @@ class TestWalk:
 
     def test_index_counts_each_class(self):
         """A policy receives the number of earlier instances of its class, over several walks with indices."""
-        heard: list[int] = []
+        received: list[int] = []
         indices: dict[type[nn.Module], int] = {}
 
         def note(module: nn.Module, index: int) -> None:
-            heard.append(index)
+            received.append(index)
 
         for _ in range(2):
             cf.replace_module_classes(
                 nn.Sequential(nn.ReLU(), nn.Linear(1, 1), nn.ReLU()), {nn.ReLU: note}, indices=indices
             )
 
-        assert heard == [0, 1, 2, 3]
+        assert received == [0, 1, 2, 3]
         assert indices == {nn.ReLU: 4}
 
     def test_none_recurses_and_same_module_does_not(self):
@@ -210,10 +210,10 @@ class TestPreservedProperties:
     def test_hooks_move_with_their_handles(self):
         """All kinds of hooks are called with the new module, and their handles remove them."""
         model = nn.Sequential(nn.Linear(2, 2))
-        seen: list[tuple[str, nn.Module]] = []
+        called: list[tuple[str, nn.Module]] = []
 
         def note(kind: str):
-            return lambda module, *rest: seen.append((kind, module))
+            return lambda module, *rest: called.append((kind, module))
 
         handles = [
             model[0].register_forward_pre_hook(note("before")),
@@ -223,21 +223,21 @@ class TestPreservedProperties:
 
         cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear})
         model(torch.rand(1, 2, requires_grad=True)).sum().backward()
-        new = list(seen)
+        new = list(called)
         for handle in handles:
             handle.remove()
         model(torch.rand(1, 2)).sum().backward()
 
         assert new == [("before", model[0]), ("after", model[0]), ("gradient", model[0])]
-        assert seen == new
+        assert called == new
 
     def test_state_dict_hooks_are_moved(self):
         """Saving and loading call the hooks with the new module, and their handles remove them."""
         model = nn.Sequential(nn.Linear(2, 2))
-        seen: list[tuple[str, nn.Module]] = []
+        called: list[tuple[str, nn.Module]] = []
 
         def note(kind: str):
-            return lambda module, *rest: seen.append((kind, module))
+            return lambda module, *rest: called.append((kind, module))
 
         handles = [
             model[0].register_state_dict_pre_hook(note("before saving")),
@@ -248,14 +248,14 @@ class TestPreservedProperties:
 
         cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear})
         model.load_state_dict(model.state_dict())
-        new = list(seen)
+        new = list(called)
         for handle in handles:
             handle.remove()
         model.load_state_dict(model.state_dict())
 
         kinds = ["before saving", "after saving", "before loading", "after loading"]
         assert new == [(kind, model[0]) for kind in kinds]
-        assert seen == new
+        assert called == new
 
 
 class TestOptimizers:
@@ -276,9 +276,9 @@ class TestOptimizers:
 
         assert all(optimizer.state[p] is state for p, state in zip(model.parameters(), states, strict=True))
         assert not any(torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True))
-        held = optimizer.param_groups[0]["params"]
-        assert all(new is old for new, old in zip(held, model.parameters(), strict=True))
-        assert len(optimizer.state) == len(held)
+        in_optimizer = optimizer.param_groups[0]["params"]
+        assert all(new is old for new, old in zip(in_optimizer, model.parameters(), strict=True))
+        assert len(optimizer.state) == len(in_optimizer)
 
     def test_other_shapes_have_no_state(self):
         """State of another shape is dropped; the parameters are exchanged."""
@@ -304,8 +304,8 @@ class TestOptimizers:
 
         cf.replace_module_classes(model, {nn.Linear: factorize}, [weights, biases])
 
-        held = [[id(p) for p in group["params"]] for group in (*weights.param_groups, *biases.param_groups)]
-        assert held == [
+        in_optimizer = [[id(p) for p in group["params"]] for group in (*weights.param_groups, *biases.param_groups)]
+        assert in_optimizer == [
             [id(model[0][0].weight), id(model[0][1].weight)],
             [id(model[1][0].weight), id(model[1][1].weight)],
             [id(model[0][1].bias), id(model[1][1].bias)],
@@ -319,8 +319,8 @@ class TestOptimizers:
 
         cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, (each for each in optimizers))
 
-        held = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
-        assert [id(parameter) for parameter in held] == [id(parameter) for parameter in model.parameters()]
+        in_optimizer = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
+        assert [id(parameter) for parameter in in_optimizer] == [id(parameter) for parameter in model.parameters()]
 
     def test_parameters_without_predecessor_are_added(self):
         """The parameters of a replacement for a layer without any are added to the optimizer."""
@@ -355,8 +355,8 @@ class TestOptimizers:
 
         cf.replace_module_classes(model, {nn.Linear: _to_fresh_linear}, optimizer)
 
-        held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
-        assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+        in_optimizer = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+        assert sorted(in_optimizer) == sorted(id(parameter) for parameter in model.parameters())
         assert optimizer.state[tied] is state
         assert model[0].weight not in optimizer.state
 
@@ -371,8 +371,8 @@ class TestOptimizers:
 
         cf.replace_module_classes(model, policies, optimizer, recurse_on_replacements=True)
 
-        held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
-        assert held == [id(parameter) for parameter in model.parameters()]
+        in_optimizer = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+        assert in_optimizer == [id(parameter) for parameter in model.parameters()]
 
 
 class TestUpdateParamsInOptimizer:
@@ -392,12 +392,12 @@ class TestUpdateParamsInOptimizer:
         """LBFGS stores its list of parameters, so it is modified in place."""
         old, new = nn.Linear(2, 2), nn.Linear(2, 2)
         optimizer = torch.optim.LBFGS(old.parameters())
-        held = optimizer.param_groups[0]["params"]
+        in_optimizer = optimizer.param_groups[0]["params"]
 
         cf.update_params_in_optimizer(old.named_parameters(), new.named_parameters(), optimizer)
 
-        assert optimizer.param_groups[0]["params"] is held
-        assert held[0] is new.weight
+        assert optimizer.param_groups[0]["params"] is in_optimizer
+        assert in_optimizer[0] is new.weight
 
     def test_named_optimizer_requires_names(self):
         """An optimizer with names raises without them, before anything changes."""

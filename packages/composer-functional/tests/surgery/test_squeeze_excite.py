@@ -12,7 +12,7 @@ from composer import functional as cf
 
 
 class Block(nn.Module):
-    """A small residual block with a strided way and a strided shortcut."""
+    """A small residual block with a strided branch and a strided shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,15 +68,15 @@ class TestApplySqueezeExcite:
 
         conv = nn.Conv2d(4, 8, 3)
         model, images = nn.Sequential(conv), torch.rand(2, 4, 6, 6)
-        theirs = SqueezeExcitation(8, 3)
+        expected = SqueezeExcitation(8, 3)
 
         cf.apply_squeeze_excite(model, latent_channels=3, min_channels=4)
-        for convolution, linear in ((theirs.fc1, model[0].se.reduce), (theirs.fc2, model[0].se.expand)):
+        for convolution, linear in ((expected.fc1, model[0].se.reduce), (expected.fc2, model[0].se.expand)):
             convolution.weight.data = linear.weight.data[:, :, None, None]
             convolution.bias.data.zero_()
 
         assert model[0].conv is conv
-        torch.testing.assert_close(model(images), theirs(conv(images)))
+        torch.testing.assert_close(model(images), expected(conv(images)))
 
     def test_is_idempotent(self):
         """Wrapped convolutions are not wrapped again, for any min_channels."""
@@ -114,20 +114,22 @@ class TestApplySqueezeExcite:
 
         cf.apply_squeeze_excite(model, 4, 16, optimizers=optimizer)
 
-        held = dict(zip(optimizer.param_groups[0]["param_names"], optimizer.param_groups[0]["params"], strict=True))
-        assert held == dict(model.named_parameters())
+        in_optimizer = dict(
+            zip(optimizer.param_groups[0]["param_names"], optimizer.param_groups[0]["params"], strict=True)
+        )
+        assert in_optimizer == dict(model.named_parameters())
 
     def test_hooks_of_a_convolution_are_preserved(self):
         """A hook on the convolution receives its own output."""
         model = _network()
-        seen: list[nn.Module] = []
+        called: list[nn.Module] = []
         conv = model[2].conv
-        conv.register_forward_hook(lambda module, args, output: seen.append(module))
+        conv.register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_squeeze_excite(model, 4, 16)
         model(torch.rand(2, 3, 16, 16))
 
-        assert seen == [conv]
+        assert called == [conv]
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_dtype_device_mode_and_requires_grad_are_preserved(self, dtype: torch.dtype, device: torch.device):

@@ -209,15 +209,15 @@ class TestApplyStochasticDepth:
     def test_hooks_and_mode_are_preserved(self):
         """Hooks are called with the replacement; mode and requires_grad are preserved."""
         model = nn.Sequential(Block(4, 4)).eval().requires_grad_(False)
-        seen: list[nn.Module] = []
-        handle = model[0].register_forward_hook(lambda module, args, output: seen.append(module))
+        called: list[nn.Module] = []
+        handle = model[0].register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_stochastic_depth(model, Block)
         model(torch.rand(2, 4))
         handle.remove()
         model(torch.rand(2, 4))
 
-        assert seen == [model[0]]
+        assert called == [model[0]]
         assert not model[0].training
         assert not model[0].weight.requires_grad
 

@@ -1,4 +1,4 @@
-"""Weight standardisation applied to models."""
+"""Weight standardization applied to models."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class TestApplyWeightStandardization:
         from timm.layers import StdConv2d
 
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3, stride=2)).double()
-        theirs = nn.Sequential(
+        expected = nn.Sequential(
             StdConv2d(3, 8, 3, padding=0, bias=True), nn.ReLU(), StdConv2d(8, 2, 3, stride=2, padding=0, bias=True)
         ).double()
-        theirs.load_state_dict(model.state_dict())
+        expected.load_state_dict(model.state_dict())
         images = torch.randn(2, 3, 9, 9, dtype=torch.float64)
 
         cf.apply_weight_standardization(model)
 
-        torch.testing.assert_close(model(images), theirs(images))
+        torch.testing.assert_close(model(images), expected(images))
         model(images).square().sum().backward()
-        theirs(images).square().sum().backward()
-        torch.testing.assert_close(model[0].parametrizations.weight.original.grad, theirs[0].weight.grad)
+        expected(images).square().sum().backward()
+        torch.testing.assert_close(model[0].parametrizations.weight.original.grad, expected[0].weight.grad)
 
     @pytest.mark.parametrize(
         ("ignored", "paths"), [(0, ["0", "2.0", "3"]), (1, ["0", "2.0"]), (2, ["0"]), (3, []), (4, [])]
@@ -109,14 +109,14 @@ class TestApplyWeightStandardization:
     def test_dtype_mode_hooks_and_requires_grad_are_preserved(self, dtype: torch.dtype, device: torch.device):
         """The convolution is the same module."""
         model = _network().to(device=device, dtype=dtype).eval().requires_grad_(False)
-        conv, seen = model[0], []
-        conv.register_forward_hook(lambda module, args, output: seen.append(module))
+        conv, called = model[0], []
+        conv.register_forward_hook(lambda module, args, output: called.append(module))
 
         cf.apply_weight_standardization(model)
         output = model(torch.rand(2, 3, 9, 9, device=device, dtype=dtype))
 
         assert output.dtype == dtype
-        assert seen == [conv]
+        assert called == [conv]
         assert not any(module.training for module in model.modules())
         assert not any(parameter.requires_grad for parameter in model.parameters())
 

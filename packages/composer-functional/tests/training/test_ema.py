@@ -1,4 +1,4 @@
-"""The moving average against torch's own and the formula."""
+"""The moving average compared with torch and the formula."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class TestComputeEma:
     def test_agrees_with_torch_over_several_steps(self):
         """Parameters and buffers equal swa_utils.get_ema_multi_avg_fn."""
         model = _network()
-        ours = copy.deepcopy(model)
-        theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-        theirs.update_parameters(model)
+        actual = copy.deepcopy(model)
+        reference = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        reference.update_parameters(model)
 
         for _ in range(3):
             _randomize(model)
-            cf.compute_ema(model, ours, smoothing=0.9)
-            theirs.update_parameters(model)
+            cf.compute_ema(model, actual, smoothing=0.9)
+            reference.update_parameters(model)
 
-        expected = theirs.module.state_dict()
-        for name, tensor in ours.state_dict().items():
+        expected = reference.module.state_dict()
+        for name, tensor in actual.state_dict().items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(tensor, expected[name])
 
@@ -186,11 +186,11 @@ class TestUpdateAverages:
         assert averages == []
 
 
-@pytest.mark.parametrize("share", [lambda model: model, copy.copy])
-def test_model_as_its_own_average_raises(share):
+@pytest.mark.parametrize("fraction", [lambda model: model, copy.copy])
+def test_model_as_its_own_average_raises(fraction):
     """An average that shares all tensors with the model raises."""
     model = nn.Linear(2, 2)
-    average = share(model)
+    average = fraction(model)
 
     with pytest.raises(ValueError, match="ema_model must have tensors of its own, got those of model"):
         cf.compute_ema(model, average)

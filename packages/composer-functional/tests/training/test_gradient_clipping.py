@@ -21,7 +21,7 @@ TYPES = ["norm", "value", "adaptive"]
 
 
 def _network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Convolution, norm, a linear layer, and gradients from large to tiny."""
+    """Convolution, norm and linear layers, with gradients from large to tiny."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7), nn.Conv1d(4, 3, 2), nn.Linear(5, 3)).to(dtype)
     for place, parameter in enumerate(model.parameters()):
@@ -51,13 +51,13 @@ class TestNorm:
     def test_agrees_with_torch(self, threshold: float, device: torch.device):
         """Gradients and the returned norm equal torch.nn.utils.clip_grad_norm_."""
         model = _network().to(device)
-        theirs = _twin(model)
+        reference = _twin(model)
 
         norm = cf.apply_gradient_clipping(model, "norm", threshold)
 
-        expected = nn.utils.clip_grad_norm_(theirs.parameters(), threshold)
+        expected = nn.utils.clip_grad_norm_(reference.parameters(), threshold)
         torch.testing.assert_close(norm, expected)
-        torch.testing.assert_close(_gradients(model), _gradients(theirs))
+        torch.testing.assert_close(_gradients(model), _gradients(reference))
 
     def test_worked_example(self):
         """A vector of length 5 over two parameters is scaled to length 1."""
@@ -124,13 +124,13 @@ class TestValue:
     def test_agrees_with_torch(self, threshold: float, device: torch.device):
         """Gradients equal torch.nn.utils.clip_grad_value_, and nothing is returned."""
         model = _network().to(device)
-        theirs = _twin(model)
+        expected = _twin(model)
 
         returned = cf.apply_gradient_clipping(model, "value", threshold)
 
-        nn.utils.clip_grad_value_(theirs.parameters(), threshold)
+        nn.utils.clip_grad_value_(expected.parameters(), threshold)
         assert returned is None
-        assert all(map(torch.equal, _gradients(model), _gradients(theirs)))
+        assert all(map(torch.equal, _gradients(model), _gradients(expected)))
 
     def test_worked_example(self):
         """Values are clamped on both sides."""
@@ -147,15 +147,15 @@ class TestAdaptive:
     def test_agrees_with_timm(self, threshold: float, dtype: torch.dtype, device: torch.device):
         """Convolutions, linear layers and vectors are clipped as by timm's adaptive_clip_grad."""
         model = _network(dtype).to(device)
-        theirs = _twin(model)
+        expected = _twin(model)
 
         returned = cf.apply_gradient_clipping(model, "adaptive", threshold)
 
         from timm.utils.agc import adaptive_clip_grad
 
-        adaptive_clip_grad(theirs.parameters(), threshold)
+        adaptive_clip_grad(expected.parameters(), threshold)
         assert returned is None
-        torch.testing.assert_close(_gradients(model), _gradients(theirs))
+        torch.testing.assert_close(_gradients(model), _gradients(expected))
 
     def test_each_row_has_its_limit(self):
         """Each row's limit is its weights' norm times the threshold."""
@@ -277,12 +277,12 @@ class TestEveryType:
     def test_accepts_parameters(self, clipping_type: str, form: type):
         """Parameters are accepted instead of a model."""
         model = _network()
-        whole = _twin(model)
+        complete = _twin(model)
 
         cf.apply_gradient_clipping(form(model.parameters()), clipping_type, 0.01)
-        cf.apply_gradient_clipping(whole, clipping_type, 0.01)
+        cf.apply_gradient_clipping(complete, clipping_type, 0.01)
 
-        assert all(map(torch.equal, _gradients(model), _gradients(whole)))
+        assert all(map(torch.equal, _gradients(model), _gradients(complete)))
 
     def test_fsdp_enabled_has_no_effect(self, clipping_type: str):
         """The argument exists for compatibility."""
@@ -389,14 +389,14 @@ def _compare_shards(folder: Path, rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     differences = {}
 
-    def compare(case: str, parameters: list[Tensor], whole: list[Tensor]) -> None:
+    def compare(case: str, parameters: list[Tensor], complete: list[Tensor]) -> None:
         pairs = [(own.grad.full_tensor() if isinstance(own.grad, DTensor) else own.grad, other.grad)
-                 for own, other in zip(parameters, whole, strict=True)]  # fmt: skip
+                 for own, other in zip(parameters, complete, strict=True)]  # fmt: skip
         differences[case] = max((own - other).abs().max().item() for own, other in pairs)
 
     for clipping_type in [*TYPES, "with a plain parameter"]:
         model = _network()
-        whole = list(_twin(model).parameters())
+        complete = list(_twin(model).parameters())
         gradients = _gradients(model)
         fully_shard(model, mesh=mesh)
         parameters = list(model.parameters())
@@ -404,13 +404,13 @@ def _compare_shards(folder: Path, rank: int) -> None:
             parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
         if clipping_type == "with a plain parameter":
             parameters.append(_parameter([1.0, 2.0], [300.0, 400.0]))
-            whole.append(_parameter([1.0, 2.0], [300.0, 400.0]))
+            complete.append(_parameter([1.0, 2.0], [300.0, 400.0]))
         used = clipping_type if clipping_type in TYPES else "norm"
         norm = cf.apply_gradient_clipping(parameters, used, 0.1)
-        expected = _clip_independently(whole, used, 0.1)
+        expected = _clip_independently(complete, used, 0.1)
         if clipping_type == "norm":
             differences["norm returned"] = (norm / expected - 1).abs().item()
-        compare(clipping_type, parameters, whole)
+        compare(clipping_type, parameters, complete)
 
     for clipping_type in ("adaptive", "norm"):
         weight, gradient = torch.randn(4, 6), torch.randn(4, 6)

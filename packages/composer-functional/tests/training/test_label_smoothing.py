@@ -1,4 +1,4 @@
-"""Label smoothing against torch's own and the formula."""
+"""Label smoothing compared with torch and the formula."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TestSmoothLabels:
         logits = torch.randn(6, 5, device=device, dtype=torch.float64, requires_grad=True)
         ids = torch.tensor([0, 4, 2, 1, 3, 4], device=device)
 
-        ours = cf.soft_cross_entropy(logits, cf.smooth_labels(logits, ids.to(dtype), smoothing))
-        theirs = F.cross_entropy(logits, ids, label_smoothing=smoothing)
+        actual = cf.soft_cross_entropy(logits, cf.smooth_labels(logits, ids.to(dtype), smoothing))
+        expected = F.cross_entropy(logits, ids, label_smoothing=smoothing)
 
-        torch.testing.assert_close(ours, theirs)
-        torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (actual, expected)))
 
     def test_pixels(self):
         """For pixel class ids the result is (1 - smoothing) * one_hot + smoothing / C."""

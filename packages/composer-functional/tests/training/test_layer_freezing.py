@@ -1,4 +1,4 @@
-"""Layer freezing: which layers, when, and that nothing moves them or is left behind."""
+"""Layer freezing: which layers, when, and their effect on optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRACTIONS = st.floats(0, 1)
 
 
 def _network() -> nn.Sequential:
-    """Five layers with parameters: the end of the training freezes four of them."""
+    """Five layers with parameters, of which four are frozen at the end."""
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten()),
         nn.Linear(36, 4), nn.Linear(4, 2),

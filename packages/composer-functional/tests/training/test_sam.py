@@ -1,4 +1,4 @@
-"""SAM against the paper's formula, a naive loop and the optimizers that it wraps."""
+"""SAM compared with the paper's formula, a naive loop and the wrapped optimizers."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def _closure(model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) 
 
 
 def _naive_sam(model: nn.Module, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], rho: float) -> None:
-    """What the paper's Algorithm 1 says, tensor by tensor."""
+    """Algorithm 1 of the paper, tensor by tensor."""
     closure()
-    held = [each for group in optimizer.param_groups for each in group["params"]]
-    norm = math.sqrt(sum(float(each.grad.square().sum()) for each in held))
-    before = [each.detach().clone() for each in held]
-    for each in held:
+    in_optimizer = [each for group in optimizer.param_groups for each in group["params"]]
+    norm = math.sqrt(sum(float(each.grad.square().sum()) for each in in_optimizer))
+    before = [each.detach().clone() for each in in_optimizer]
+    for each in in_optimizer:
         each.data = each.data + rho * each.grad / (norm + 1e-12)
     closure()
-    for each, weight in zip(held, before, strict=True):
+    for each, weight in zip(in_optimizer, before, strict=True):
         each.data = weight
     optimizer.step()
 
@@ -101,16 +101,16 @@ class TestStep:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
     def test_agrees_with_a_naive_loop(self, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]):
         """It agrees for each of torch's optimizers, over several steps."""
-        ours, theirs = _network(), _network()
-        optimizer = cf.SAMOptimizer(make(list(ours.parameters())), rho=0.3)
-        plain = make(list(theirs.parameters()))
+        actual, expected = _network(), _network()
+        optimizer = cf.SAMOptimizer(make(list(actual.parameters())), rho=0.3)
+        plain = make(list(expected.parameters()))
 
         for step in range(3):
-            optimizer.step(_closure(ours, optimizer, step))
-            _naive_sam(theirs, plain, _closure(theirs, plain, step), rho=0.3)
+            optimizer.step(_closure(actual, optimizer, step))
+            _naive_sam(expected, plain, _closure(expected, plain, step), rho=0.3)
 
-        torch.testing.assert_close(_weights(ours), _weights(theirs), rtol=1e-10, atol=1e-12)
-        assert not _equal(_weights(ours), _weights(_network()))
+        torch.testing.assert_close(_weights(actual), _weights(expected), rtol=1e-10, atol=1e-12)
+        assert not _equal(_weights(actual), _weights(_network()))
 
     def test_worked_example(self, device: torch.device):
         """For the loss w² / 2 the gradient is the weights, and the perturbation points outward."""
@@ -143,8 +143,8 @@ class TestStep:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
     def test_rho_zero_is_the_wrapped_optimizer(self, make: Callable[..., torch.optim.Optimizer]):
         """With rho=0 results are bit-identical, with one gradient per step."""
-        ours, theirs = _network(), _network()
-        optimizer, plain = cf.SAMOptimizer(make(list(ours.parameters())), rho=0), make(list(theirs.parameters()))
+        actual, expected = _network(), _network()
+        optimizer, plain = cf.SAMOptimizer(make(list(actual.parameters())), rho=0), make(list(expected.parameters()))
         calls = 0
 
         def counted(closure: Callable[[], Tensor]) -> Tensor:
@@ -153,12 +153,12 @@ class TestStep:
             return closure()
 
         for step in range(3):
-            closure = _closure(ours, optimizer, step)
+            closure = _closure(actual, optimizer, step)
             optimizer.step(lambda closure=closure: counted(closure))
-            _closure(theirs, plain, step)()
+            _closure(expected, plain, step)()
             plain.step()
 
-        assert _equal(_weights(ours), _weights(theirs))
+        assert _equal(_weights(actual), _weights(expected))
         assert calls == 3
 
     def test_interval(self):
@@ -193,8 +193,8 @@ class TestStep:
 
     def test_microbatches_in_a_closure(self):
         """Two halves give the step of the complete batch."""
-        halved, whole = _network(), _network()
-        optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (halved, whole)]
+        halved, complete = _network(), _network()
+        optimizers = [cf.SAMOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), 0.3) for each in (halved, complete)]
         inputs, targets = _batch()
 
         def closure() -> float:
@@ -204,9 +204,9 @@ class TestStep:
             return 0.0
 
         optimizers[0].step(closure)
-        optimizers[1].step(_closure(whole, optimizers[1]))
+        optimizers[1].step(_closure(complete, optimizers[1]))
 
-        torch.testing.assert_close(_weights(halved), _weights(whole))
+        torch.testing.assert_close(_weights(halved), _weights(complete))
 
     def test_gradients_are_separate(self):
         """A closure that does not clear gradients computes the second one separately."""
@@ -252,16 +252,16 @@ class TestStep:
         weights = [nn.Parameter(torch.tensor([value], dtype=dtype)) for value, dtype in
                    ((3.0, torch.bfloat16), (4.0, torch.float64))]  # fmt: skip
         optimizer = cf.SAMOptimizer(torch.optim.SGD(weights, lr=1.0), rho=5.0)
-        seen = []
+        recorded = []
 
         def closure() -> None:
-            seen.append([weight.item() for weight in weights])
+            recorded.append([weight.item() for weight in weights])
             for weight in weights:
                 (weight.square().sum() / 2).backward()
 
         optimizer.step(closure)
 
-        assert seen == [[3.0, 4.0], [6.0, pytest.approx(8.0)]]
+        assert recorded == [[3.0, 4.0], [6.0, pytest.approx(8.0)]]
         assert [weight.item() for weight in weights] == [-3.0, pytest.approx(-4.0)]
 
     def test_failing_closure_restores_the_weights(self):
@@ -563,11 +563,11 @@ class TestAsAnOptimizer:
         model, _, optimizer = self._make(rho=0.2, interval=3)
         optimizer.step(_closure(model, optimizer))
 
-        for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-            assert (made.rho, made.epsilon, made.interval) == (0.2, 1e-12, 3)
-            assert made.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
-            assert made.param_groups[0]["params"][0] is not model[0].weight
-            made.register_step_pre_hook(lambda *_: None)
+        for created in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            assert (created.rho, created.epsilon, created.interval) == (0.2, 1e-12, 3)
+            assert created.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+            assert created.param_groups[0]["params"][0] is not model[0].weight
+            created.register_step_pre_hook(lambda *_: None)
 
     def test_repr_has_the_wrapped_optimizer(self):
         """The repr has the settings and the wrapped optimizer."""
@@ -679,14 +679,14 @@ def _compare_shards(folder: Path, rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    model, whole = _network(), _network()
+    model, complete = _network(), _network()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = cf.SAMOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), rho=0.3)
-    plain = torch.optim.Adam(whole.parameters(), lr=0.01)
+    plain = torch.optim.Adam(complete.parameters(), lr=0.01)
     for step in range(3):
         optimizer.step(_closure(model, optimizer, step))
-        _naive_sam(whole, plain, _closure(whole, plain, step), rho=0.3)
-    for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+        _naive_sam(complete, plain, _closure(complete, plain, step), rho=0.3)
+    for own, other in zip(model.parameters(), complete.parameters(), strict=True):
         torch.testing.assert_close(own.full_tensor().detach(), other.detach(), rtol=1e-9, atol=1e-10)
     torch.distributed.destroy_process_group()
 

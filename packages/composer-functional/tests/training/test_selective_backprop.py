@@ -19,7 +19,7 @@ from composer import functional as cf
 
 
 class _Known(nn.Module):
-    """A model whose output is the input: the targets decide the losses."""
+    """A model that returns its input, so that the targets determine the losses."""
 
     def forward(self, input: Tensor) -> Tensor:
         return input
@@ -36,7 +36,7 @@ def _batch(size: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def _losses(values: list[float]) -> tuple[Tensor, Tensor]:
-    """Samples (numbered) and targets with these squared errors."""
+    """Numbered samples and targets with these squared errors."""
     numbers = torch.arange(len(values), dtype=torch.float64)[:, None]
     return numbers, numbers + torch.tensor(values, dtype=torch.float64).sqrt()[:, None]
 
@@ -151,7 +151,7 @@ class TestSelection:
         chosen, chosen_targets = cf.select_using_loss(
             batch,
             {"labels": targets},
-            lambda given: given["numbers"],
+            lambda value: value["numbers"],
             lambda output, target, reduction: mse_loss(output, target["labels"], reduction=reduction),
         )
 
@@ -167,7 +167,7 @@ class TestSelection:
         chosen, _ = cf.select_using_loss(
             {"numbers": numbers, "name": ["a", "b", "c", "d"]},
             targets,
-            lambda given: given["numbers"],
+            lambda value: value["numbers"],
             mse_loss,
         )
 
@@ -210,15 +210,15 @@ class TestScaleFactor:
     )
     def test_model_receives_a_smaller_input(self, shape: tuple[int, ...], mode: str):
         """Only the model's input is scaled; the result has the original size."""
-        images, seen = torch.randn(shape), []
+        images, recorded = torch.randn(shape), []
 
         def model(images: Tensor) -> Tensor:
-            seen.append(images)
+            recorded.append(images)
             return images.flatten(1)[:, :5]
 
         chosen, _ = cf.select_using_loss(images, torch.randint(5, (4,)), model, cross_entropy, scale_factor=0.5)
 
-        torch.testing.assert_close(seen[0], interpolate(images, scale_factor=0.5, mode=mode, align_corners=False))
+        torch.testing.assert_close(recorded[0], interpolate(images, scale_factor=0.5, mode=mode, align_corners=False))
         assert chosen.shape == (2, *shape[1:])
 
     @pytest.mark.parametrize("images", [torch.ones(4, 3, 8, 8, dtype=torch.uint8), {"images": torch.ones(4, 3, 8, 8)}])
@@ -358,7 +358,7 @@ class TestErrors:
 
 
 class Pair(NamedTuple):
-    """Two fields of a batch."""
+    """A batch with two fields."""
 
     x: Any
     y: Any
@@ -383,27 +383,27 @@ class TestTakeSamples:
     )
     def test_containers_with_one_entry_per_sample(self, part: Any, expected: Any):
         """Lists and tuples with one item per sample are selected from, at any depth; others do not change."""
-        taken = cf.take_samples({"x": torch.arange(3), "part": part}, torch.tensor([0, 2]), 3)
+        selected = cf.take_samples({"x": torch.arange(3), "part": part}, torch.tensor([0, 2]), 3)
 
-        assert taken["x"].tolist() == [0, 2]
-        assert taken["part"] == expected
-        assert type(taken["part"]) is type(expected)
+        assert selected["x"].tolist() == [0, 2]
+        assert selected["part"] == expected
+        assert type(selected["part"]) is type(expected)
 
     def test_boxes_of_each_image(self):
         """Dictionaries of tensors are samples, even if an image has as many boxes as there are images."""
         boxes = [{"boxes": torch.full((count, 4), float(count))} for count in (3, 1, 2)]
 
-        _, taken = cf.take_samples((torch.rand(3, 8), boxes), torch.tensor([0, 1]), 3)
+        _, selected = cf.take_samples((torch.rand(3, 8), boxes), torch.tensor([0, 1]), 3)
 
-        assert [len(one["boxes"]) for one in taken] == [3, 1]
+        assert [len(one["boxes"]) for one in selected] == [3, 1]
 
     def test_tensors_of_other_lengths(self):
         """A list of one tensor per sample is selected from; each tensor does not change."""
         sounds = [torch.rand(5), torch.rand(3), torch.rand(7)]
 
-        _, taken = cf.take_samples((torch.rand(3, 8), sounds), torch.tensor([1, 2]), 3)
+        _, selected = cf.take_samples((torch.rand(3, 8), sounds), torch.tensor([1, 2]), 3)
 
-        assert [len(sound) for sound in taken] == [3, 7]
+        assert [len(sound) for sound in selected] == [3, 7]
 
     def test_as_many_fields_as_samples(self):
         """A pair of two images and two names is a batch, not two samples."""
@@ -414,6 +414,6 @@ class TestTakeSamples:
 
     def test_arrays(self):
         """NumPy arrays are selected from."""
-        taken = cf.take_samples({"x": torch.arange(3), "name": np.array(["a", "b", "c"])}, torch.tensor([2, 0]), 3)
+        selected = cf.take_samples({"x": torch.arange(3), "name": np.array(["a", "b", "c"])}, torch.tensor([2, 0]), 3)
 
-        assert taken["name"].tolist() == ["c", "a"]
+        assert selected["name"].tolist() == ["c", "a"]

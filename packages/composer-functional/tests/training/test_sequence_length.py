@@ -16,7 +16,7 @@ from composer import functional as cf
 
 
 def _batch(size: int = 3, length: int = 10, **more: Any) -> dict[str, Any]:
-    """What a tokenizer gives, and a collator adds."""
+    """Output of a tokenizer with additions of a collator."""
     ids = torch.arange(1, size * length + 1).view(size, length)
     return {
         "input_ids": ids,
@@ -236,9 +236,9 @@ class TestReshape:
 
         shorter = cf.set_batch_sequence_length(batch, wanted, truncate=False)
 
-        whole = length if wanted >= length else length // wanted * wanted
-        assert shorter["input_ids"].flatten().tolist() == batch["input_ids"][:, :whole].flatten().tolist()
-        assert length - whole < wanted
+        used_length = length if wanted >= length else length // wanted * wanted
+        assert shorter["input_ids"].flatten().tolist() == batch["input_ids"][:, :used_length].flatten().tolist()
+        assert length - used_length < wanted
 
 
 class TestPurity:
@@ -316,16 +316,16 @@ class TestErrors:
             cf.set_batch_sequence_length(batch, 4)
 
     @pytest.mark.parametrize(
-        ("ids", "given"),
+        ("ids", "value"),
         [
             (torch.ones(5), r"a tensor of shape \(5,\)"),
             ([[1, 2, 3]], "list"),
             (None, "NoneType"),
         ],
     )
-    def test_batch_without_sequences_raises(self, ids: object, given: str):
+    def test_batch_without_sequences_raises(self, ids: object, value: str):
         """The error states the tokenizer setting to use."""
-        with pytest.raises(ValueError, match=rf"as input_ids, .* got {given}\. Let the tokenizer"):
+        with pytest.raises(ValueError, match=rf"as input_ids, .* got {value}\. Let the tokenizer"):
             cf.set_batch_sequence_length({"input_ids": ids, "labels": torch.ones(2)}, 4)
 
     @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])

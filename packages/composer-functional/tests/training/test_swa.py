@@ -1,4 +1,4 @@
-"""Stochastic weight averaging against torch's own and the mean."""
+"""Stochastic weight averaging compared with torch and the mean."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class TestComputeSwa:
     @pytest.mark.parametrize("use_buffers", [True, False])
     def test_agrees_with_torch_over_several_steps(self, use_buffers: bool):
         """Parameters and buffers equal swa_utils.AveragedModel."""
-        model, ours = _network(), _network()
-        theirs = AveragedModel(model, use_buffers=use_buffers)
+        model, actual = _network(), _network()
+        reference = AveragedModel(model, use_buffers=use_buffers)
         num_averaged = 0
 
         for _ in range(4):
             _randomize(model)
-            num_averaged = cf.compute_swa(model, ours, num_averaged, use_buffers=use_buffers)
-            theirs.update_parameters(model)
+            num_averaged = cf.compute_swa(model, actual, num_averaged, use_buffers=use_buffers)
+            reference.update_parameters(model)
 
-        assert num_averaged == theirs.n_averaged == 4
-        expected = theirs.module.state_dict()
-        for name, tensor in ours.state_dict().items():
+        assert num_averaged == reference.n_averaged == 4
+        expected = reference.module.state_dict()
+        for name, tensor in actual.state_dict().items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(tensor, expected[name])
             else:
@@ -49,17 +49,17 @@ class TestComputeSwa:
     def test_is_the_mean(self, device: torch.device):
         """All models have equal weight, and the last one does not change."""
         model, average = _network().to(device), _network().to(device)
-        seen = []
+        recorded = []
 
         for number in range(5):
             _randomize(model)
-            seen.append(copy.deepcopy(model.state_dict()))
+            recorded.append(copy.deepcopy(model.state_dict()))
             cf.compute_swa(model, average, number)
 
         for name, tensor in average.state_dict().items():
-            assert torch.equal(model.state_dict()[name], seen[-1][name])
+            assert torch.equal(model.state_dict()[name], recorded[-1][name])
             if tensor.is_floating_point():
-                torch.testing.assert_close(tensor, torch.stack([each[name] for each in seen]).mean(0))
+                torch.testing.assert_close(tensor, torch.stack([each[name] for each in recorded]).mean(0))
 
     def test_first_update_copies(self):
         """Any content of the average is replaced, also NaN."""
@@ -179,11 +179,11 @@ class TestComputeSwa:
             cf.compute_swa(nn.Linear(2, 2), nn.Linear(2, 2), num_averaged)
 
 
-@pytest.mark.parametrize("share", [lambda model: model, copy.copy])
-def test_model_as_its_own_average_raises(share):
+@pytest.mark.parametrize("fraction", [lambda model: model, copy.copy])
+def test_model_as_its_own_average_raises(fraction):
     """An average that shares all tensors with the model raises."""
     model = nn.Linear(2, 2)
-    average = share(model)
+    average = fraction(model)
 
     with pytest.raises(ValueError, match="swa_model must have tensors of its own, got those of model"):
         cf.compute_swa(model, average, 1)

@@ -1,4 +1,4 @@
-"""Tests of composer.loss.binary_cross_entropy_with_logits."""
+"""composer.loss.binary_cross_entropy_with_logits."""
 
 import math
 
@@ -13,8 +13,8 @@ def _reference(logits, target):
     """Return -(t log s + (1 - t) log(1 - s)) of each element, in Python floats."""
     rows = []
     for row, truths in zip(logits.tolist(), target.tolist(), strict=True):
-        shares = [1 / (1 + math.exp(-x)) for x in row]
-        rows.append([-(t * math.log(s) + (1 - t) * math.log(1 - s)) for s, t in zip(shares, truths, strict=True)])
+        fractions = [1 / (1 + math.exp(-x)) for x in row]
+        rows.append([-(t * math.log(s) + (1 - t) * math.log(1 - s)) for s, t in zip(fractions, truths, strict=True)])
     return rows
 
 

@@ -19,15 +19,15 @@ def _one_minus_dice(p, t, squared=False, jaccard=False):
     """Compute the loss of one class of one sample from lists of numbers."""
     overlap = math.fsum(x * y for x, y in zip(p, t, strict=True))
     power = 2 if squared else 1
-    whole = math.fsum(x**power for x in p) + math.fsum(x**power for x in t)
+    total = math.fsum(x**power for x in p) + math.fsum(x**power for x in t)
     if jaccard:
-        return 1 - (overlap + EPSILON / 2) / (whole - overlap + EPSILON / 2)
-    return 1 - (2 * overlap + EPSILON) / (whole + EPSILON)
+        return 1 - (overlap + EPSILON / 2) / (total - overlap + EPSILON / 2)
+    return 1 - (2 * overlap + EPSILON) / (total + EPSILON)
 
 
 @pytest.fixture
 def pair():
-    """Return probabilities of 3 classes for 20 pixels of 2 images, and targets; the second image lacks class 2."""
+    """Return probabilities of 3 classes for 20 pixels of 2 images, and targets; the second image has no class 2."""
     generator = torch.Generator().manual_seed(0)
     probabilities = torch.rand(2, 3, 4, 5, generator=generator).softmax(dim=1)
     target = torch.randint(3, (2, 4, 5), generator=generator)
@@ -36,7 +36,7 @@ def pair():
 
 
 def _lists(tensor):
-    """Return for each image and class its pixels as a list."""
+    """Return the pixels of each image and class as a list."""
     return tensor.flatten(2).tolist()
 
 
@@ -114,8 +114,8 @@ class TestDiceLoss:
 
         loss = DiceLoss(squared_pred=squared, jaccard=jaccard, batch=batch, reduction="none")(probabilities, target)
 
-        kept, truth = probabilities[..., ~ignored], _one_hot(target[:, ~ignored])
-        samples = [(kept.movedim(0, 1)[None], truth.movedim(0, 1)[None])] if batch else [(kept, truth)]
+        counted, truth = probabilities[..., ~ignored], _one_hot(target[:, ~ignored])
+        samples = [(counted.movedim(0, 1)[None], truth.movedim(0, 1)[None])] if batch else [(counted, truth)]
         expected = [
             [_one_minus_dice(p, t, squared, jaccard) for p, t in zip(*rows, strict=True)]
             for rows in zip(*map(_lists, samples[0]), strict=True)

@@ -1,4 +1,4 @@
-"""Where the losses are found, and the registry of their names."""
+"""The public losses and the registry of their names."""
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ from composer.metrics import BinaryF1Score
 
 
 def _reference_f1(pairs):
-    """Return 2 TP / (2 TP + FP + FN), 0 where nothing is positive."""
+    """Return 2 TP / (2 TP + FP + FN), 0 without positives."""
     hits = sum(guess == truth == 1 for guess, truth in pairs)
     misses = sum(guess != truth for guess, truth in pairs)
     return 2 * hits / (2 * hits + misses) if hits + misses else 0.0

@@ -14,7 +14,7 @@ from composer.metrics import CrossEntropy
 
 
 def _reference_mean(logits, targets, ignore_index=-100):
-    """Average -log softmax over the targets that count, in Python floats."""
+    """Average -log softmax over counted targets, in Python floats."""
     losses = []
     for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
         if target != ignore_index:
@@ -174,10 +174,10 @@ class TestCrossEntropy:
     def test_merges_across_processes(self):
         """Unequal states of two processes merge to the mean over all targets."""
         logits, targets = torch.randn(9, 3), torch.tensor([0, 1, -100, 2, 0, 1, 2, -100, 0])
-        mine, theirs = CrossEntropy(), CrossEntropy()
-        mine.update(logits[:2], targets[:2])
-        theirs.update(logits[2:], targets[2:])
+        first, second = CrossEntropy(), CrossEntropy()
+        first.update(logits[:2], targets[:2])
+        second.update(logits[2:], targets[2:])
 
-        mine.merge_state(theirs)
+        first.merge_state(second)
 
-        assert mine.compute().item() == pytest.approx(_reference_mean(logits, targets), rel=1e-6)
+        assert first.compute().item() == pytest.approx(_reference_mean(logits, targets), rel=1e-6)

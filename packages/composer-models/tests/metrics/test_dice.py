@@ -15,11 +15,11 @@ from composer.metrics import Dice
 
 def _reference(guesses, truths):
     """Return the mean over the classes seen of 2 |P and T| / (|P| + |T|), from sets of pixels."""
-    shares = []
+    fractions = []
     for label in sorted({*guesses, *truths}):
         predicted, actual = ({i for i, one in enumerate(ids) if one == label} for ids in (guesses, truths))
-        shares.append(2 * len(predicted & actual) / (len(predicted) + len(actual)))
-    return math.fsum(shares) / len(shares) if shares else math.nan
+        fractions.append(2 * len(predicted & actual) / (len(predicted) + len(actual)))
+    return math.fsum(fractions) / len(fractions) if fractions else math.nan
 
 
 def _masks(seed, shape=(3, 6, 5), classes=4):
@@ -31,14 +31,14 @@ class TestDice:
     def test_equals_scikit_learn_and_torchmetrics(self):
         """The value is the macro average of the F1 scores."""
         guess, target = _masks(seed=0)
-        metric, theirs = Dice(num_classes=4), MulticlassF1Score(4, average="macro")
+        metric, second = Dice(num_classes=4), MulticlassF1Score(4, average="macro")
 
         metric.update(guess, target)
-        theirs.update(guess, target)
+        second.update(guess, target)
 
         expected = f1_score(target.flatten().numpy(), guess.flatten().numpy(), average="macro")
         assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
-        assert metric.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-6)
+        assert metric.compute().item() == pytest.approx(second.compute().item(), rel=1e-6)
 
     @given(
         pixels=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30),
@@ -68,14 +68,14 @@ class TestDice:
     def test_merges_across_processes(self):
         """Unequal states of two processes merge to the value over all pixels."""
         guess, target = _masks(seed=3)
-        mine, theirs = Dice(4), Dice(4)
-        mine.update(guess[:1], target[:1])
-        theirs.update(guess[1:], target[1:])
+        first, second = Dice(4), Dice(4)
+        first.update(guess[:1], target[:1])
+        second.update(guess[1:], target[1:])
 
-        mine.merge_state(theirs)
+        first.merge_state(second)
 
         expected = _reference(guess.flatten().tolist(), target.flatten().tolist())
-        assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert first.compute().item() == pytest.approx(expected, rel=1e-6)
 
     def test_is_nan_without_updates(self):
         """Before the first batch, and after a reset, the value is nan."""

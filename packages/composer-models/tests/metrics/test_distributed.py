@@ -1,4 +1,4 @@
-"""Every metric that counts by itself gives, over two processes, what one process gives for all the data."""
+"""Metrics with their own counters compute over two processes what one process computes for all data."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """Return what each of two processes says, that count rows 0 to 4, and 5, 6 and a padded one."""
+    """Return the values of two processes that count rows 0 to 4, and 5, 6 and a padded row."""
     rendezvous = tmp_path_factory.mktemp("gloo") / "rendezvous"
     command = [sys.executable, "-c", PROGRAM]
     processes = [

@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("kind", [LanguageCrossEntropy, LanguagePerplexity
 
 
 def _reference_losses(logits, targets, ignore_index=-100):
-    """Return -log softmax of each token that counts, in Python floats."""
+    """Return -log softmax of each counted token, in Python floats."""
     return [
         math.log(sum(math.exp(score) for score in row)) - row[target]
         for row, target in zip(logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True)
@@ -25,7 +25,7 @@ def _reference_losses(logits, targets, ignore_index=-100):
 
 
 def _texts(lengths, size=7, seed=0):
-    """Return logits and tokens of a corpus, padded with what does not count."""
+    """Return logits and tokens of a corpus with padding."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(lengths), max(lengths), size, generator=generator)
     tokens = torch.randint(size, (len(lengths), max(lengths)), generator=generator)
@@ -112,12 +112,12 @@ class TestLanguagePerplexity:
     def test_equals_torchmetrics(self):
         """On one batch it equals torchmetrics' perplexity."""
         logits, tokens = _texts([6, 1, 3], size=11)
-        ours, theirs = LanguagePerplexity(), Perplexity(ignore_index=-100)
+        actual, expected = LanguagePerplexity(), Perplexity(ignore_index=-100)
 
-        for metric in (ours, theirs):
+        for metric in (actual, expected):
             metric.update(logits, tokens)
 
-        assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-5)
+        assert actual.compute().item() == pytest.approx(expected.compute().item(), rel=1e-5)
 
     def test_uniform_predictions(self):
         """Uniform predictions have a perplexity equal to the vocabulary size."""

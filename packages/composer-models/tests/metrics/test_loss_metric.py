@@ -49,7 +49,7 @@ class TestLossMetric:
 
     def test_samples_are_counted_in_the_outputs(self):
         """If targets are not a tensor, the number of samples is that of the predictions."""
-        metric = LossMetric(lambda preds, wanted: (preds - wanted["value"]).square().mean())
+        metric = LossMetric(lambda preds, requested: (preds - requested["value"]).square().mean())
 
         metric.update(torch.zeros(3), {"value": 1.0})
         metric.update(torch.zeros(1), {"value": 3.0})

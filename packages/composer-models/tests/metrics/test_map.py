@@ -13,8 +13,8 @@ pytest.importorskip("pycocotools", reason="MAP is computed by pycocotools")
 
 
 def _image(boxes, labels, scores=None):
-    found = {"boxes": torch.tensor(boxes, dtype=torch.float).reshape(-1, 4), "labels": torch.tensor(labels).long()}
-    return found if scores is None else found | {"scores": torch.tensor(scores, dtype=torch.float)}
+    result = {"boxes": torch.tensor(boxes, dtype=torch.float).reshape(-1, 4), "labels": torch.tensor(labels).long()}
+    return result if scores is None else result | {"scores": torch.tensor(scores, dtype=torch.float)}
 
 
 TARGETS = [
@@ -30,7 +30,7 @@ PREDICTIONS = [
 
 
 def _drawn(seed, images=12, classes=3):
-    """Return predictions that lie near the targets, or not."""
+    """Return predictions, some of them close to the targets."""
     generator = torch.Generator().manual_seed(seed)
     predictions, targets = [], []
     for _ in range(images):
@@ -64,19 +64,19 @@ class TestMAP:
     def test_equals_torchmetrics(self, class_metrics):
         """Each value equals that of MeanAveragePrecision for the same boxes."""
         predictions, targets = _drawn(seed=0)
-        ours, theirs = MAP(class_metrics), MeanAveragePrecision(class_metrics=class_metrics)
+        actual, reference = MAP(class_metrics), MeanAveragePrecision(class_metrics=class_metrics)
 
         for start in range(0, 12, 5):
-            ours.update(predictions[start : start + 5], targets[start : start + 5])
-        theirs.update(predictions, targets)
+            actual.update(predictions[start : start + 5], targets[start : start + 5])
+        reference.update(predictions, targets)
 
-        found, expected = ours.compute(), theirs.compute()
+        result, expected = actual.compute(), reference.compute()
         for name in ("map", "map_50", "map_75", "map_small", "map_medium", "mar_1", "mar_10", "mar_100", "mar_large"):
-            assert found[name] == expected[name]
+            assert result[name] == expected[name]
         if class_metrics:
             for label in range(3):
-                assert found[f"map_class_{label}"] == expected["map_per_class"][label]
-                assert found[f"mar_100_class_{label}"] == expected["mar_100_per_class"][label]
+                assert result[f"map_class_{label}"] == expected["map_per_class"][label]
+                assert result[f"mar_100_class_{label}"] == expected["mar_100_per_class"][label]
 
     @pytest.mark.parametrize("class_metrics", [False, True])
     @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ class TestMAP:
     def test_more_than_a_hundred_boxes_do_not_warn(self):
         """The best hundred are used, as in COCO."""
         boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).repeat(150, 1)
-        found = {"boxes": boxes, "labels": torch.ones(150, dtype=torch.long), "scores": torch.linspace(1, 0.5, 150)}
+        result = {"boxes": boxes, "labels": torch.ones(150, dtype=torch.long), "scores": torch.linspace(1, 0.5, 150)}
         metric = MAP()
 
-        metric.update([found], [{"boxes": boxes[:1], "labels": torch.ones(1, dtype=torch.long)}])
+        metric.update([result], [{"boxes": boxes[:1], "labels": torch.ones(1, dtype=torch.long)}])
 
         assert metric.compute()["map"] == 1.0
 

@@ -46,12 +46,12 @@ class TestMaskedAccuracy:
         """Scores (N, C, H, W) with targets (N, H, W) equal torchmetrics' accuracy."""
         scores, targets = torch.rand(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
         targets[0, 0] = 255
-        ours, theirs = MaskedAccuracy(ignore_index=255), MulticlassAccuracy(3, average="micro", ignore_index=255)
+        actual, expected = MaskedAccuracy(ignore_index=255), MulticlassAccuracy(3, average="micro", ignore_index=255)
 
-        for metric in (ours, theirs):
+        for metric in (actual, expected):
             metric.update(scores, targets)
 
-        assert ours.compute().item() == pytest.approx(theirs.compute().item())
+        assert actual.compute().item() == pytest.approx(expected.compute().item())
 
     def test_mismatched_targets_raise(self):
         """Targets of another shape raise."""

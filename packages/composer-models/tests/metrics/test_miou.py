@@ -18,12 +18,12 @@ from composer.metrics import MIoU
 def _reference(guesses, truths, ignored=-1):
     """Return the mean over the classes seen of |P and T| / |P or T|, from sets of pixels."""
     pixels = [i for i, truth in enumerate(truths) if truth != ignored]
-    shares = []
+    fractions = []
     for label in sorted({*guesses, *truths} - {ignored}):
         predicted, actual = ({i for i in pixels if ids[i] == label} for ids in (guesses, truths))
         if predicted | actual:
-            shares.append(len(predicted & actual) / len(predicted | actual))
-    return math.fsum(shares) / len(shares) if shares else math.nan
+            fractions.append(len(predicted & actual) / len(predicted | actual))
+    return math.fsum(fractions) / len(fractions) if fractions else math.nan
 
 
 def _masks(seed, shape=(3, 6, 5), classes=4):
@@ -73,13 +73,13 @@ class TestMIoU:
         """With ignored pixels, also if the ignored id is a class, it equals torchmetrics' Jaccard index."""
         guess, target = _masks(seed=1)
         target[:, :2] = ignore_index
-        ours = MIoU(4, ignore_index)
-        theirs = MulticlassJaccardIndex(4, average="macro", ignore_index=ignore_index)
+        actual = MIoU(4, ignore_index)
+        second = MulticlassJaccardIndex(4, average="macro", ignore_index=ignore_index)
 
-        ours.update(guess, target)
-        theirs.update(guess, target)
+        actual.update(guess, target)
+        second.update(guess, target)
 
-        assert ours.compute().item() == pytest.approx(theirs.compute().item(), rel=1e-6)
+        assert actual.compute().item() == pytest.approx(second.compute().item(), rel=1e-6)
 
     def test_ignored_images_have_no_effect(self):
         """An image with only ignored pixels changes nothing."""
@@ -116,14 +116,14 @@ class TestMIoU:
     def test_merges_across_processes(self):
         """Unequal states of two processes merge to the value over all pixels."""
         guess, target = _masks(seed=3)
-        mine, theirs = MIoU(4), MIoU(4)
-        mine.update(guess[:1], target[:1])
-        theirs.update(guess[1:], target[1:])
+        first, second = MIoU(4), MIoU(4)
+        first.update(guess[:1], target[:1])
+        second.update(guess[1:], target[1:])
 
-        mine.merge_state(theirs)
+        first.merge_state(second)
 
         expected = _reference(guess.flatten().tolist(), target.flatten().tolist())
-        assert mine.compute().item() == pytest.approx(expected, rel=1e-6)
+        assert first.compute().item() == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
     def test_copies_are_independent(self, duplicate):
@@ -159,10 +159,10 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"got shapes \(1, 3, 4, 4\) and \(1, 8, 8\)"):
             MIoU(3).update(torch.zeros(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=torch.long))
 
-    @pytest.mark.parametrize(("wrong", "found"), [(3, "0 to 3"), (4, "0 to 4"), (-2, "-2 to 0")])
-    def test_id_out_of_range(self, wrong, found):
+    @pytest.mark.parametrize(("wrong", "result"), [(3, "0 to 3"), (4, "0 to 4"), (-2, "-2 to 0")])
+    def test_id_out_of_range(self, wrong, result):
         """An id out of range raises with the valid range."""
-        with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {found}"):
+        with pytest.raises(ValueError, match=rf"from 0 to 2, and -1 is ignored; .* targets {result}"):
             MIoU(3).update(torch.zeros(1, 3, 1, 3), torch.tensor([[[0, -1, wrong]]]))
 
     def test_no_classes(self):

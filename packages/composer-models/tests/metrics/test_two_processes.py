@@ -30,7 +30,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.fixture
 def data():
-    """Return masks and boxes of four images; the first process sees one of them, the second three."""
+    """Return masks and boxes of four images, one for the first process and three for the second."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.randint(3, (4, 5, 5), generator=generator)
     ignoring = masks.clone()

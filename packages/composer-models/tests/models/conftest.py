@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def sign():
-    """Return a function that writes the manifest of a checkpoint folder, as composer-trainer does."""
+    """Return a function that writes a checkpoint's manifest like composer-trainer."""
 
     def write(folder):
         contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
@@ -28,7 +28,7 @@ def sign():
 
 @pytest.fixture(scope="session")
 def lines():
-    """Return lines of real text: those of a module of the standard library."""
+    """Return lines of a standard library module."""
     return [line.strip() for line in inspect.getsource(json.decoder).splitlines() if len(line.strip()) > 20]
 
 
@@ -56,7 +56,7 @@ def tokenizer(lines):
 
 @pytest.fixture
 def make_model(tokenizer):
-    """Return a function that builds a small model of a kind, with settings."""
+    """Return a function that creates a small model of a kind, with settings."""
     import transformers
 
     size, pad, eos = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -92,7 +92,7 @@ def make_model(tokenizer):
 
 @pytest.fixture
 def make_batch(tokenizer, lines):
-    """Return a function that makes a batch for a kind of model: padded lines, with labels that its task has."""
+    """Return a function that creates a batch of padded lines with labels for a kind of model."""
 
     def make(kind, count=8, skip=0):
         batch = tokenizer(lines[skip : skip + count], padding=True, truncation=True, max_length=24, return_tensors="pt")

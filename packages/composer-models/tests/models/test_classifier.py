@@ -305,7 +305,7 @@ class TestMetrics:
             )
 
     @pytest.mark.parametrize(
-        ("given", "names"),
+        ("value", "names"),
         [
             (MeanMetric, {"MeanMetric"}),
             (
@@ -319,9 +319,9 @@ class TestMetrics:
         ],
     )
     @pytest.mark.parametrize("phase", ["train_metrics", "val_metrics"])
-    def test_custom_metrics_in_any_form(self, given, names, phase):
+    def test_custom_metrics_in_any_form(self, value, names, phase):
         """A metric, a collection, a list or a dict give named metrics in their phase only."""
-        metrics = given()
+        metrics = value()
         model = _classifier(**{phase: metrics})
 
         named = model.get_metrics(is_train=phase == "train_metrics")

@@ -1,4 +1,4 @@
-"""Tests of composer.models.ComposerDetector and of the batches that it takes."""
+"""Tests of composer.models.ComposerDetector and its batches."""
 
 import copy
 import itertools
@@ -46,7 +46,7 @@ def tiny_faster_rcnn(num_classes=3):
 
 
 def draw(count, seed=0):
-    """Return dark images with a red or a green rectangle each, and where it is."""
+    """Return dark images with a red or a green rectangle each, and its box."""
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for _ in range(count):
@@ -63,19 +63,19 @@ def draw(count, seed=0):
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same weights."""
+    """Seed every test."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def model():
-    """Return a detector with one metric that needs nothing to be installed."""
+    """Return a detector with a metric that needs no optional package."""
     return ComposerDetector(tiny_faster_rcnn(), val_metrics=[IntersectionOverUnion()])
 
 
 @pytest.fixture
 def batch():
-    """Return four images and where the shapes in them are."""
+    """Return four images with their boxes."""
     return collate_detection(draw(4))
 
 
@@ -96,11 +96,11 @@ class TestForwardAndLoss:
         images, targets = batch
 
         with torch.no_grad():
-            seen, hidden = model.eval_forward(batch), model((images, targets[::-1]))
+            recorded, hidden = model.eval_forward(batch), model((images, targets[::-1]))
 
-        assert [sorted(one) for one in seen] == [["boxes", "labels", "scores"]] * 4
-        assert all(torch.equal(one["boxes"], other["boxes"]) for one, other in zip(seen, hidden, strict=True))
-        assert model.eval_forward(batch, seen) is seen
+        assert [sorted(one) for one in recorded] == [["boxes", "labels", "scores"]] * 4
+        assert all(torch.equal(one["boxes"], other["boxes"]) for one, other in zip(recorded, hidden, strict=True))
+        assert model.eval_forward(batch, recorded) is recorded
 
     def test_images_of_several_sizes(self, model):
         """Images may differ in size, and have no objects."""
@@ -160,7 +160,7 @@ class TestForwardAndLoss:
 
 
 def _precision(model):
-    """Return mAP at an overlap of 0.5, on drawings of its own."""
+    """Return mAP at an overlap of 0.5 on separate images."""
     metric = model.get_metrics(is_train=False)["MAP"]
     metric.reset()
     model.eval()
@@ -276,13 +276,13 @@ class TestBatches:
     )
     def test_split_batch(self, batch, form, size):
         """Microbatches have at most the given size and the same form, and concatenate to the batch."""
-        whole = form(*batch)
+        complete = form(*batch)
 
-        parts = split_detection_batch(whole, size)
+        parts = split_detection_batch(complete, size)
 
         assert [count_detection_samples(part) for part in parts[:-1]] == [min(size, 4)] * (len(parts) - 1)
-        assert sum(map(count_detection_samples, parts)) == count_detection_samples(whole) == 4
-        assert {type(part) for part in parts} == {type(whole)}
+        assert sum(map(count_detection_samples, parts)) == count_detection_samples(complete) == 4
+        assert {type(part) for part in parts} == {type(complete)}
         of = [list(part.values()) if isinstance(part, dict) else part for part in parts]
         images, targets = batch
         assert all(torch.equal(a, b) for a, b in zip([one for part in of for one in part[0]], images, strict=True))

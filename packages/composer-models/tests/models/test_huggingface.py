@@ -237,13 +237,13 @@ class TestMetrics:
     def test_use_logits_computes_no_loss(self, make_model, make_batch):
         """The labels are not passed to the model, and stay in the batch."""
         model, batch = HuggingFaceModel(make_model("t5"), use_logits=True).eval(), make_batch("t5")
-        whole = model(batch)
+        complete = model(batch)
         before = {name: value.clone() for name, value in batch.items()}
 
         logits = model.eval_forward(batch)
 
-        torch.testing.assert_close(logits, whole["logits"])
-        assert model.eval_forward(batch, whole) is whole["logits"]
+        torch.testing.assert_close(logits, complete["logits"])
+        assert model.eval_forward(batch, complete) is complete["logits"]
         assert {name: value.tolist() for name, value in batch.items()} == {n: v.tolist() for n, v in before.items()}
 
     def test_complete_output(self, make_model, make_batch):
@@ -312,11 +312,11 @@ class TestGenerate:
     def test_modules_keep_their_modes(self, make_model, make_batch, tokenizer):
         """A module in evaluation mode stays in it."""
         model = HuggingFaceModel(make_model("gpt2"), tokenizer).train()
-        kept = model.model.transformer.drop.eval()
+        preserved = model.model.transformer.drop.eval()
 
         model.generate(make_batch("gpt2", count=1)["input_ids"], max_new_tokens=1)
 
-        assert [module for module in model.modules() if not module.training] == [kept]
+        assert [module for module in model.modules() if not module.training] == [preserved]
 
     @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
     def test_equals_greedy_decoding(self, kind, make_model, make_batch, tokenizer):

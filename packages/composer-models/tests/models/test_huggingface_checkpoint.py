@@ -1,4 +1,4 @@
-"""Tests of what a checkpoint keeps of a HuggingFaceModel: tokenizer and configuration, and both again from a folder."""
+"""Tests of HuggingFaceModel checkpoints: tokenizer and configuration are saved and restored."""
 
 import inspect
 import json
@@ -17,7 +17,7 @@ TIED = "model.transformer.wte.weight", "model.lm_head.weight"
 
 @pytest.fixture
 def save(tmp_path, sign):
-    """Return a function that writes a model as a checkpoint folder, without some of its weights."""
+    """Return a function that writes a model as a checkpoint folder, optionally without some weights."""
 
     def write(model, *, without=(), **changes):
         folder = tmp_path / "ep1-ba10"
@@ -34,8 +34,8 @@ def save(tmp_path, sign):
 
 def _logits(model, batch):
     with torch.no_grad():
-        taken = inspect.signature(model.forward).parameters
-        return model.eval()(**{name: value for name, value in batch.items() if name in taken})["logits"]
+        saved_state = inspect.signature(model.forward).parameters
+        return model.eval()(**{name: value for name, value in batch.items() if name in saved_state})["logits"]
 
 
 class TestFromCheckpoint:

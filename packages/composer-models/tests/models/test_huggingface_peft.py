@@ -1,4 +1,4 @@
-"""Tests of HuggingFaceModel with adapters of PEFT."""
+"""Tests of HuggingFaceModel with PEFT adapters."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ def _train(model, batch, steps=5):
 
 @pytest.fixture
 def wrap(make_model, tokenizer):
-    """Return a function that wraps a fresh Llama of the same weights with adapters."""
+    """Return a function that wraps a Llama with fixed weights and adapters."""
 
     def make(kind="llama", config=None, tokenizer=tokenizer, **settings):
         config = _lora() if config is None else config
@@ -125,14 +125,14 @@ class TestStateDict:
 
     def test_loads_the_base_model(self, wrap, make_batch):
         """A state with the base model must be complete."""
-        whole, batch = wrap(should_save_peft_only=False).eval(), make_batch("llama")
+        complete, batch = wrap(should_save_peft_only=False).eval(), make_batch("llama")
         with torch.no_grad():
-            whole.model.get_base_model().lm_head.weight.mul_(2)
-        state, other = whole.state_dict(), wrap().eval()
+            complete.model.get_base_model().lm_head.weight.mul_(2)
+        state, other = complete.state_dict(), wrap().eval()
 
         other.load_state_dict(state)
 
-        assert torch.equal(other(batch)["logits"], whole(batch)["logits"])
+        assert torch.equal(other(batch)["logits"], complete(batch)["logits"])
         del state["model.base_model.model.lm_head.weight"]
         with pytest.raises(RuntimeError, match=r"Missing key.*lm_head"):
             wrap().load_state_dict(state)

@@ -13,7 +13,7 @@ SEED = 0
 
 @pytest.fixture
 def model():
-    """Layers of every kind, their weights and biases 7 so that a change is seen."""
+    """Layers of every kind with all parameters set to 7."""
     model = nn.Sequential(
         nn.Conv2d(8, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Linear(400, 300), nn.LayerNorm(300), nn.Embedding(9, 3)
     )
@@ -79,10 +79,10 @@ class TestInitializer:
 
         norm.apply(Initializer.BN_UNIFORM.get_initializer())
 
-        shares = torch.histc(norm.weight, bins=10, min=0, max=1) / 10_000
+        fractions = torch.histc(norm.weight, bins=10, min=0, max=1) / 10_000
         assert norm.weight.min() >= 0
         assert norm.weight.max() < 1
-        torch.testing.assert_close(shares, torch.full((10,), 0.1), atol=0.015, rtol=0)
+        torch.testing.assert_close(fractions, torch.full((10,), 0.1), atol=0.015, rtol=0)
         assert torch.equal(norm.bias, torch.zeros(10_000))
 
     def test_linear_log_constant_bias(self, model):

@@ -15,14 +15,14 @@ from composer.models import MMDetModel, count_detection_samples, split_detection
 
 
 def random_boxes(count, seed=0):
-    """Return boxes within an image of 32 by 32."""
+    """Return boxes in an image of 32 by 32."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.rand(count, 2, generator=generator) * 16
     return torch.cat([corners, corners + 4 + torch.rand(count, 2, generator=generator) * 10], dim=1)
 
 
 class Version2(nn.Module):
-    """Has the interface of version 2: results are an array (n, 5) for each class, for each image."""
+    """The interface of version 2: for each image and class an array (n, 5)."""
 
     num_classes = 3
 
@@ -47,14 +47,14 @@ class Version2(nn.Module):
         return [self._result(meta) for meta in img_metas]
 
     def _result(self, meta):
-        found = [np.zeros((0, 5), dtype=np.float32) for _ in range(self.num_classes)]
+        result = [np.zeros((0, 5), dtype=np.float32) for _ in range(self.num_classes)]
         for box, label in zip(meta["boxes"].numpy() / meta["scale_factor"], meta["labels"].tolist(), strict=True):
-            found[label] = np.vstack([found[label], [*box, 0.9 - label / 10]])
-        return (found, [[] for _ in found]) if self.with_masks else found
+            result[label] = np.vstack([result[label], [*box, 0.9 - label / 10]])
+        return (result, [[] for _ in result]) if self.with_masks else result
 
 
 class Preprocessor(nn.Module):
-    """Stacks and scales images as version 3 does before a model sees them."""
+    """Stacks and scales images like version 3."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Preprocessor(nn.Module):
 
 
 class Version3(nn.Module):
-    """Has the interface of version 3: samples with instances, of which predictions are attributes."""
+    """The interface of version 3: samples with instances as attributes."""
 
     def __init__(self, preprocessor=None):
         super().__init__()
@@ -85,10 +85,10 @@ class Version3(nn.Module):
 
     def predict(self, batch_inputs, batch_data_samples, rescale=True):
         for sample in batch_data_samples:
-            given = sample.gt_instances
-            boxes = given.bboxes if isinstance(given.bboxes, torch.Tensor) else given.bboxes.tensor
+            value = sample.gt_instances
+            boxes = value.bboxes if isinstance(value.bboxes, torch.Tensor) else value.bboxes.tensor
             scores = torch.full((len(boxes),), 0.8)
-            sample.pred_instances = SimpleNamespace(bboxes=boxes, scores=scores, labels=given.labels)
+            sample.pred_instances = SimpleNamespace(bboxes=boxes, scores=scores, labels=value.labels)
         return batch_data_samples
 
 
@@ -97,18 +97,18 @@ def batch2():
     """Return a batch of version 2: two images, with three boxes and with none."""
     boxes, labels = [random_boxes(3), random_boxes(0)], [torch.tensor([0, 2, 2]), torch.zeros(0, dtype=torch.long)]
     pairs = zip(boxes, labels, strict=True)
-    metas = [{"boxes": found * 2, "labels": ids, "scale_factor": 2.0} for found, ids in pairs]
+    metas = [{"boxes": result * 2, "labels": ids, "scale_factor": 2.0} for result, ids in pairs]
     return {"img": torch.rand(2, 3, 32, 32), "img_metas": metas, "gt_bboxes": boxes, "gt_labels": labels}
 
 
 @pytest.fixture
 def batch3():
     """Return a batch of version 3: two images; the second's boxes are of MMDetection's own class."""
-    given = [
+    value = [
         SimpleNamespace(bboxes=random_boxes(2), labels=torch.tensor([1, 0])),
         SimpleNamespace(bboxes=SimpleNamespace(tensor=random_boxes(1, seed=1)), labels=torch.tensor([1])),
     ]
-    samples = [SimpleNamespace(gt_instances=one) for one in given]
+    samples = [SimpleNamespace(gt_instances=one) for one in value]
     return {"inputs": [torch.full((3, 4, 4), 255.0), torch.zeros(3, 4, 4)], "data_samples": samples}
 
 

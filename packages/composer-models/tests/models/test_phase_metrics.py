@@ -1,4 +1,4 @@
-"""Tests of metrics given in any form."""
+"""Tests of metrics in any form."""
 
 import pytest
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
@@ -7,7 +7,7 @@ from composer.models.phase_metrics import as_collection, by_name
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("value", "names"),
     [
         (MeanMetric, ["MeanMetric"]),
         (lambda: [MeanMetric(), SumMetric()], ["MeanMetric", "SumMetric"]),
@@ -18,9 +18,9 @@ from composer.models.phase_metrics import as_collection, by_name
         (dict, []),
     ],
 )
-def test_all_forms_are_named(given, names):
+def test_all_forms_are_named(value, names):
     """A metric, a list, a dict and a collection become one collection with the same metric objects."""
-    metrics = given()
+    metrics = value()
 
     named = by_name(as_collection(metrics, "val_metrics"), "val_metrics")
 
@@ -53,12 +53,12 @@ def test_metric_set_later():
 
 
 @pytest.mark.parametrize(
-    ("given", "got"), [("accuracy", "str"), ([MeanMetric(), "accuracy"], r"\['MeanMetric', 'str'\]"), (len, "builtin")]
+    ("value", "got"), [("accuracy", "str"), ([MeanMetric(), "accuracy"], r"\['MeanMetric', 'str'\]"), (len, "builtin")]
 )
-def test_non_metric_raises(given, got):
+def test_non_metric_raises(value, got):
     """The error states the value and the argument."""
     with pytest.raises(TypeError, match=f"val_metrics must be a torchmetrics Metric, .* got {got}"):
-        as_collection(given, "val_metrics")
+        as_collection(value, "val_metrics")
 
 
 def test_list_set_later_raises():

@@ -22,7 +22,7 @@ BATCH = (IMAGES, MASKS)
 
 
 class TwoHeads(nn.Module):
-    """Answers as torchvision's segmentation models do."""
+    """Returns a dictionary like torchvision's segmentation models."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class TwoHeads(nn.Module):
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same weights."""
+    """Seed every test."""
     torch.manual_seed(0)
 
 
@@ -105,12 +105,12 @@ class TestForwardAndLoss:
 
     def test_masks_as_probabilities(self):
         """Mixed masks have class probabilities at each pixel."""
-        shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
+        fractions = torch.rand(2, 3, 6, 6).softmax(dim=1)
         model = one_head()
 
-        loss = model.loss(model((IMAGES, shares)), (IMAGES, shares))
+        loss = model.loss(model((IMAGES, fractions)), (IMAGES, fractions))
 
-        expected = -(shares * model.module(IMAGES).log_softmax(dim=1)).sum(dim=1).mean()
+        expected = -(fractions * model.module(IMAGES).log_softmax(dim=1)).sum(dim=1).mean()
         torch.testing.assert_close(loss, expected)
 
     def test_custom_loss(self):
@@ -171,13 +171,13 @@ class TestMetrics:
 
     def test_probabilities_are_converted_to_ids(self):
         """Classification metrics receive ids; others receive probabilities."""
-        shares = torch.rand(2, 3, 6, 6).softmax(dim=1)
+        fractions = torch.rand(2, 3, 6, 6).softmax(dim=1)
         model, outputs = one_head(), torch.randn(2, 3, 6, 6)
         counting, by_ids, measuring = MIoU(3), MIoU(3), CrossEntropy()
 
-        model.update_metric((IMAGES, shares), outputs, counting)
-        model.update_metric((IMAGES, shares), outputs, measuring)
-        by_ids.update(outputs, shares.argmax(dim=1))
+        model.update_metric((IMAGES, fractions), outputs, counting)
+        model.update_metric((IMAGES, fractions), outputs, measuring)
+        by_ids.update(outputs, fractions.argmax(dim=1))
 
         assert counting.compute() == by_ids.compute()
         assert measuring.count == 2 * 6 * 6

@@ -27,7 +27,7 @@ class ResNet18(ComposerModel):
 
 
 class ResNet18WithMetrics(ResNet18):
-    """The page's model with metrics; torchmetrics asks for the task today."""
+    """The page's model with metrics, and the task argument that torchmetrics requires."""
 
     def __init__(self):
         super().__init__()

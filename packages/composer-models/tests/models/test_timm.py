@@ -14,7 +14,7 @@ timm = pytest.importorskip("timm")
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same weights."""
+    """Seed every test."""
     torch.manual_seed(0)
 
 

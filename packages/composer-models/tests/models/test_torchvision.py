@@ -16,13 +16,13 @@ LABELS = torch.tensor(load_digits().target[:64])
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """Let every test begin with the same weights."""
+    """Seed every test."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
-    """Return a function that puts weights of a random model where torchvision would have downloaded them to."""
+    """Return a function that stores a random model's weights where torchvision would download them."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def put(name, **settings):

@@ -1,4 +1,4 @@
-"""What components cost, by a clock that the tests hold in their hands and in real trainings."""
+"""Costs of components, with a manual clock and in real trainings."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ def clock(monkeypatch):
         def perf_counter(self):
             return self.now
 
-    held = Clock()
-    monkeypatch.setattr(cost_monitor, "time", held)
-    return held
+    fake_clock = Clock()
+    monkeypatch.setattr(cost_monitor, "time", fake_clock)
+    return fake_clock
 
 
 @pytest.fixture
 def timed(clock):
-    """Return a maker of components that take so many seconds at each of some events."""
+    """Return a function that creates components with a duration at each of some events."""
 
     def make(base, **seconds):
         def hook(took):
@@ -42,7 +42,7 @@ def timed(clock):
     return make
 
 
-def engine_of(*callbacks, loggers=(), algorithms=()):
+def make_engine(*callbacks, loggers=(), algorithms=()):
     state = State(model=None, callbacks=callbacks)
     return Engine(state, Logger(state, loggers), algorithms=algorithms)
 
@@ -66,7 +66,7 @@ class TestTable:
             def apply(self, event, state, logger):
                 clock.now += 1.0
 
-        engine = engine_of(watch, monitor, loggers=logger, algorithms=Work())
+        engine = make_engine(watch, monitor, loggers=logger, algorithms=Work())
         engine.on("batch_end", lambda state, logger: None)
         for event in ("init", "before_load", "after_load", "fit_start", "batch_end", "batch_end", "batch_end"):
             engine.run_event(event)
@@ -84,7 +84,7 @@ class TestTable:
     def test_monitor_is_excluded(self, clock):
         """The monitor does not measure itself."""
         monitor = CostMonitor()
-        engine = engine_of(monitor)
+        engine = make_engine(monitor)
         for event in ("fit_start", "fit_end"):
             engine.run_event(event)
 
@@ -94,7 +94,7 @@ class TestTable:
         """Time between two fits is excluded, standalone evaluations and predictions are included."""
         monitor = CostMonitor()
         watch = timed(Callback, init=3.0, batch_end=1.0)
-        engine = engine_of(watch, monitor)
+        engine = make_engine(watch, monitor)
         engine.run_event("init")
         for begin, end in [
             *(("fit_start", "fit_end"), ("eval_standalone_start", "eval_standalone_end")),
@@ -115,7 +115,7 @@ class TestTable:
     def test_table_during_training(self, clock, timed):
         """The table is available during a training."""
         monitor = CostMonitor()
-        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
+        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 1.0
@@ -125,7 +125,7 @@ class TestTable:
     def test_prediction_within_fit(self, clock, timed):
         """A nested prediction does not discard earlier measurements."""
         monitor = CostMonitor()
-        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
+        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         engine.run_event("predict_start")
@@ -137,7 +137,7 @@ class TestTable:
     def test_plan_changes(self, clock, timed):
         """A new plan does not discard earlier measurements."""
         monitor, watch = CostMonitor(), timed(Callback, batch_end=1.0)
-        engine = engine_of(watch, monitor)
+        engine = make_engine(watch, monitor)
         engine.run_event("batch_end")
         engine.state.callbacks.append(timed(Callback, fit_end=1.0))
         engine.run_event("batch_end")
@@ -152,7 +152,7 @@ class TestTable:
                 raise ZeroDivisionError
 
         monitor = CostMonitor()
-        engine = engine_of(Failing(), monitor)
+        engine = make_engine(Failing(), monitor)
         with pytest.raises(ZeroDivisionError):
             engine.run_event("batch_end")
 
@@ -161,7 +161,7 @@ class TestTable:
     def test_close_ends_an_aborted_run(self, clock, timed):
         """After close the run's clock stops."""
         monitor = CostMonitor()
-        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
+        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 3.0
@@ -175,7 +175,7 @@ class TestText:
     def test_text(self, clock, timed):
         """The table has the run's time below."""
         monitor = CostMonitor()
-        engine = engine_of(timed(Callback, batch_end=0.5), monitor)
+        engine = make_engine(timed(Callback, batch_end=0.5), monitor)
         engine.run_event("fit_start")
         engine.run_event("batch_end")
         clock.now += 1.5
@@ -205,7 +205,7 @@ class TestMemory:
                 allocated[0] += 2048 if state.timestamp.batch < 5 else 10**9
                 state.timestamp = state.timestamp.to_next_batch()
 
-        engine = engine_of(Allocating(), monitor)
+        engine = make_engine(Allocating(), monitor)
         for _ in range(8):
             engine.run_event("batch_end")
 
@@ -217,7 +217,7 @@ class TestMemory:
     def test_no_memory_column_without_gpu(self, clock, timed):
         """There is no memory column on a CPU."""
         monitor = CostMonitor()
-        engine = engine_of(timed(Callback, batch_end=1.0), monitor)
+        engine = make_engine(timed(Callback, batch_end=1.0), monitor)
         engine.run_event("batch_end")
 
         assert monitor.table()[0].memory is None

@@ -1,4 +1,4 @@
-"""Models that are exported when their training ends."""
+"""Models are exported at the end of training."""
 
 import pytest
 import torch

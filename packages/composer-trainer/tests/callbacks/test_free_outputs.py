@@ -1,4 +1,4 @@
-"""Outputs are let go of early, and nobody who needs them goes without."""
+"""Outputs are freed early unless something needs them."""
 
 import weakref
 
@@ -13,7 +13,7 @@ from composer.models import ComposerClassifier
 
 
 class Watch(Callback):
-    """Notes at which events the outputs are still alive."""
+    """Records the events at which the outputs are alive."""
 
     def __init__(self):
         self.alive = {}
@@ -28,7 +28,7 @@ class Watch(Callback):
 
 
 class Network(nn.Module):
-    """Counts how often it computes; its outputs are not needed by the backward pass of a sum."""
+    """Counts its computations; the backward pass of a sum does not need its outputs."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a small GPT-2 makes of prompts while it is trained."""
+"""A small GPT-2 generates from prompts during training."""
 
 import ast
 import inspect
@@ -26,7 +26,7 @@ PROMPTS = ["def parse(", "import", "return the value of"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Return a tokenizer that has learnt its words from sources of the standard library."""
+    """Return a tokenizer trained on sources of the standard library."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -37,7 +37,7 @@ def tokenizer():
 
 
 class Writer(ComposerModel):
-    """A tiny GPT-2 with dropout, which remembers how it was asked to generate."""
+    """A tiny GPT-2 with dropout that records its calls of generate."""
 
     def __init__(self, tokenizer):
         super().__init__()
@@ -202,7 +202,7 @@ class TestGenerate:
 
 @pytest.fixture
 def make_classifier():
-    """Return a maker of a model that generates nothing."""
+    """Return a function that creates a model without generate."""
     from composer.models import ComposerClassifier
 
     return lambda: ComposerClassifier(torch.nn.Linear(4, 3), num_classes=3, train_metrics=[])

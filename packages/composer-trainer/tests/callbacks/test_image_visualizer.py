@@ -1,4 +1,4 @@
-"""The images that a model sees, as a logger is given them."""
+"""Logged images of the model's input."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from composer.models import ComposerClassifier, ComposerModel, ComposerSegmenter
 
 
 class ImageRecorder(LoggerDestination):
-    """Keeps the images that are logged."""
+    """Stores logged images."""
 
     def __init__(self):
         self.pages = []
@@ -24,7 +24,7 @@ class ImageRecorder(LoggerDestination):
 
 
 class Recorded(ComposerModel):
-    """Takes down the images that it sees, and gives a score for each of 3 classes to each pixel."""
+    """Records its images, and returns a score for each of 3 classes per pixel."""
 
     def __init__(self):
         super().__init__()
@@ -66,14 +66,14 @@ class TestInputs:
     def test_images_after_algorithms(self):
         """The images are those after MixUp, as passed to the model."""
         model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3, train_metrics=[])
-        seen = []
-        model.module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        recorded = []
+        model.module.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0].clone()))
         batches = [(images, torch.arange(6) % 3) for images, _ in segmentation_batches()]
 
         pages = fit(model, ImageVisualizer("1ba"), batches, algorithms=MixUp(alpha=1.0))
 
         assert [page["step"] for page in pages] == [0, 1, 2]
-        assert all(torch.equal(page["images"], images) for page, images in zip(pages, seen, strict=True))
+        assert all(torch.equal(page["images"], images) for page, images in zip(pages, recorded, strict=True))
         assert not torch.equal(pages[0]["images"], batches[0][0])
 
     def test_interval_and_number(self):
@@ -192,7 +192,7 @@ class TestSegmentation:
 
 
 class TwoHeads(nn.Module):
-    """Scores of a head that counts and of one that helps, as torchvision's models give them."""
+    """Returns a main and an auxiliary output like torchvision's models."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints that are loaded before training."""
+"""Checkpoints are loaded before training."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The learning rates that batches are trained with."""
+"""Learning rates per batch."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def parameter():
 
 
 def logged(*optimizers):
-    """Return what is logged at the start of a batch."""
+    """Return the values logged at the start of a batch."""
     state = State(model=None, optimizers=optimizers, callbacks=LRMonitor())
     history = InMemoryLogger()
     engine = Engine(state, Logger(state, history))

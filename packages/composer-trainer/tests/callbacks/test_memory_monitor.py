@@ -1,4 +1,4 @@
-"""What a GPU's allocator says; without a GPU, what becomes of its numbers."""
+"""Statistics of a GPU's allocator, and their conversion without a GPU."""
 
 import subprocess
 import sys
@@ -86,9 +86,9 @@ class TestMemoryMonitor:
 
     def test_single_process(self):
         """The mean of a single process is its own value."""
-        found = over_processes({"a": 2.5}, torch.device("cpu"))
+        result = over_processes({"a": 2.5}, torch.device("cpu"))
 
-        assert {name: value.item() for name, value in found.items()} == {"a_avg": 2.5, "a_min": 2.5, "a_max": 2.5}
+        assert {name: value.item() for name, value in result.items()} == {"a_avg": 2.5, "a_min": 2.5, "a_max": 2.5}
 
     @pytest.mark.parametrize(("every", "expected"), [(None, Time(0, "ba")), (20, Time(20, "ba"))])
     def test_dist_aggregate_interval(self, every, expected):

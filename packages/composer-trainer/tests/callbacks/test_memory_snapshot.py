@@ -1,4 +1,4 @@
-"""Records of a GPU's memory: when they begin and end, and where the files go."""
+"""Snapshots of a GPU's memory: recording periods and files."""
 
 import pickle
 
@@ -22,7 +22,7 @@ class Uploads(LoggerDestination):
 
 
 class OutOfMemory(nn.Module):
-    """A layer that finds no memory in its third forward pass."""
+    """A layer that runs out of memory in its third forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ def make_trainer(callbacks, network, device="cpu"):
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Put a list of calls in the place of a GPU's allocator, and let the callbacks think that there is one."""
+    """Replace a GPU's allocator by a list of calls."""
     calls = []
 
     def write(folder, filename, remote_file_name, state, logger, *, overwrite):
@@ -201,7 +201,7 @@ class TestOOMObserver:
 class TestWriteSnapshot:
     @pytest.fixture
     def run(self, monkeypatch):
-        """Return a state and a logger, and let torch write a text in the place of what a GPU holds."""
+        """Return a state and a logger, with torch's snapshot replaced by text."""
 
         def dump(path):
             with open(path, "w") as file:  # noqa: PTH123  (as torch does)

@@ -1,4 +1,4 @@
-"""A loss that is not a number ends a training, by the number of its batch."""
+"""A NaN loss ends a training with the number of its batch."""
 
 import math
 
@@ -13,7 +13,7 @@ from composer.models import ComposerModel
 
 
 class Model(ComposerModel):
-    """Its loss is what the batch says, times a weight; or several of these."""
+    """Its loss is the batch's value times a weight, or several of these."""
 
     def __init__(self, several=None):
         super().__init__()
@@ -44,7 +44,7 @@ def make(monitor, values, max_duration="3ep", several=None, **options):
 
 
 def end(trainer):
-    """Return the error that ends the training, and after how many batches it came."""
+    """Return the error that ends the training and the number of batches before it."""
     with pytest.raises(RuntimeError) as caught:
         trainer.fit()
     return str(caught.value), int(trainer.state.timestamp.batch)
@@ -52,18 +52,18 @@ def end(trainer):
 
 class TestNaNMonitor:
     @pytest.mark.parametrize(
-        ("every", "bad", "seen"),
+        ("every", "bad", "recorded"),
         [("1ba", 4, 5), ("3ba", 4, 6), ("100ba", 4, 8), (2, 0, 2), ("10sp", 1, 3)],
     )
-    def test_names_the_first_bad_batch(self, every, bad, seen):
+    def test_names_the_first_bad_batch(self, every, bad, recorded):
         """For any interval, at the latest at the end of the epoch, the first bad batch is reported."""
         values = [math.nan if place >= bad else 1.0 for place in range(8)]
 
         message, batches = end(make(NaNMonitor(every=every), values))
 
         assert f"The training loss is not a number (NaN) since batch {bad}, counted from 0" in message
-        assert f"detected after {seen} batches" in message
-        assert batches == seen
+        assert f"detected after {recorded} batches" in message
+        assert batches == recorded
 
     def test_error_has_advice(self):
         """The error mentions the data, the learning rate and anomaly detection."""

@@ -1,4 +1,4 @@
-"""Norms of gradients, moments, weights and steps, compared with ones computed in 64 bits."""
+"""Norms of gradients, moments, weights and steps compared with float64 computations."""
 
 import copy
 import subprocess
@@ -35,7 +35,7 @@ def make_batches(count=4):
 
 
 def fit(model, optimizer, callbacks, **options):
-    """Train, and return what was logged."""
+    """Train, and return the logged values."""
     history = InMemoryLogger()
     settings = {"train_dataloader": make_batches(), "max_duration": "4ba", "device": "cpu", "precision": "fp32"}
     with Trainer(
@@ -51,7 +51,7 @@ def fit(model, optimizer, callbacks, **options):
 
 
 class Witness(Callback):
-    """Takes down gradients, weights and moments around each step, in 64 bits."""
+    """Records gradients, weights and moments around each step, in 64 bits."""
 
     def __init__(self):
         self.steps = []
@@ -63,10 +63,12 @@ class Witness(Callback):
         self.steps[-1]["grad"] = self.copies(state, lambda one: one.grad)
 
     def batch_end(self, state, logger):
-        held = state.optimizers[0].state
+        param_state = state.optimizers[0].state
         self.steps[-1]["after"] = self.copies(state, lambda one: one)
         self.steps[-1]["held"] = {
-            name: {key: value.double().clone() for key, value in held.get(one, {}).items() if torch.is_tensor(value)}
+            name: {
+                key: value.double().clone() for key, value in param_state.get(one, {}).items() if torch.is_tensor(value)
+            }
             for name, one in state.model.named_parameters()
         }
 
@@ -76,23 +78,23 @@ class Witness(Callback):
 
 
 def expected_of(step):
-    """Return the metrics of a step, by formula."""
+    """Return the expected metrics of a step."""
     metrics = {"l2_norm/grad/global": sum(one.pow(2).sum() for one in step["grad"].values()).sqrt()}
     for name, grad in step["grad"].items():
         update = step["before"][name] - step["after"][name]
-        held = step["held"][name]
+        param_state = step["held"][name]
         metrics |= {
             f"l2_norm/grad/{name}": grad.pow(2).sum().sqrt(),
             f"l2_norm/param/{name}": step["after"][name].pow(2).sum().sqrt(),
             f"l2_norm/update/{name}": update.pow(2).sum().sqrt(),
             f"cosine/update_grad/{name}": (update * grad).sum() / update.norm() / grad.norm(),
         }
-        moment = held.get("exp_avg", held.get("momentum_buffer"))
+        moment = param_state.get("exp_avg", param_state.get("momentum_buffer"))
         if moment is not None:
             metrics[f"l2_norm/moment/{name}"] = moment.pow(2).sum().sqrt()
             metrics[f"cosine/moment_grad/{name}"] = (moment * grad).sum() / moment.norm() / grad.norm()
-        if "exp_avg_sq" in held:
-            metrics[f"l2_norm/second_moment_sqrt/{name}"] = held["exp_avg_sq"].sqrt().pow(2).sum().sqrt()
+        if "exp_avg_sq" in param_state:
+            metrics[f"l2_norm/second_moment_sqrt/{name}"] = param_state["exp_avg_sq"].sqrt().pow(2).sum().sqrt()
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -158,8 +160,8 @@ class TestOptimizerMonitor:
                 )
             )
 
-        whole, split = ([float(value) for _, value in one.data["l2_norm/grad/global"]] for one in histories)
-        assert split == pytest.approx(whole, rel=1e-5)
+        complete, split = ([float(value) for _, value in one.data["l2_norm/grad/global"]] for one in histories)
+        assert split == pytest.approx(complete, rel=1e-5)
 
     def test_optimizer_with_closure(self):
         """With SAM the update is computed from the weights before the step, not from the perturbed weights."""

@@ -1,4 +1,4 @@
-"""How long a training will still take, by a clock that the tests hold in their hands."""
+"""Estimates of the remaining time, with a manual clock."""
 
 import datetime as dt
 
@@ -17,9 +17,9 @@ from composer.models import ComposerClassifier
 @pytest.fixture
 def clock(monkeypatch):
     """Return a clock that is advanced manually: ``clock.now += 2.0``."""
-    held = Clock()
-    monkeypatch.setattr(runtime_estimator, "time", held)
-    return held
+    fake_clock = Clock()
+    monkeypatch.setattr(runtime_estimator, "time", fake_clock)
+    return fake_clock
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Loop:
-    """A run of batches of 8 samples and 16 tokens, 5 an epoch, each of which takes as long as one says."""
+    """A run with 5 batches of 8 samples and 16 tokens per epoch, and given durations."""
 
     def __init__(self, clock, estimator, max_duration="4ep", length=5):
         self.clock = clock

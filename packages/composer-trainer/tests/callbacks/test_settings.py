@@ -1,4 +1,4 @@
-"""Settings that callbacks refuse at construction."""
+"""Settings that callbacks reject at construction."""
 
 import inspect
 
@@ -48,9 +48,9 @@ def test_invalid_counts_raise(callback, name, value, error):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda given: EarlyStopper("loss", "train", min_delta=given), "min_delta"),
-        (lambda given: SpeedMonitor(gpu_flops_available=given), "gpu_flops_available"),
-        (lambda given: SystemMetricsMonitor(sample_seconds=given), "sample_seconds"),
+        (lambda passed: EarlyStopper("loss", "train", min_delta=passed), "min_delta"),
+        (lambda passed: SpeedMonitor(gpu_flops_available=passed), "gpu_flops_available"),
+        (lambda passed: SystemMetricsMonitor(sample_seconds=passed), "sample_seconds"),
     ],
     ids=["min_delta", "gpu_flops_available", "sample_seconds"],
 )

@@ -1,4 +1,4 @@
-"""How fast a run is, by a clock that the tests hold in their hands."""
+"""Throughput of a run, with a manual clock."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def clock(monkeypatch):
         def perf_counter(self):
             return self.now
 
-    held = Clock()
-    monkeypatch.setattr(speed_monitor, "time", held)
-    return held
+    fake_clock = Clock()
+    monkeypatch.setattr(speed_monitor, "time", fake_clock)
+    return fake_clock
 
 
 class Loop:
-    """Batches of 8 samples, each of which takes as long as one says."""
+    """Batches of 8 samples with given durations."""
 
     def __init__(self, clock, monitor, tokens=0):
         self.clock, self.tokens = clock, tokens
@@ -208,14 +208,14 @@ class TestSpeedMonitor:
 
 
 class Known(nn.Module):
-    """A model that knows its operations: 100 for each sample of a batch."""
+    """A model with 100 operations per sample of a batch."""
 
     def flops_per_batch(self, batch):
         return 100 * len(batch)
 
 
 def known(number):
-    """Return a model whose batches have a fixed number of operations."""
+    """Return a model with a fixed number of operations per batch."""
     model = nn.Module()
     model.flops_per_batch = number
     return model
@@ -309,7 +309,7 @@ class TestFlops:
 
     def test_counting_does_not_change_training(self):
         """The weights are bit-identical, and the counting mode ends, also after an error."""
-        found = []
+        result = []
         for count in (False, True):
             torch.manual_seed(0)
             network = nn.Linear(3, 2)
@@ -324,7 +324,7 @@ class TestFlops:
                 precision="fp32",
             )
             trainer.fit()
-            found.append(network.weight.detach().clone())
+            result.append(network.weight.detach().clone())
         with pytest.raises(RuntimeError, match="shapes"):
             Trainer(
                 model=ComposerClassifier(network, num_classes=2),
@@ -337,7 +337,7 @@ class TestFlops:
                 precision="fp32",
             ).fit()
 
-        assert torch.equal(*found)
+        assert torch.equal(*result)
         assert _get_current_dispatch_mode() is None
 
     def test_no_countable_operations(self, clock):

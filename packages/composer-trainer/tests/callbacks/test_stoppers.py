@@ -1,4 +1,4 @@
-"""EarlyStopper and ThresholdStopper in real trainings, with a metric that says what the test wants."""
+"""EarlyStopper and ThresholdStopper in real trainings with a scripted metric."""
 
 import math
 
@@ -15,7 +15,7 @@ from composer.models import ComposerModel
 
 
 class Score(Metric):
-    """Gives the values of a list, one after the other; they stand for what a model would reach."""
+    """A metric that returns the values of a list in order."""
 
     full_state_update = False
 
@@ -55,7 +55,7 @@ class Model(ComposerModel):
 
 
 def make(callback, train=None, evaluation=None, max_duration="10ep", parts=None, **options):
-    """Return a trainer with 5 batches an epoch."""
+    """Return a trainer with 5 batches per epoch."""
     torch.manual_seed(0)
     model = Model(train, evaluation, parts)
     data = [torch.ones(4, 2)] * 5
@@ -210,7 +210,7 @@ class TestEarlyStopper:
 
 
 def resumed(stopper, saved, **options):
-    """Return a trainer that has loaded what another saved, as the trainer does between its two events."""
+    """Return a trainer with a loaded state, as between the trainer's two load events."""
     trainer = make(stopper, **options)
     trainer.state.load_state_dict(saved)
     trainer.engine.run_event("after_load")

@@ -1,4 +1,4 @@
-"""The rules that end a training."""
+"""Rules that end a training."""
 
 import datetime as dt
 import math
@@ -45,7 +45,7 @@ class TestComparison:
 
 
 def run(rule, values, max_duration=None):
-    """Return after which epoch a rule ends a training with these values, one an epoch; None if it does not."""
+    """Return the epoch after which a rule ends a training with these values, or None."""
     best = None
     for epoch, value in enumerate(values, start=1):
         now = Timestamp(epoch=epoch, batch=10 * epoch, sample=80 * epoch, total_wct=dt.timedelta(seconds=2 * epoch))
@@ -56,7 +56,7 @@ def run(rule, values, max_duration=None):
 
 
 def reference(values, patience, min_delta):
-    """Return the same for a metric of which more is better, as one would say it."""
+    """Return the same for a maximized metric, by a plain loop."""
     best, at = None, 1
     for epoch, value in enumerate(values, start=1):
         if not math.isnan(value) and (best is None or value > best + min_delta):

@@ -1,4 +1,4 @@
-"""How busy the machine is, by psutil; and what is logged of several processes' GPUs."""
+"""System metrics by psutil, and GPU metrics of several processes."""
 
 import _thread
 import importlib.util
@@ -43,7 +43,7 @@ def fit(callbacks, network=None, device="cpu"):
 
 @pytest.fixture
 def only_threads_of_before():
-    """Return a function that says whether no thread is left but those of before; one may be about to end."""
+    """Return a function that checks that all new threads end soon."""
     before = _thread._count()
 
     def are_over():

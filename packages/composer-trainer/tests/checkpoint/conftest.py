@@ -13,7 +13,7 @@ from composer.core import State, Timestamp
 
 
 def make_state(seed=0, batch=5, steps=3, **options):
-    """Return a run of a small model whose optimizer has made some steps; equal seeds give equal runs."""
+    """Return a run of a small model after some steps; equal seeds give equal runs."""
     torch.manual_seed(seed)
     model = options.pop("model", None) or nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = options.pop("optimizer", torch.optim.Adam)(model.parameters(), lr=0.01)
@@ -27,7 +27,7 @@ def make_state(seed=0, batch=5, steps=3, **options):
 
 
 def same_tensors(one, other):
-    """Return whether two dictionaries hold the same tensors, bit for bit."""
+    """Return whether two dictionaries have bit-identical tensors."""
     return one.keys() == other.keys() and all(
         value.dtype == other[name].dtype and torch.equal(value, other[name]) for name, value in one.items()
     )
@@ -39,14 +39,14 @@ def same_run(one, other):
     return (
         same_tensors(one.model.state_dict(), other.model.state_dict())
         and first["param_groups"] == second["param_groups"]
-        and all(same_tensors(held, second["state"][number]) for number, held in first["state"].items())
+        and all(same_tensors(state, second["state"][number]) for number, state in first["state"].items())
         and one.timestamp == other.timestamp
         and one.rank_zero_seed == other.rank_zero_seed
     )
 
 
 def sign(checkpoint):
-    """Rewrite a checkpoint's manifest, so that it matches the changed files."""
+    """Rewrite a checkpoint's manifest to match changed files."""
     path = Path(checkpoint)
     manifest = Manifest.from_bytes((path / "manifest.json").read_bytes(), path)
     contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "manifest.json"}
@@ -60,7 +60,7 @@ class Runs:
 
     @staticmethod
     def edit(checkpoint, change):
-        """Change what state.json says, and write the manifest to it."""
+        """Change state.json and rewrite the manifest."""
         path = Path(checkpoint) / "state.json"
         data = json.loads(path.read_text())
         change(data)
@@ -70,7 +70,7 @@ class Runs:
 
 @pytest.fixture
 def runs():
-    """Return what makes, compares and damages runs: ``runs.make``, ``runs.same``, ``runs.sign``, ``runs.edit``."""
+    """Return functions that create, compare and damage runs: ``make``, ``same``, ``sign`` and ``edit``."""
     return Runs
 
 

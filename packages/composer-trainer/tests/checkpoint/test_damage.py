@@ -1,4 +1,4 @@
-"""Whatever is done to the files of a checkpoint, loading gives a sentence or the run that was saved."""
+"""Loading a damaged checkpoint raises an error or gives the saved run."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 
 def error_of(call, *arguments):
-    """Return the sentence with which a call raises_error a checkpoint; None if it does not."""
+    """Return the message with which a call rejects a checkpoint, or None."""
     try:
         call(*arguments)
     except CheckpointError as error:
@@ -38,7 +38,7 @@ def error_of(call, *arguments):
 
 @pytest.fixture
 def try_loading(runs, saved):
-    """Return a function that damages a copy of a checkpoint and loads it: was it refused, and what went wrong?"""
+    """Return a function that damages and loads a copy of a checkpoint, and returns the results."""
     original = {file.name: file.read_bytes() for file in saved.iterdir()}
 
     def check(damage, sign):
@@ -56,24 +56,24 @@ def try_loading(runs, saved):
         error = error_of(load_checkpoint, copy, later)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        shown = error_of(show_checkpoint, copy)
+        output = error_of(show_checkpoint, copy)
 
-        kept = {
+        preserved = {
             "takes no more memory than the files explain": peak < 64 * sum(map(len, contents.values())) + (8 << 20),
-            "says which checkpoint it is": error is None or str(copy) in error,
+            "names the checkpoint": error is None or str(copy) in error,
             "leaves the weights": error is None or runs.same_tensors(later.model.state_dict(), before),
             "leaves the clock": error is None or int(later.timestamp.batch) == 0,
-            "raises_error what nobody vouches for": error is not None or sign or contents == original,
-            "says so when it is shown": shown is None or str(copy) in shown,
+            "rejects data without a valid checksum": error is not None or sign or contents == original,
+            "is reported by show": output is None or str(copy) in output,
         }
-        return error is not None, [promise for promise, is_kept in kept.items() if not is_kept]
+        return error is not None, [promise for promise, is_kept in preserved.items() if not is_kept]
 
     return check
 
 
 @pytest.fixture
 def raises_error(try_loading):
-    """Return a function that damages a copy of a checkpoint, and says whether it was refused: if so, as a whole."""
+    """Return a function that damages a copy of a checkpoint and returns whether loading raised without side effects."""
 
     def check(damage, sign):
         raised, broken_promises = try_loading(damage, sign)

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest whole one."""
+"""Finding the newest complete checkpoint."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from composer.checkpoint.finding import locate
 
 @pytest.fixture
 def three_checkpoints(runs, tmp_path):
-    """Return a folder with three_checkpoints checkpoints whose names do not sort as their clocks do."""
+    """Return a folder with three checkpoints whose names and clocks sort differently."""
     for batch in (100, 20, 3):
         save_checkpoint(runs.make(batch=batch), tmp_path / f"ba{batch}")
     return tmp_path
@@ -25,10 +25,10 @@ class TestFindCheckpoints:
         (three_checkpoints / "notes").mkdir()
         (three_checkpoints / "file").write_text("")
 
-        found = find_checkpoints(three_checkpoints)
+        result = find_checkpoints(three_checkpoints)
 
-        assert [one.name for one in found] == ["ba20", "notes", "ba3", "ba100"]
-        assert "ba20/manifest.json is missing" in found[0].problem
+        assert [one.name for one in result] == ["ba20", "notes", "ba3", "ba100"]
+        assert "ba20/manifest.json is missing" in result[0].problem
 
     def test_temporary_folders_are_excluded(self, three_checkpoints):
         """Temporary folders and links are excluded."""
@@ -49,9 +49,9 @@ class TestNewestCheckpoint:
         path.write_bytes(bytes(path.stat().st_size))
 
         with pytest.warns(UserWarning, match=r"Skipped a checkpoint .*ba100/model\.safetensors has been changed"):
-            found = newest_checkpoint(three_checkpoints)
+            result = newest_checkpoint(three_checkpoints)
 
-        assert found.name == "ba20"
+        assert result.name == "ba20"
 
     def test_run_name(self, runs, three_checkpoints):
         """Only checkpoints of the given run are considered."""

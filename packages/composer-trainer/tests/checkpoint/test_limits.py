@@ -1,4 +1,4 @@
-"""Saving where there are no threads, or no memory for one."""
+"""Saving without available threads or memory."""
 
 import os
 import subprocess

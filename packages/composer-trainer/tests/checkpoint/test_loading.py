@@ -1,4 +1,4 @@
-"""Loading: everything is checked, and only then anything is changed."""
+"""Loading: everything is checked before anything is changed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from composer.core import saved as saved_field
 
 @pytest.fixture
 def later(runs):
-    """Return another run of the same program, with other weights."""
+    """Return another run of the same program with other weights."""
     return runs.make(seed=1, rank_zero_seed=0, batch=0, steps=1)
 
 
@@ -106,9 +106,9 @@ class TestCompleteCheckpoints:
         """A checkpoint is found by a link, its folder, as the latest and with a trailing slash."""
         save_checkpoint(runs.make(batch=2), saved.parent / "ep0-ba2")
         (saved.parent / "link").symlink_to("ep1-ba5")
-        given = {"latest": "latest", "runs": saved.parent, "link": saved.parent / "link", "slash": f"{saved}/"}[path]
+        value = {"latest": "latest", "runs": saved.parent, "link": saved.parent / "link", "slash": f"{saved}/"}[path]
 
-        loaded = load_checkpoint(given, later, folder=saved.parent)
+        loaded = load_checkpoint(value, later, folder=saved.parent)
 
         assert loaded.path == str(saved)
 
@@ -223,27 +223,31 @@ class TestMemory:
 
     def test_function_receives_the_values(self, runs, saved, later):
         """A function that removes entries receives the saved values, and may store them."""
-        seen, first = [], runs.make()
+        recorded, first = [], runs.make()
 
-        def look(held):
-            seen.append({**held, "average": held["optimizers"]["Adam"]["state"]["0.weight"]["exp_avg"].clone()})
+        def look(entries):
+            recorded.append(
+                {**entries, "average": entries["optimizers"]["Adam"]["state"]["0.weight"]["exp_avg"].clone()}
+            )
 
         load_checkpoint(saved, later, ignore_keys=look)
         os.truncate(saved / "model.safetensors", 0)
 
-        assert torch.equal(seen[0]["model"]["0.weight"], first.model[0].weight)
-        assert torch.equal(seen[0]["average"], first.optimizers[0].state[first.model[0].weight]["exp_avg"])
+        assert torch.equal(recorded[0]["model"]["0.weight"], first.model[0].weight)
+        assert torch.equal(recorded[0]["average"], first.optimizers[0].state[first.model[0].weight]["exp_avg"])
         assert runs.same(first, later)
 
     def test_extra_shared_with_the_optimizer(self, runs, tmp_path):
         """A tensor saved in the optimizer and in the extra data has its values when checked."""
-        state, seen = runs.make(), []
+        state, recorded = runs.make(), []
         average = state.optimizers[0].state[state.model[0].weight]["exp_avg"]
         path = save_checkpoint(state, tmp_path / "one", extra={"mine": average})
 
-        load_checkpoint(path, runs.make(seed=1), check_extra=lambda extra, _: seen.append(extra["mine"].clone()) or [])
+        load_checkpoint(
+            path, runs.make(seed=1), check_extra=lambda extra, _: recorded.append(extra["mine"].clone()) or []
+        )
 
-        assert torch.equal(seen[0], average)
+        assert torch.equal(recorded[0], average)
 
     @pytest.mark.parametrize("weights_only", [False, True])
     @pytest.mark.parametrize("odd", ["first", "all", "hook", "whole"])
@@ -406,19 +410,19 @@ def damage(path):
 
 
 class Keeping(nn.Module):
-    """A module that keeps tensors that it is given, as some libraries' do: the first, all, or those of a hook."""
+    """A module that stores loaded tensors, as some libraries' do: the first, all, or those of a hook."""
 
     def __init__(self, odd):
         super().__init__()
         self.linear, self.odd, self.kept = nn.Linear(4, 3), odd, []
         if odd == "hook":
-            self.register_load_state_dict_pre_hook(lambda _, held, prefix, *__: self.keep(held, prefix))
+            self.register_load_state_dict_pre_hook(lambda _, entries, prefix, *__: self.keep(entries, prefix))
 
     def forward(self, x):
         return self.linear(x)
 
-    def keep(self, held, prefix=""):
-        self.kept.append(held[f"{prefix}linear.weight"].detach())
+    def keep(self, entries, prefix=""):
+        self.kept.append(entries[f"{prefix}linear.weight"].detach())
 
     def load_state_dict(self, state_dict, *others, **options):
         if self.odd == "whole":
@@ -432,18 +436,18 @@ class Keeping(nn.Module):
 
 
 class PutKeeping(Algorithm):
-    """Puts such a module into the model; the parameters stay what they are."""
+    """Inserts such a module into the model; parameters do not change."""
 
     runs_at = BlurPool.runs_at
     reads = writes = frozenset({"model"})
 
     @staticmethod
     def required_on_load():
-        """It is: names of weights change."""
+        """Return True: names of weights change."""
         return True
 
     def apply(self, event, state, logger):
-        """Put it."""
+        """Insert the module."""
         keeping = Keeping("all")
         keeping.linear, state.model[0] = state.model[0], keeping
 

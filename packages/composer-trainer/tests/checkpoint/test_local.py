@@ -161,10 +161,10 @@ class TestWrite:
         """A checkpoint that was being replaced is found under its temporary name."""
         (folder.path / "ep1-ba5").rename(folder.path / ".ep1-ba5.replaced")
 
-        [found] = find_checkpoints(folder.path)
+        [result] = find_checkpoints(folder.path)
         folder.write("ep1-ba5", take_snapshot(runs.make()))
 
-        assert found.is_whole
+        assert result.is_whole
         assert [one.name for one in find_checkpoints(folder.path)] == ["ep1-ba5"]
 
     @pytest.mark.parametrize("names", ["new", "same"])
@@ -181,11 +181,11 @@ class TestWrite:
             time.sleep(0.03 * (1 + time.time() % 1))
             process.kill()
             process.wait()
-        found = find_checkpoints(tmp_path)
+        result = find_checkpoints(tmp_path)
         LocalFolder(tmp_path).tidy()
 
-        assert found
-        assert all(verify_checkpoint(one.path) for one in found)
+        assert result
+        assert all(verify_checkpoint(one.path) for one in result)
         assert not [name for name in names_in(tmp_path) if name.endswith(".tmp")]
 
 
@@ -401,7 +401,7 @@ class TestReadManifest:
 
 
 def record_again(saved, change, **fields):
-    """Let a checkpoint's manifest say something else of each file, and have other fields."""
+    """Rewrite a checkpoint's manifest with other records and fields."""
     manifest = Manifest.from_bytes((saved / "manifest.json").read_bytes(), saved)
     manifest.files.update({name: change(record) for name, record in manifest.files.items()})
     data = json.loads(manifest.to_bytes()) | fields
@@ -434,10 +434,10 @@ class DeadTask:
         self.call = call
 
     def wait(self):
-        """Return at once."""
+        """Return immediately."""
 
     def result(self):
-        """Report that there is no result."""
+        """Raise, as there is no result."""
         raise ThreadError("its thread ended")
 
 

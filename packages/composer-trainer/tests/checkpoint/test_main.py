@@ -48,12 +48,14 @@ class TestShow:
             "import sys, runpy; sys.modules['torchmetrics'] = sys.modules['torchvision'] = None;"
             "sys.argv[0] = 'checkpoint'; runpy.run_module('composer.checkpoint', run_name='__main__')"
         )
-        shown = subprocess.run([sys.executable, "-c", code, "show", saved], capture_output=True, text=True, check=False)
+        output = subprocess.run(
+            [sys.executable, "-c", code, "show", saved], capture_output=True, text=True, check=False
+        )
         wrong = subprocess.run(
             [sys.executable, "-c", code, "verify", f"{saved}x"], capture_output=True, text=True, check=False
         )
 
-        assert (shown.returncode, shown.stderr) == (0, "")
+        assert (output.returncode, output.stderr) == (0, "")
         assert (wrong.returncode, wrong.stderr) == (1, f"{saved}x does not exist.\n")
 
 

@@ -1,4 +1,4 @@
-"""The manifest, and that every change of it is noticed."""
+"""The manifest, and detection of any change."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ MANIFEST = Manifest(
 
 
 def signed(**changes):
-    """Return a manifest's bytes with some fields changed, and a checksum that fits them."""
+    """Return a manifest's bytes with changed fields and a valid checksum."""
     data = {**json.loads(MANIFEST.to_bytes()), **changes}
     del data["sha256"]
     text = json.dumps(data, sort_keys=True, indent=1) + "\n"

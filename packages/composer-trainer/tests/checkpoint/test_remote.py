@@ -1,4 +1,4 @@
-"""Remote folders: an S3 server that the tests start, and memory."""
+"""Remote folders: a local S3 server, and memory."""
 
 import _thread
 import os
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:Depreca
 
 @pytest.fixture(scope="module")
 def s3():
-    """Return the address of a bucket on a server that speaks S3."""
+    """Return the URL of a bucket on a local S3 server."""
     server = pytest.importorskip("moto.server", reason="moto is in the test group; without it there is no S3 server")
     pytest.importorskip("s3fs", reason="s3fs is in the test group")
     running = server.ThreadedMotoServer(port=0)
@@ -49,7 +49,7 @@ def s3():
 
 @pytest.fixture(params=["memory", "s3"])
 def url(request):
-    """Return the address of an empty folder."""
+    """Return the URL of an empty folder."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/{request.node.name.replace('[', '-').rstrip(']')}"
     files = fsspec.filesystem("memory")
@@ -102,11 +102,11 @@ class TestRemoteFolder:
         for file in ("model.safetensors", "state.json"):
             put(f"{url}/ba5/{file}", b"half")
 
-        unfinished, whole = find_checkpoints(url)
+        unfinished, complete = find_checkpoints(url)
         save_checkpoint(runs.make(), f"{url}/ba5")
 
         assert "ba5/manifest.json is missing" in unfinished.problem
-        assert whole.name == "ba3"
+        assert complete.name == "ba3"
         assert newest_checkpoint(url).name == "ba5"
 
     def test_changed_checkpoint_is_skipped(self, runs, url):
@@ -117,9 +117,9 @@ class TestRemoteFolder:
         put(f"{url}/ba20/model.safetensors", bytes(files.info(f"{root}/ba20/model.safetensors")["size"]))
 
         with pytest.warns(UserWarning, match=r"ba20/model\.safetensors has been changed"):
-            found = newest_checkpoint(url)
+            result = newest_checkpoint(url)
 
-        assert found.name == "ba3"
+        assert result.name == "ba3"
 
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt"])
     def test_unlisted_files(self, runs, url, name):
@@ -267,9 +267,9 @@ class TestFailures:
 
         fsspec.register_implementation("connecting", Connecting, clobber=True)
         folder = RemoteFolder("connecting://runs", wait=0.001)
-        found = folder.names() if call == "names" else getattr(folder, call)("latest")
+        result = folder.names() if call == "names" else getattr(folder, call)("latest")
 
-        assert found == {"names": ["one"], "get_latest": "one", "exists": True}[call]
+        assert result == {"names": ["one"], "get_latest": "one", "exists": True}[call]
         assert not failures
 
     def test_failure_leaves_no_checkpoint(self, runs, url, monkeypatch):

@@ -22,7 +22,7 @@ def names_in(folder):
 
 
 def found(values):
-    """Return checkpoints with values of a metric; None is a checkpoint without one, ... one that is not whole."""
+    """Return checkpoints with metric values; None is without a value, ... is incomplete."""
     checkpoints = []
     for place, value in enumerate(values):
         metrics = {} if value in (None, ...) else {METRIC: value}
@@ -33,8 +33,8 @@ def found(values):
 
 def kept(values, *args):
     checkpoints = found(values)
-    gone = expired(checkpoints, *args)
-    return [place for place, one in enumerate(checkpoints) if one not in gone]
+    removed = expired(checkpoints, *args)
+    return [place for place, one in enumerate(checkpoints) if one not in removed]
 
 
 class TestExpired:
@@ -66,9 +66,9 @@ class TestExpired:
     def test_last_complete_one_is_kept(self, values, keep_last, keep_best):
         """For any settings the last complete one is kept, and incomplete ones do not change."""
         stays = kept(values, keep_last, keep_best)
-        whole = [place for place, value in enumerate(values) if value is not ...]
+        complete = [place for place, value in enumerate(values) if value is not ...]
 
-        assert not whole or whole[-1] in stays
+        assert not complete or complete[-1] in stays
         assert {place for place, value in enumerate(values) if value is ...} <= set(stays)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are saved as a run goes on."""
+"""Checkpoints saved during a run."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def names_in(folder):
 
 @pytest.fixture
 def make_trainer():
-    """Return a function that builds a trainer of 5 batches an epoch; all are closed at the end."""
+    """Return a function that creates a trainer with 5 batches per epoch; all are closed at the end."""
     trainers = []
 
     def make(saver, **options):
@@ -94,20 +94,20 @@ class TestWhen:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == sorted(expected)
         assert saver.saved_checkpoints == [str(tmp_path / name) for name in expected]
 
-    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what ask() remembers
+    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what is_due() records
     def test_function(self, make_trainer, tmp_path):
         """A function is called after each batch, epoch and iteration, and at the end."""
-        asked = []
+        calls = []
 
-        def ask(state, event):
-            asked.append((event, int(state.timestamp.batch)))
+        def is_due(state, event):
+            calls.append((event, int(state.timestamp.batch)))
             return int(state.timestamp.batch) == 3
 
-        saver = CheckpointSaver(tmp_path, save_interval=ask)
+        saver = CheckpointSaver(tmp_path, save_interval=is_due)
         make_trainer(saver, max_duration="1ep").fit()
 
         assert [Path(path).name for path in saver.saved_checkpoints] == ["ep0-ba3"]
-        assert asked[-4:] == [
+        assert calls[-4:] == [
             (Event.BATCH_CHECKPOINT, 5),
             (Event.EPOCH_CHECKPOINT, 5),
             (Event.ITERATION_CHECKPOINT, 5),
@@ -219,16 +219,16 @@ class TestWhat:
 
     def test_foreground_save(self, make_trainer, tmp_path):
         """Without background saving, the checkpoint is complete before the next batch."""
-        seen = []
+        recorded = []
 
         class Watch(Callback):
             def batch_start(self, state, logger):
-                seen.append(len(saver.saved_checkpoints))
+                recorded.append(len(saver.saved_checkpoints))
 
         saver = CheckpointSaver(tmp_path, save_interval="1ba", background=False)
         make_trainer(saver, max_duration="3ba", callbacks=[Watch()]).fit()
 
-        assert seen == [0, 1, 2]
+        assert recorded == [0, 1, 2]
 
 
 class TestKeeping:
@@ -326,11 +326,11 @@ class TestFolders:
         """A closed trainer does not lock its folder."""
         trainer = make_trainer(CheckpointSaver(tmp_path), max_duration="1ep")
         trainer.fit()
-        held = dict(local._held)
+        locks = dict(local._held)
 
         trainer.close()
 
-        assert str(tmp_path.resolve()) in held
+        assert str(tmp_path.resolve()) in locks
         assert str(tmp_path.resolve()) not in local._held
 
     def test_remote(self, make_trainer):
@@ -424,7 +424,7 @@ class TestFailures:
 
 class TestIncompleteFolders:
     def leave(self, folder):
-        """Leave what a copy that was cut off leaves: a folder without a manifest, and the link as a folder."""
+        """Create the leftovers of an interrupted copy: a folder without a manifest, and the link as a folder."""
         for name in ("ep1-ba5", "latest"):
             (folder / name).mkdir(parents=True)
             (folder / name / "model.safetensors").write_text("precious")
@@ -498,12 +498,12 @@ def test_snapshot_memory_is_reused(make_trainer, tmp_path):
     saver = CheckpointSaver(folder=str(tmp_path), save_interval="1ba")
     moments = []
 
-    class Look(Callback):
+    class Observer(Callback):
         def batch_start(self, state, logger):
             moments.append(network[1].weight.detach().clone())
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    make_trainer(saver, model=model, optimizers=optimizer, max_duration="4ba", callbacks=[Look()]).fit()
+    make_trainer(saver, model=model, optimizers=optimizer, max_duration="4ba", callbacks=[Observer()]).fit()
     saved = [load_file(tmp_path / f"ep0-ba{batch}" / "model.safetensors")["module.1.weight"] for batch in (1, 2, 3)]
 
     assert all(torch.equal(one, other) for one, other in zip(saved, moments[1:], strict=True))

@@ -1,4 +1,4 @@
-"""Saving a run, and what is then in the folder."""
+"""Saving a run, and the content of the folder."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ def names_in(folder):
 
 
 class Remembers(Callback):
-    """Saves what it is given."""
+    """Saves its argument."""
 
     def __init__(self, value=None):
         self.value = value
@@ -241,7 +241,7 @@ class TestSaveCheckpoint:
 
 
 class Switching(torch.optim.SGD):
-    """Has other weights for training than for evaluating, as schedule-free optimizers do, and rounds."""
+    """Has separate evaluation weights, as schedule-free optimizers do, and rounds."""
 
     def eval(self):
         self._scale(1 / 3, False)

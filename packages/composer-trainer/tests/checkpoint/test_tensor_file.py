@@ -62,14 +62,14 @@ def random_tensor(dtype, shape):
 
 
 class OnlyCopies(torch.Tensor):
-    """A tensor around another one, for which nothing is written but how it is copied."""
+    """A tensor wrapper that only implements copies."""
 
     @staticmethod
     def __new__(cls, inner):
-        """Look like the inner one."""
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner = inner
-        return made
+        """Return a wrapper with the inner tensor's properties."""
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -102,9 +102,9 @@ class TestPackTensors:
         }
         save_file(tensors, tmp_path / "theirs")
 
-        ours = write(tmp_path / "ours", tensors)
+        actual = write(tmp_path / "ours", tensors)
 
-        for read in (load_file(ours), read_tensors(tmp_path / "theirs")):
+        for read in (load_file(actual), read_tensors(tmp_path / "theirs")):
             assert read.keys() == tensors.keys()
             assert all(as_bytes(read[name]) == as_bytes(tensor) for name, tensor in tensors.items())
 
@@ -123,11 +123,11 @@ class TestPackTensors:
         tensors = {name: random_tensor(dtype, (count,)) for name, (dtype, count) in wanted.items()}
         path = write(tmp_path_factory.mktemp("any") / "file", tensors)
 
-        theirs, ours = load_file(path), read_tensors(path)
+        expected, actual = load_file(path), read_tensors(path)
 
-        assert theirs.keys() == ours.keys() == tensors.keys()
-        assert all(as_bytes(theirs[name]) == as_bytes(tensor) for name, tensor in tensors.items())
-        assert all(ours[name].dtype == tensor.dtype for name, tensor in tensors.items())
+        assert expected.keys() == actual.keys() == tensors.keys()
+        assert all(as_bytes(expected[name]) == as_bytes(tensor) for name, tensor in tensors.items())
+        assert all(actual[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
     def test_strides_round_trip(self, tmp_path):
         """Channels-last strides are restored, gaps are removed."""

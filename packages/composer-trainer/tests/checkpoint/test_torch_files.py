@@ -1,4 +1,4 @@
-"""Weights from files of torch.save, of which nothing is run."""
+"""Weights from torch.save files, without executing code."""
 
 import collections
 import datetime
@@ -15,7 +15,7 @@ from composer.checkpoint import CheckpointError, load_checkpoint, load_torch_wei
 
 
 def composer_file(path, weights):
-    """Write what a checkpoint of Composer holds: the same nesting, and the same kinds of objects."""
+    """Write a checkpoint with Composer's nesting and types."""
     np = pytest.importorskip("numpy", reason="Composer's files hold NumPy's random state")
     content = {
         "state": {

@@ -1,4 +1,4 @@
-"""Programs that are run in several processes."""
+"""Programs in several processes."""
 
 import json
 import os
@@ -24,12 +24,12 @@ VARIABLES = (
 
 @pytest.fixture(scope="session")
 def environment():
-    """What processes are started with: a thread each, and nothing of what torchrun sets."""
+    """The environment of new processes: one thread each, and no variables of torchrun."""
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
 
 
 def launch(program, count, folder, environment):
-    """Start a program by torchrun and return what its processes wrote, by rank."""
+    """Start a program with torchrun and return its processes' results by rank."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     command = [*launcher, str(FOLDER / program), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -39,19 +39,19 @@ def launch(program, count, folder, environment):
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory, environment):
-    """What two processes wrote that torchrun started, by rank; one launch for all tests."""
+    """Results of two processes by rank, started once for all tests."""
     return launch("two_processes.py", 2, tmp_path_factory.mktemp("two_processes"), environment)
 
 
 @pytest.fixture(scope="session")
 def four_processes(tmp_path_factory, environment):
-    """What four processes wrote that torchrun started, by rank; one launch for all tests."""
+    """Results of four processes by rank, started once for all tests."""
     return launch("four_processes.py", 4, tmp_path_factory.mktemp("four_processes"), environment)
 
 
 @pytest.fixture(scope="session")
 def start_pair(environment):
-    """Return a function that starts a program twice, as ranks 0 and 1, and returns the two processes."""
+    """Return a function that starts a program as ranks 0 and 1 and returns the two processes."""
 
     def start(program, *arguments):
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""One of two processes, of which the second stops in the middle of a training: it ends, fails, or does nothing more.
+"""One of two processes, of which the second ends, fails or hangs in the middle of a training.
 
 It adds up gradients by itself: what DDP imports when it is used would take longer than the timeout here.
 """
@@ -32,7 +32,7 @@ class Fails(Callback):
 
 
 def train():
-    """Train by the Trainer, and report what the error that it raises says."""
+    """Train with the Trainer, and report its error."""
     from composer import Trainer
 
     model = nn.Linear(2, 2)

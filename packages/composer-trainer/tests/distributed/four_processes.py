@@ -18,7 +18,7 @@ SAMPLES = 22
 
 
 class Table(nn.Module):
-    """A number for each sample. Trained by SGD with a rate of 1, it loses 1 / (samples in the batch) in each batch."""
+    """One number per sample. Trained by SGD with learning rate 1, each batch subtracts 1 / (samples in the batch)."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Table(nn.Module):
 
 
 class Recorder(Callback):
-    """Remembers what the numbers have lost in each epoch, and the samples of this process's first batch."""
+    """Records the decrease of the numbers in each epoch, and the samples of this process's first batch."""
 
     def __init__(self):
         self.losses, self.first = [], None
@@ -71,7 +71,7 @@ def make_trainer(loader, *, max_duration="2ep", seed=17, **options):
 
 
 def fit(loader, **options):
-    """Train, and return what became of it with the warnings that there were."""
+    """Train, and return the result with the warnings."""
     with warnings.catch_warnings(record=True) as caught, make_trainer(loader, **options) as trainer:
         warnings.simplefilter("always")
         trainer.fit()
@@ -100,7 +100,7 @@ def refusal(call):
 
 
 def check_samples():
-    """Batches of which some processes have a smaller last one, or nothing of their own in it."""
+    """Batches of which some processes have a smaller last part, or none."""
     return {
         "some have nothing": fit(dealt(5)),
         "some have less": fit(dealt(4)),
@@ -133,7 +133,7 @@ def check_streams():
 
 
 def check_resuming(folder):
-    """A run is saved; then some processes see other checkpoints than rank 0."""
+    """A run is saved; then some processes have other checkpoints than rank 0."""
     rank = cd.get_global_rank()
     shared, other, empty = (folder / name for name in ("shared", "other", "empty"))
     for place in (shared, other):
@@ -142,15 +142,15 @@ def check_resuming(folder):
     cd.barrier()
 
     def resume(place, **options):
-        found = []
+        result = []
 
-        def go_on():
+        def continue_training():
             with make_trainer(dealt(), run_name="first", **options) as trainer:
-                found.append(int(trainer.state.timestamp.batch))
+                result.append(int(trainer.state.timestamp.batch))
 
-        said = refusal(go_on)
+        said = refusal(continue_training)
         cd.barrier()
-        return said or found
+        return said or result
 
     return {
         "together": resume(shared, save_folder=str(shared), autoresume=True),
@@ -162,7 +162,7 @@ def check_resuming(folder):
 
 
 def check_resuming_from_own_disks(folder):
-    """Process 3 sees another checkpoint under the path that rank 0 goes on from, as on a disk of its own machine."""
+    """Process 3 has another checkpoint at rank 0's path, as on a local disk."""
     from composer.checkpoint import find_checkpoints, finding, newest_checkpoint
 
     place = folder / ("shared" if cd.get_global_rank() != 3 else "other")

@@ -16,8 +16,8 @@ from composer.core import Callback, State
 from composer.models import ComposerClassifier
 
 
-class Asks(Callback):
-    """Asks for a checkpoint after the first batch, when the model has been sharded; as a saver of the user's does."""
+class SavesOnce(Callback):
+    """Saves a checkpoint after the first batch, when the model is sharded, like a custom saver."""
 
     def __init__(self, save):
         self.save, self.refusals = save, None
@@ -28,7 +28,7 @@ class Asks(Callback):
 
 
 def refusal(call, *arguments, **options):
-    """Return the error that a call ends with, as text."""
+    """Return the error of a call as text."""
     try:
         call(*arguments, **options)
     except Exception as error:  # noqa: BLE001  (whatever it is, it is printed)
@@ -51,10 +51,10 @@ def make_trainer(**options):
 
 
 def fit(save):
-    asks = Asks(save)
-    trainer = make_trainer(callbacks=asks)
+    saver = SavesOnce(save)
+    trainer = make_trainer(callbacks=saver)
     trainer.fit()
-    return asks.refusals, trainer
+    return saver.refusals, trainer
 
 
 def main(folder):

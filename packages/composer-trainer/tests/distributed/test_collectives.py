@@ -1,4 +1,4 @@
-"""What two processes say to each other, and what one says to itself."""
+"""Collectives of two processes and of one."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ class TestTwoProcesses:
         ("operation", "expected"), [("SUM", 5.0), ("avg", 2.5), ("MIN", 2.0), ("MAX", 3.0), ("PRODUCT", 6.0)]
     )
     def test_all_reduce(self, two_processes, operation, expected):
-        """Of 2 and 3, both get what the operation makes of them."""
+        """Both processes receive the reduction of 2 and 3."""
         assert [result["collectives"][operation] for result in two_processes] == [expected] * 2
 
     @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ class TestTwoProcesses:
             ("all_agree", [True, False]),
         ],
     )
-    def test_both_get_the_same(self, two_processes, name, expected):
-        """What one has sent, all have; of all, each has everything."""
+    def test_broadcast_and_gather(self, two_processes, name, expected):
+        """All processes receive a broadcast value, and gather all values."""
         assert [result["collectives"][name] for result in two_processes] == [expected] * 2
 
-    def test_unknown_operations_are_refused(self, two_processes):
-        """The operations that there are, are named."""
+    def test_unknown_operation_raises(self, two_processes):
+        """The error lists the operations."""
         assert "must be one of SUM, AVG" in two_processes[1]["collectives"]["unknown"]
 
-    def test_local_rank_zero_goes_first(self, two_processes):
-        """The second process begins when the first is done, and finds what that has left."""
+    def test_local_rank_zero_runs_first(self, two_processes):
+        """The second process starts after the first, and finds its results."""
         (first_began, first_found), (second_began, second_found) = (
             result["order"]["times"] for result in two_processes
         )
@@ -44,15 +44,15 @@ class TestTwoProcesses:
         assert first_began < second_began
         assert (first_found, second_found) == (False, True)
 
-    def test_a_failure_of_the_first_is_told(self, two_processes):
-        """The first has its own error; the second is not left waiting, and does not begin."""
+    def test_failure_of_rank_zero(self, two_processes):
+        """Rank zero raises its own error; the other process raises and does not run the block."""
         assert two_processes[0]["order"]["failed"] == "RuntimeError: the download of 0"
         assert "A process that ran first failed" in two_processes[1]["order"]["failed"]
 
 
-class TestAlone:
-    def test_tensors_stay_as_they_are(self):
-        """A sum, a mean or a copy of one is itself."""
+class TestSingleProcess:
+    def test_reductions_are_the_identity(self):
+        """A sum, a mean or a copy of one tensor is the tensor."""
         tensor = torch.tensor([1.0, 2.0])
 
         for operation in ("SUM", "AVG", "MIN"):
@@ -63,29 +63,29 @@ class TestAlone:
         assert tensor.tolist() == [1.0, 2.0]
         assert [part is tensor for part in gathered] == [True]
 
-    def test_values_are_those_of_one(self):
-        """What all have is what one has."""
+    def test_gathers_have_one_value(self):
+        """Gathered values are those of the process."""
         names = ["mine"]
         cd.broadcast_object_list(names)
         cd.barrier()
 
-        found = names, cd.all_gather_object(3), cd.from_rank_zero("run"), cd.all_agree(0.5), cd.all_reduce_min(-4)
+        result = names, cd.all_gather_object(3), cd.from_rank_zero("run"), cd.all_agree(0.5), cd.all_reduce_min(-4)
 
-        assert found == (["mine"], [3], "run", True, -4)
+        assert result == (["mine"], [3], "run", True, -4)
         assert (cd.any_rank(flag=True), cd.any_rank(flag=False)) == (True, False)
 
-    def test_unknown_operations_are_refused(self):
-        """Alone, too, so that it does not come up with the second process."""
+    def test_unknown_operation_raises(self):
+        """An unknown operation also raises with one process."""
         with pytest.raises(ValueError, match=r"reduce_operation must be one of SUM, .* got 'mean'"):
             cd.all_reduce(torch.ones(1), "mean")
 
-    def test_a_block_runs_and_its_errors_pass(self):
-        """The first of one runs its block as it is."""
+    def test_run_on_rank_zero(self):
+        """The block runs, and its errors propagate."""
         with pytest.raises(OSError, match="disk"), cd.run_local_rank_zero_first():
             raise OSError("disk")
 
-    def test_a_missing_group_is_named(self, monkeypatch):
-        """Several processes that nobody has connected do not count as one."""
+    def test_missing_process_group_raises(self, monkeypatch):
+        """Several processes without a process group raise."""
         monkeypatch.setenv("WORLD_SIZE", "2")
 
         with pytest.raises(RuntimeError, match=r"initialize_dist\(device\) first"):

@@ -1,4 +1,4 @@
-"""Ranks by what torchrun sets, also where it does not set everything."""
+"""Ranks from torchrun's environment variables, also incomplete ones."""
 
 import pytest
 
@@ -38,30 +38,30 @@ def ranks():
     ],
     ids=["alone", "one machine", "two on each", "as torchrun", "another launcher", "both"],
 )
-def test_ranks_follow_the_environment(monkeypatch, variables, expected):
-    """Rank, world size, local rank, local world size and node rank are as set, or follow from the others."""
+def test_ranks_from_the_environment(monkeypatch, variables, expected):
+    """Rank, world size, local rank, local world size and node rank are as set, or derived from the others."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    found = ranks()
+    result = ranks()
 
-    assert found == expected
+    assert result == expected
 
 
-def test_two_processes_know_each_other(two_processes):
-    """Under torchrun, with a process group, each has its own rank."""
+def test_ranks_of_two_processes(two_processes):
+    """Under torchrun, with a process group, each process has its own rank."""
     assert [result["collectives"]["ranks"] for result in two_processes] == [[0, 0, 0, 2, 2], [1, 1, 0, 2, 2]]
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", ""])
-def test_no_number_is_refused(monkeypatch, text):
-    """A variable that is no number is an error that names it."""
+def test_invalid_number_raises(monkeypatch, text):
+    """A variable that is not a number raises with its name."""
     monkeypatch.setenv("WORLD_SIZE", text)
 
     with pytest.raises(ValueError, match=r"WORLD_SIZE must be a whole number, got '"):
         cd.get_world_size()
 
 
-def test_there_is_no_group_before_there_is_one():
-    """It could be made, and is not yet."""
+def test_is_not_initialized_by_default():
+    """A process group is available but not initialized."""
     assert (cd.is_available(), cd.is_initialized()) == (True, False)

@@ -1,4 +1,4 @@
-"""What an error of a lost connection says about the processes of this and other machines."""
+"""Errors of lost connections describe the processes of this and other machines."""
 
 import socket
 import subprocess
@@ -13,7 +13,7 @@ CLOSED = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]
 
 
 @pytest.fixture
-def here(monkeypatch):
+def this_machine(monkeypatch):
     """This process is rank 0 of two, and does not wait for another to end."""
     monkeypatch.setattr(failures, "_WAITING_SECONDS", 0.1)
     own = failures.Peer.here()
@@ -26,9 +26,9 @@ def notes(error):
 
 
 class TestExplainLoss:
-    def test_other_machines_are_named(self, here):
-        """What runs there cannot be seen from here."""
-        failures._peers[1] = attrs.evolve(here, rank=1, host="other", pid=17)
+    def test_other_machines_are_mentioned(self, this_machine):
+        """Processes on other machines cannot be checked."""
+        failures._peers[1] = attrs.evolve(this_machine, rank=1, host="other", pid=17)
         error = RuntimeError(CLOSED)
 
         is_gone = failures.explain_loss(error)
@@ -39,14 +39,14 @@ class TestExplainLoss:
         ]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
-    def test_the_cause_is_the_one_with_an_error(self, here, tmp_path):
-        """Of two that are gone, the other may have ended as it lost that one; and it is said once."""
+    def test_process_with_an_error_is_the_cause(self, this_machine, tmp_path):
+        """Of two lost processes, the one with an error file is named, once."""
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
         error_file = tmp_path / "error.json"
         error_file.touch()
-        gone = attrs.evolve(here, pid=ended.pid, output="/logs/1.txt")
-        failures._peers[1:] = [attrs.evolve(gone, rank=1), attrs.evolve(gone, rank=2, error_file=str(error_file))]
+        removed = attrs.evolve(this_machine, pid=ended.pid, output="/logs/1.txt")
+        failures._peers[1:] = [attrs.evolve(removed, rank=1), attrs.evolve(removed, rank=2, error_file=str(error_file))]
         error = RuntimeError(CLOSED)
 
         answers = [failures.explain_loss(error) for _ in range(2)]
@@ -61,13 +61,13 @@ class TestExplainLoss:
     @pytest.mark.parametrize(
         "error", [ValueError(CLOSED), RuntimeError("gloo: op.preamble.length <= op.nbytes. 8 vs 4"), RuntimeError("no")]
     )
-    def test_other_errors_stay_as_they_are(self, here, error):
-        """Only a connection that is lost is explained."""
+    def test_other_errors_are_unchanged(self, this_machine, error):
+        """Only lost connections are explained."""
         assert not failures.explain_loss(error)
         assert notes(error) == []
 
-    def test_alone_nothing_is_said(self, monkeypatch):
-        """Without other processes none can be gone."""
+    def test_single_process_has_no_note(self, monkeypatch):
+        """Without other processes none can be lost."""
         monkeypatch.setattr(failures, "_peers", [])
         error = RuntimeError(CLOSED)
 
@@ -76,8 +76,8 @@ class TestExplainLoss:
 
 
 class TestReportFailure:
-    def test_a_file_that_is_there_stays(self, monkeypatch, tmp_path):
-        """A program that writes its error itself, by torchrun's decorator, has written it."""
+    def test_existing_file_is_preserved(self, monkeypatch, tmp_path):
+        """A file that torchrun's decorator has written is not overwritten."""
         path = tmp_path / "error.json"
         path.write_text("{}")
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
@@ -86,8 +86,8 @@ class TestReportFailure:
 
         assert path.read_text() == "{}"
 
-    def test_a_folder_that_is_gone_is_no_error(self, monkeypatch, tmp_path):
-        """The program ends by its own error, whatever becomes of the report."""
+    def test_missing_folder_is_ignored(self, monkeypatch, tmp_path):
+        """The original error is raised, also if the report fails."""
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
 
         failures.report_failure(ValueError("wrong"))

@@ -1,4 +1,4 @@
-"""Names that were changed still work for one release."""
+"""Former names work for one release."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from composer.distributed import smallest
 
 
 def test_smallest_is_all_reduce_min():
-    """The former name returns the same, with a warning that has the present name."""
+    """The former name returns the same, with a warning that states the present name."""
     with pytest.warns(DeprecationWarning, match="all_reduce_min"):
         assert smallest(16) == 16

@@ -1,4 +1,4 @@
-"""Connecting processes: what is refused before anybody waits, and what happens when one of them is lost."""
+"""Connecting processes: errors without waiting, and lost processes."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ def clean(monkeypatch):
 
 @pytest.fixture
 def foreign_group():
-    """A process group that somebody else has made."""
+    """A process group that was created outside the library."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     if torch.distributed.is_initialized():
@@ -30,14 +30,14 @@ def foreign_group():
 
 class TestInitialize:
     @pytest.mark.parametrize("device", ["cpu", "gpu", "mps", torch.device("cuda:0")])
-    def test_one_process_needs_no_group(self, device):
-        """Alone nothing is made, whatever the device."""
+    def test_one_process_creates_no_group(self, device):
+        """A single process creates no group, on any device."""
         cd.initialize_dist(device)
 
         assert not cd.is_initialized()
 
     def test_torchrun_with_one_process_needs_no_group(self, monkeypatch):
-        """A world of one process is alone, too."""
+        """A world size of 1 is a single process too."""
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
 
@@ -56,8 +56,8 @@ class TestInitialize:
             ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK must be a whole number, got 'zero'"),
         ],
     )
-    def test_incomplete_environments_are_refused(self, monkeypatch, variables, message):
-        """What is missing or wrong is named, and nobody waits for processes that will not come."""
+    def test_incomplete_environment_raises(self, monkeypatch, variables, message):
+        """The error states the variable, without waiting for other processes."""
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
@@ -65,13 +65,13 @@ class TestInitialize:
             cd.initialize_dist("cpu")
 
     @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "300", None, True])
-    def test_bad_timeouts_are_refused(self, timeout):
+    def test_bad_timeout_raises(self, timeout):
         """A timeout is a number of seconds."""
         with pytest.raises(ValueError, match="dist_timeout must be a number of seconds above 0"):
             cd.initialize_dist("cpu", timeout)
 
-    def test_devices_that_cannot_are_refused(self, monkeypatch):
-        """Several processes train on a CPU or on CUDA devices."""
+    def test_unsupported_device_raises(self, monkeypatch):
+        """Several processes train on CPUs or CUDA devices."""
         for name, value in ({"RANK": "0", "WORLD_SIZE": "2"} | MEETING).items():
             monkeypatch.setenv(name, value)
 
@@ -79,23 +79,23 @@ class TestInitialize:
             cd.initialize_dist("mps")
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-    def test_a_gpu_that_is_not_there_is_refused(self, monkeypatch):
-        """Without a CUDA device nobody waits for one."""
+    def test_missing_gpu_raises(self, monkeypatch):
+        """A missing CUDA device raises without waiting."""
         for name, value in ({"RANK": "0", "WORLD_SIZE": "2"} | MEETING).items():
             monkeypatch.setenv(name, value)
 
         with pytest.raises(ValueError, match="there is no CUDA device"):
             cd.initialize_dist("gpu")
 
-    def test_a_group_of_others_is_used_and_left(self, foreign_group):
-        """Who made a group ends it."""
+    def test_existing_group_is_not_destroyed(self, foreign_group):
+        """A group created by the user is used and not destroyed."""
         cd.initialize_dist("cpu")
         cd.close_dist()
 
         assert torch.distributed.group.WORLD is foreign_group
 
     def test_processes_are_connected_once(self, two_processes):
-        """Before, a collective says what to call; after the end, that there is no second time."""
+        """Collectives before initialization and a second initialization raise."""
         for result in two_processes:
             assert "call composer.distributed.initialize_dist(device) first" in result["not connected"]
             is_initialized, refusal = result["closed"]
@@ -105,14 +105,14 @@ class TestInitialize:
 
 class TestDeviceOfProcess:
     @pytest.mark.parametrize("device", ["cpu", "gpu", "cuda:1"])
-    def test_alone_it_is_the_one_asked_for(self, device):
-        """One process has the device that it wants."""
+    def test_single_process_uses_the_given_device(self, device):
+        """One process uses the given device."""
         expected = torch.device("cuda" if device == "gpu" else device)
 
         assert cd.device_of_process(device) == expected
 
-    def test_each_has_that_of_its_local_rank(self, monkeypatch):
-        """Of several, each takes its own."""
+    def test_device_is_that_of_the_local_rank(self, monkeypatch):
+        """Each of several processes uses its own device."""
         monkeypatch.setenv("RANK", "5")
         monkeypatch.setenv("WORLD_SIZE", "8")
         monkeypatch.setenv("LOCAL_RANK", "1")
@@ -122,8 +122,8 @@ class TestDeviceOfProcess:
 
         assert devices == (torch.device("cuda:1"), torch.device("cuda:1"), torch.device("cpu"))
 
-    def test_one_device_cannot_be_that_of_all(self, monkeypatch):
-        """A number is right for one process at most."""
+    def test_device_index_with_several_processes_raises(self, monkeypatch):
+        """An index is valid for one process at most."""
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -131,8 +131,8 @@ class TestDeviceOfProcess:
         with pytest.raises(ValueError, match="device='cuda:1' cannot be the device of every process"):
             cd.device_of_process("cuda:1")
 
-    def test_more_processes_than_devices_are_refused(self, monkeypatch):
-        """Each needs one of its own."""
+    def test_more_processes_than_devices_raise(self, monkeypatch):
+        """Each process needs its own device."""
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -142,7 +142,7 @@ class TestDeviceOfProcess:
 
 
 def run_pairs(start_pair, tmp_path_factory, *ways):
-    """Return how the first of two processes ended, what both printed and their folder, by what the second did."""
+    """Return how the first of two processes ended, both outputs and their folder, for each behavior of the second."""
     folders = {how: tmp_path_factory.mktemp("lost") for how in ways}
     pairs = {how: start_pair("dying_process.py", how, str(folder)) for how, folder in folders.items()}
     ends = {}
@@ -158,14 +158,14 @@ def run_pairs(start_pair, tmp_path_factory, *ways):
 
 @pytest.fixture(scope="module")
 def lost(start_pair, tmp_path_factory):
-    """The ends of four pairs, two at a time."""
+    """The results of four pairs, two at a time."""
     first = run_pairs(start_pair, tmp_path_factory, "dies", "stands still")
     return first | run_pairs(start_pair, tmp_path_factory, "fails", "fails in a trainer")
 
 
 @pytest.mark.parametrize("how", ["dies", "stands still", "fails"])
-def test_a_lost_process_ends_the_others(lost, how):
-    """A process that dies, fails or does nothing any more makes the other one end with an error, within the timeout."""
+def test_lost_process_ends_the_others(lost, how):
+    """A process that dies, fails or hangs ends the other with an error within the timeout."""
     code, output, errors, of_the_lost, _, _ = lost[how]
 
     assert code == 1
@@ -176,7 +176,7 @@ def test_a_lost_process_ends_the_others(lost, how):
 @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
 class TestLostProcess:
     def test_a_killed_process_is_named(self, lost):
-        """Beside gloo's error, which names none; it left no error of its own."""
+        """The note names the process, which left no error."""
         _, _, errors, _, pid, folder = lost["dies"]
 
         assert f"Lost connection: process 1 (pid {pid} on host '{socket.gethostname()}') is gone: " in errors
@@ -184,20 +184,20 @@ class TestLostProcess:
         assert not (folder / "error1.json").exists()
 
     def test_a_failed_process_is_named_with_its_error(self, lost):
-        """The file that torchrun names has the error, and the other process's error says so."""
+        """The other process's error contains the error file's message."""
         _, _, errors, _, pid, folder = lost["fails"]
 
         assert f"Lost connection: process 1 (pid {pid} " in errors
         assert f"is gone: its error is in {folder}/error1.json." in errors
 
-    def test_no_process_gone_is_said_too(self, lost):
-        """A process that stands still is there."""
+    def test_hanging_process_is_mentioned(self, lost):
+        """A hanging process is still running."""
         _, _, errors, _, _, _ = lost["stands still"]
 
         assert "Lost connection: all 2 processes still run, so that one may be stuck or need longer" in errors
 
-    def test_the_error_of_the_trainer_has_it(self, lost):
-        """Also for a program that catches the error."""
+    def test_trainer_error_has_the_note(self, lost):
+        """A program that catches the error can read the note."""
         code, output, errors, _, pid, _ = lost["fails in a trainer"]
 
         assert code == 1
@@ -207,8 +207,8 @@ class TestLostProcess:
 
 class TestErrorFile:
     @pytest.mark.parametrize("how", ["fails", "fails in a trainer"])
-    def test_the_process_that_failed_writes_it(self, lost, how):
-        """With its traceback, as torchrun's own decorator does."""
+    def test_failed_process_writes_the_file(self, lost, how):
+        """It contains the traceback, as with torchrun's decorator."""
         [message] = json.loads((lost[how][-1] / "error1.json").read_text()).values()
 
         assert message["message"] == "KeyError: 'the labels'"
@@ -216,12 +216,12 @@ class TestErrorFile:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="which processes run is read from /proc")
     @pytest.mark.parametrize("how", ["dies", "fails", "fails in a trainer"])
-    def test_those_that_lost_it_do_not(self, lost, how):
-        """Otherwise torchrun would report the error of a process that was only cut off."""
+    def test_other_processes_do_not_write_the_file(self, lost, how):
+        """Torchrun reports the earliest error file."""
         assert not (lost[how][-1] / "error0.json").exists()
 
-    def test_a_timeout_is_written(self, lost):
-        """If nobody is gone, it is the first error."""
+    def test_timeout_is_written(self, lost):
+        """If no process is lost, the timeout is the first error."""
         [message] = json.loads((lost["stands still"][-1] / "error0.json").read_text()).values()
 
         assert "RuntimeError" in message["message"]

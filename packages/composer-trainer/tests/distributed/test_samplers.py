@@ -1,4 +1,4 @@
-"""Samples are dealt out, and counted once."""
+"""Samples are distributed and counted once."""
 
 import pytest
 import torch
@@ -22,22 +22,22 @@ NUMBERS = st.integers(1, 40)
 
 
 def counted_by(rank, dataset, world_size, batch_size, microbatch_size, *, drop_last=False):
-    """Return the samples that a process counts, going through its loader as an evaluation does."""
+    """Return the samples that a process counts in an evaluation of its loader."""
     sampler = cd.get_sampler(dataset, num_replicas=world_size, rank=rank, shuffle=True, drop_last=drop_last)
     loader, spec = DataLoader(dataset, batch_size=batch_size, sampler=sampler), DataSpec([])
-    num_real, seen, counted = cd.num_real_samples_in_loader(loader), 0, []
+    num_real, num_seen, counted = cd.num_real_samples_in_loader(loader), 0, []
     for batch in loader:
-        left = None if num_real is None else max(0, num_real - seen)
+        left = None if num_real is None else max(0, num_real - num_seen)
         for part, counts in cd.real_parts(spec.split_batch(batch, microbatch_size), left, spec):
             counted += part.tolist() if counts else []
-        seen += len(batch)
+        num_seen += len(batch)
     return counted
 
 
 class TestCounting:
     @given(NUMBERS, st.integers(1, 9), NUMBERS, NUMBERS)
     def test_every_sample_is_counted_once(self, samples, world_size, batch_size, microbatch_size):
-        """Over all processes, whatever the sizes."""
+        """Each sample is counted once over all processes, for any sizes."""
         counted = [
             sample
             for rank in range(world_size)
@@ -47,8 +47,8 @@ class TestCounting:
         assert sorted(counted) == list(range(samples))
 
     @given(NUMBERS, st.integers(1, 9), NUMBERS)
-    def test_batches_have_their_part_of_it(self, samples, world_size, batch_size):
-        """The pure function agrees with torch's sampler: real are the samples whose place is in the dataset."""
+    def test_counts_agree_with_torch(self, samples, world_size, batch_size):
+        """The function agrees with torch's sampler: samples whose position is in the dataset are real."""
         for rank in range(world_size):
             length = len(DistributedSampler(range(samples), num_replicas=world_size, rank=rank))
             for start in range(0, length, batch_size):
@@ -59,7 +59,7 @@ class TestCounting:
 
     @given(NUMBERS, st.integers(1, 9), NUMBERS)
     def test_dropped_samples_stay_dropped(self, samples, world_size, batch_size):
-        """With drop_last nothing is repeated, so everything that is dealt is counted."""
+        """With drop_last nothing is repeated, so that all samples are counted."""
         counted = [
             sample
             for rank in range(world_size)
@@ -76,8 +76,8 @@ class TestCounting:
     @pytest.mark.parametrize(
         "arguments", [(-1, 2, 0), (5, 2, 2), (5, 2, -1), (5, 2, 0, -1), (5, 2, 0, 0, -2), (5, 0, 0)]
     )
-    def test_impossible_numbers_are_refused(self, arguments):
-        """Nothing is less than 0, and a rank is one of the world's."""
+    def test_invalid_numbers_raise(self, arguments):
+        """Numbers must not be negative, and a rank is less than the world size."""
         with pytest.raises(ValueError, match="dataset_len, start and count must be at least 0"):
             cd.num_real_samples(*arguments)
 
@@ -91,18 +91,18 @@ class TestCounting:
         ],
         ids=["plain", "dropping", "own batches", "a list"],
     )
-    def test_without_repeats_all_count(self, loader):
-        """None says that there is nothing to leave out."""
+    def test_without_repeats_all_are_counted(self, loader):
+        """None means that nothing is excluded."""
         assert cd.num_real_samples_in_loader(loader) is None
 
-    def test_a_batch_sampler_is_looked_through(self):
-        """A batch sampler of torch around a distributed one repeats what that repeats."""
+    def test_batch_sampler_is_unwrapped(self):
+        """A torch batch sampler around a distributed one repeats the same samples."""
         sampler = DistributedSampler(range(5), 2, 1, shuffle=False)
 
         assert cd.num_real_samples_in_loader(DataLoader(range(5), batch_sampler=BatchSampler(sampler, 2, False))) == 2
 
-    def test_parts_keep_their_structure(self):
-        """Batches of any structure are cut as microbatches are."""
+    def test_parts_preserve_the_structure(self):
+        """Batches of any structure are split like microbatches."""
         batch = {"ids": torch.arange(4), "names": ["a", "b", "c", "d"]}
 
         [(part, counts)] = cd.real_parts([batch], 3, DataSpec([]))
@@ -113,8 +113,8 @@ class TestCounting:
 
 
 class TestGetSampler:
-    def test_it_is_that_of_this_process(self, monkeypatch):
-        """By default, a sampler uses the world size and the rank of the process group."""
+    def test_uses_the_process_group(self, monkeypatch):
+        """By default, the process group's world size and rank are used."""
         monkeypatch.setenv("WORLD_SIZE", "3")
         monkeypatch.setenv("RANK", "2")
 
@@ -123,7 +123,7 @@ class TestGetSampler:
         assert list(cd.get_sampler(range(4), num_replicas=1, rank=0)) == [0, 1, 2, 3]
 
     def test_epochs_have_different_orders(self):
-        """Shuffled samples are in another order in each epoch, and in the same in every run."""
+        """Each epoch has its own order, equal in every run."""
         loader = DataLoader(range(50), sampler=cd.get_sampler(range(50), shuffle=True), batch_size=None)
         orders = []
         for epoch in (0, 1, 0):
@@ -134,7 +134,7 @@ class TestGetSampler:
         assert sorted(orders[1]) == list(range(50))
 
     @pytest.mark.parametrize("loader", [[1, 2], DataLoader(range(3)), DataLoader(range(3), batch_sampler=[[0], [1]])])
-    def test_samplers_without_epochs_are_left_alone(self, loader):
+    def test_samplers_without_set_epoch(self, loader):
         """Samplers without set_epoch are accepted."""
         before = [str(batch) for batch in loader]
 
@@ -142,8 +142,8 @@ class TestGetSampler:
 
         assert [str(batch) for batch in loader] == before
 
-    def test_batch_samplers_are_told(self):
-        """One that deals out whole batches may depend on the epoch, too."""
+    def test_set_epoch_of_batch_samplers(self):
+        """set_epoch of a batch sampler is called too."""
 
         class Batches(list):
             def set_epoch(self, epoch):
@@ -155,8 +155,8 @@ class TestGetSampler:
 
         assert batches.epoch == 4
 
-    def test_data_without_length_is_refused(self):
-        """What is iterated over cannot be dealt out."""
+    def test_iterable_dataset_raises(self):
+        """An iterable dataset cannot be sampled."""
 
         class Stream(IterableDataset):
             def __len__(self):
@@ -183,19 +183,19 @@ class TestChecks:
             ("lengths", "must have the same number of batches in every process, got [5, 6] by rank"),
         ],
     )
-    def test_loaders_that_cannot_be_right_are_refused(self, two_processes, name, message):
-        """The same samples everywhere, another process's, or more batches here than there: each is an error."""
+    def test_wrong_loaders_raise(self, two_processes, name, message):
+        """The same samples in all processes, another rank's, or different numbers of batches raise."""
         assert message in two_processes[0]["samplers"][name]
 
-    def test_a_sampler_of_ones_own_is_trusted(self, two_processes):
-        """What cannot be known is not refused."""
+    def test_custom_sampler_is_accepted(self, two_processes):
+        """A custom sampler is not checked."""
         assert two_processes[0]["samplers"]["own"] == ""
 
     @pytest.mark.parametrize(
         "sampler", [RandomSampler(range(4)), SubsetRandomSampler(range(3)), WeightedRandomSampler([1.0, 2.0], 4)]
     )
-    def test_wrapped_samplers_are_seen(self, monkeypatch, sampler):
-        """A random sampler within torch's batch sampler is the same mistake."""
+    def test_wrapped_samplers_are_checked(self, monkeypatch, sampler):
+        """A random sampler in torch's batch sampler raises too."""
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "0")
         batches = BatchSampler(sampler, 2, drop_last=False)
@@ -203,8 +203,8 @@ class TestChecks:
         with pytest.raises(ValueError, match=type(sampler).__name__):
             cd.check_sampler(DataLoader(range(4), batch_sampler=batches))
 
-    def test_alone_every_loader_will_do(self):
-        """One process may take samples as it likes, and any number of batches."""
+    def test_single_process_accepts_any_loader(self):
+        """One process may use any samples and number of batches."""
         cd.check_sampler(DataLoader(TensorDataset(torch.ones(3)), shuffle=True))
         cd.check_lengths(None)
         cd.check_lengths(3)

@@ -1,4 +1,4 @@
-"""FSDP2: what is sharded, in which formats, and what is refused. What two processes compute is in test_parallelism."""
+"""FSDP2: sharded modules, dtypes and errors. Results of two processes are in test_parallelism."""
 
 import json
 
@@ -31,7 +31,7 @@ class Tower(nn.Sequential):
 
 
 class Model(nn.Module):
-    """Blocks in towers, a head, and two lists that are no blocks."""
+    """Blocks in towers, a head, and two lists that are not blocks."""
 
     def __init__(self):
         super().__init__()
@@ -42,35 +42,35 @@ class Model(nn.Module):
 
 
 def sharded_names(model, auto_wrap=True):
-    """Return which modules were sharded by themselves, as torch has it."""
+    """Return the modules that torch sharded separately."""
     shard(model, (), cd.FSDPSettings(auto_wrap=auto_wrap), torch.device("cpu"))
     return [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
 
 
 class TestWhatIsSharded:
     def test_repeated_blocks(self):
-        """By itself, the outermost blocks of classes that repeat, and the whole; lists in lists are no blocks."""
+        """By default, the outermost repeated blocks and the root are sharded; nested lists are not blocks."""
         assert sharded_names(Model()) == ["", "stem", "towers.0", "towers.1"]
 
-    def test_only_the_whole(self):
-        """False shards nothing by itself but the model."""
+    def test_root_only(self):
+        """False shards the root only."""
         assert sharded_names(Model(), auto_wrap=False) == [""]
 
     @pytest.mark.parametrize("auto_wrap", ["Block", Block, ["Block"], [Block]])
     def test_chosen_classes(self, auto_wrap):
-        """Classes, or their names, wherever they are."""
-        found = sharded_names(Model(), auto_wrap)
+        """Classes, or their names, at any depth."""
+        result = sharded_names(Model(), auto_wrap)
 
-        assert found == ["", "stem", "towers.0.0", "towers.0.1", "towers.1.0", "towers.1.1"]
+        assert result == ["", "stem", "towers.0.0", "towers.0.1", "towers.1.0", "towers.1.1"]
 
-    def test_classes_within_each_other(self):
-        """Both are sharded, the inner ones first, as torch wants it."""
-        found = sharded_names(Model(), ["Tower", "Block"])
+    def test_nested_classes(self):
+        """Both are sharded, the inner ones first, as torch requires."""
+        result = sharded_names(Model(), ["Tower", "Block"])
 
-        assert found == ["", "stem", *(f"towers.{i}{j}" for i in (0, 1) for j in ("", ".0", ".1"))]
+        assert result == ["", "stem", *(f"towers.{i}{j}" for i in (0, 1) for j in ("", ".0", ".1"))]
 
-    def test_the_model_says_so(self):
-        """A model's own function decides before anything else."""
+    def test_model_function(self):
+        """A model's own function takes precedence."""
 
         class Choosing(Model):
             def fsdp_wrap_fn(self, module):
@@ -78,15 +78,15 @@ class TestWhatIsSharded:
 
         assert sharded_names(Choosing()) == ["", "stem"]
 
-    def test_the_model_names_its_blocks(self):
-        """Models of Transformers name their blocks."""
+    def test_model_attribute(self):
+        """Transformers models list their blocks."""
         model = Model()
         model._no_split_modules = ["Block"]
 
         assert sharded_names(model)[1:3] == ["stem", "towers.0.0"]
 
-    def test_missing_classes_are_refused(self):
-        """A name that nothing has is an error, not a model that is not sharded."""
+    def test_unknown_classes_raise(self):
+        """A name without matches raises."""
         with pytest.raises(
             ValueError, match=r"auto_wrap contains classes of which the model has no module: \['Blok'\]"
         ):
@@ -105,13 +105,13 @@ class TestFormats:
         ],
     )
     def test_policies(self, precision, mixed_precision, expected):
-        """Weights and gradients travel in the formats that the name stands for."""
+        """Weights and gradients are communicated in the dtypes of the setting."""
         policy = cd.FSDPSettings(mixed_precision=mixed_precision).policy(Precision(precision))
 
         assert (policy.param_dtype, policy.reduce_dtype) == expected
 
-    def test_a_policy_of_torch(self):
-        """One's own is taken as it is."""
+    def test_torch_policy(self):
+        """A MixedPrecisionPolicy is used unchanged."""
         own = MixedPrecisionPolicy(param_dtype=torch.float16, output_dtype=torch.float32)
 
         assert cd.FSDPSettings(mp_policy=own).policy(Precision.AMP_BF16) is own
@@ -129,12 +129,12 @@ class TestSettings:
             ({"cpu_offload": 1}, TypeError, "cpu_offload"),
         ],
     )
-    def test_bad_settings_are_refused(self, config, error, message):
-        """At once, with the setting's name."""
+    def test_bad_settings_raise(self, config, error, message):
+        """The error has the setting's name."""
         with pytest.raises(error, match=message):
             cd.Parallelism({"fsdp": config})
 
-    def test_they_reach_torch(self, monkeypatch):
+    def test_settings_are_passed_to_torch(self, monkeypatch):
         """Each setting is passed to torch."""
         caught = []
         original = torch.distributed.fsdp.fully_shard
@@ -159,7 +159,7 @@ class TestSettings:
 
 
 def test_other_layouts_become_contiguous():
-    """Weights in channels_last are sharded as contiguous ones, which is said."""
+    """Channels-last weights are sharded as contiguous ones, with a warning."""
     model = nn.Conv2d(3, 4, 3)
     expected = model.weight.detach().clone()
     model.to(memory_format=torch.channels_last)
@@ -170,15 +170,17 @@ def test_other_layouts_become_contiguous():
     assert torch.equal(model.weight.full_tensor(), expected)
 
 
-def test_optimizers_follow():
-    """Groups hold the shards in their old places; momenta are sharded, counts of steps are not."""
+def test_optimizers_are_updated():
+    """Groups have the shards at the old positions; momenta are sharded, step counts are not."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     groups = [{"params": [model[1].weight], "lr": 0.5}, {"params": [model[0].bias, model[0].weight]}]
     optimizer = torch.optim.Adam(groups, lr=0.1)
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     averages = {name: optimizer.state[parameter] for name, parameter in model.named_parameters() if name != "1.bias"}
-    before = {name: (held["exp_avg"].clone(), held["step"].clone()) for name, held in averages.items()}
+    before = {
+        name: (param_state["exp_avg"].clone(), param_state["step"].clone()) for name, param_state in averages.items()
+    }
 
     cd.Parallelism({"fsdp": {}}).prepare(State(model, optimizers=optimizer))
 
@@ -190,14 +192,14 @@ def test_optimizers_follow():
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert len(optimizer.state) == 3
     for name, (average, step) in before.items():
-        held = optimizer.state[model.get_parameter(name)]
-        assert torch.equal(held["exp_avg"].full_tensor(), average)
-        assert type(held["step"]) is torch.Tensor
-        assert torch.equal(held["step"], step)
+        param_state = optimizer.state[model.get_parameter(name)]
+        assert torch.equal(param_state["exp_avg"].full_tensor(), average)
+        assert type(param_state["step"]) is torch.Tensor
+        assert torch.equal(param_state["step"], step)
 
 
-def test_every_way_to_save_is_refused(start_pair, tmp_path):
-    """A sharded model is refused in one sentence by all that saves and loads, in each of two processes."""
+def test_saving_sharded_models_raises(start_pair, tmp_path):
+    """Each way to save or load a sharded model raises, in both of two processes."""
     pair = start_pair("saving_sharded.py", str(tmp_path))
     try:
         ends = [process.communicate(timeout=240) for process in pair]

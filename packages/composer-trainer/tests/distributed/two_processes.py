@@ -1,4 +1,4 @@
-"""What two processes do, started by torchrun; each writes what came out into ``<folder>/<rank>.json``."""
+"""A program for two processes of torchrun; each writes its results into ``<folder>/<rank>.json``."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A regression; the second block works only for samples whose gate is open, and is not run where there is none."""
+    """A regression; the second block only runs for samples whose gate is open."""
 
     def __init__(self, seed=0, blocks=2):
         super().__init__()
@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 class SkipsBlocks(Algorithm):
-    """An algorithm that says that parameters may go unused."""
+    """An algorithm that declares unused parameters."""
 
     find_unused_parameters = True
 
@@ -68,15 +68,15 @@ class SkipsBlocks(Algorithm):
 
 def batches(gated=False):
     generator = torch.Generator().manual_seed(1)
-    made = []
+    created = []
     for size in SIZES:
         inputs = torch.randn(size, 3, generator=generator, dtype=torch.float64)
         gates = torch.ones(size, dtype=torch.float64)
         if gated:
             gates[1::2] = 0  # those of the second process
             gates[4:] = 0  # and the first's second microbatch
-        made.append((inputs, gates, torch.randn(size, 2, generator=generator, dtype=torch.float64)))
-    return made
+        created.append((inputs, gates, torch.randn(size, 2, generator=generator, dtype=torch.float64)))
+    return created
 
 
 def make_optimizer(model, name):
@@ -115,18 +115,18 @@ def train_alone(optimizer="sgd", gated=False, frozen=False, clip=None):
 def train_together(
     config=None, strategy=None, size=None, optimizer="sgd", gated=False, frozen=False, clip=None, algorithms=()
 ):
-    """Train on this process's part of each batch; the first batch before anything is prepared, on the whole of it."""
+    """Train on this process's part of each batch; the first batch is complete and before any preparation."""
     model = Model()
     stepping = make_optimizer(model, optimizer)
     state = State(model, optimizers=stepping, algorithms=algorithms)
     parallel, spec = cd.Parallelism(config, strategy), DataSpec([])
-    for number, whole in enumerate([batches()[0], *batches(gated)]):
+    for number, complete in enumerate([batches()[0], *batches(gated)]):
         if frozen:
             freeze(model, number)
-        batch, parts = whole, ()
+        batch, parts = complete, ()
         if number > 0:
             parallel.prepare(state)
-            batch = tuple(each[cd.get_global_rank() :: WORLD] for each in whole)
+            batch = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
             count = len(batch[0])
             parts = [(part, len(part[0]) / count) for part in spec.split_batch(batch, size or count)]
             parallel.begin_batch(count, tokens=2 * count, microbatches=len(parts))
@@ -139,9 +139,9 @@ def train_together(
                 loss.backward()
                 return loss
             total = 0
-            for place, (part, share) in enumerate(parts):
+            for place, (part, weight) in enumerate(parts):
                 parallel.begin_microbatch(is_last=place == len(parts) - 1)
-                loss = model.loss(parallel.forward(part), part) * share * parallel.totals().weight
+                loss = model.loss(parallel.forward(part), part) * weight * parallel.totals().weight
                 loss.backward()
                 total = total + loss.detach()
             parallel.end_batch()
@@ -151,13 +151,13 @@ def train_together(
 
         loss = stepping.step(closure)
         if number > 0:
-            assert parallel.totals().samples == len(whole[0])
-            assert parallel.totals().tokens == 2 * len(whole[0])
+            assert parallel.totals().samples == len(complete[0])
+            assert parallel.totals().tokens == 2 * len(complete[0])
     return model, loss.item()
 
 
 def weights(model):
-    """Return a model's weights, whole where they are sharded."""
+    """Return a model's weights, unsharded."""
     return {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value
         for name, value in model.state_dict().items()
@@ -165,7 +165,7 @@ def weights(model):
 
 
 def compare(**options):
-    """Return how far weights and last loss are from those of one process, and whether both have equal bits."""
+    """Return the differences of weights and last loss to one process, and whether both are bit-identical."""
     model, loss = train_together(**options)
     own = weights(model)
     alone, expected_loss = train_alone(
@@ -218,7 +218,7 @@ def refusal(call):
 
 
 def check_equalised():
-    """Models of different seeds become that of rank 0; a model that is another is refused."""
+    """Models of different seeds become rank 0's; a different model raises."""
     rank = cd.get_global_rank()
     state = State(nn.Sequential(Model(seed=rank), nn.BatchNorm1d(2).double()))
     state.model[1].running_mean += rank
@@ -231,12 +231,12 @@ def check_equalised():
 
 
 def check_when_gradients_are_added_up():
-    """After each of two microbatches and the batch, whether all have the same gradients; the second batch is apart."""
-    found = {}
+    """After each of two microbatches and the batch, whether all have equal gradients; the second batch is a trial."""
+    result = {}
     for strategy in ("single_auto_sync", "multi_auto_sync", "forced_sync"):
         model, parallel = nn.Linear(2, 1), cd.Parallelism(ddp_sync_strategy=strategy)
         parallel.prepare(State(model))
-        agree = found[strategy] = []
+        agree = result[strategy] = []
         for parallel.is_apart in (False, True, False):
             parallel.begin_batch(4)
             for is_last in (False, True):
@@ -246,11 +246,11 @@ def check_when_gradients_are_added_up():
             parallel.end_batch()
             agree.append(cd.all_agree(model.weight.grad.tolist()))
             model.zero_grad()
-    return found
+    return result
 
 
 def check_buffers():
-    """Each has its own running means, until all are to have those of rank 0."""
+    """Each process has its running means until rank 0's are broadcast."""
     model = nn.BatchNorm1d(2)
     model.running_mean += 5 + cd.get_global_rank()
     model.num_batches_tracked += 3 + cd.get_global_rank()
@@ -259,7 +259,7 @@ def check_buffers():
 
 
 def check_forced_buffers():
-    """A plain loop can also copy the running means of rank 0 to all processes after a batch."""
+    """A plain loop can broadcast rank 0's running means after a batch."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     parallel = cd.Parallelism(ddp_sync_strategy="forced_sync")
     parallel.prepare(State(model))
@@ -272,7 +272,7 @@ def check_forced_buffers():
 
 
 def check_sharding():
-    """Each has half of every weight and of the optimizer's state; what is computed has 16 bits."""
+    """Each process has half of every weight and optimizer state; computation is in 16 bits."""
     model = Model().float()
     optimizer = make_optimizer(model, "sgd")
     inputs = torch.ones(4, 3), torch.ones(4), torch.ones(4, 2)
@@ -283,16 +283,16 @@ def check_sharding():
     state = State(model, optimizers=optimizer, precision="amp_bf16")
     parallel.prepare(state)
     parallel.prepare(state)  # a second time, nothing is done
-    held = [parameter.to_local().numel() for parameter in model.parameters()]
+    shard_sizes = [parameter.to_local().numel() for parameter in model.parameters()]
     momenta = [optimizer.state[parameter]["momentum_buffer"].to_local().numel() for parameter in model.parameters()]
     parallel.begin_batch(4)
     parallel.begin_microbatch(is_last=True)
     outputs = parallel.forward(inputs)
     model.loss(outputs, inputs).backward()
     optimizer.step()
-    totals = [sum(counts) for counts in zip(*cd.all_gather_object(held), strict=True)]
+    totals = [sum(counts) for counts in zip(*cd.all_gather_object(shard_sizes), strict=True)]
     return {
-        "held": held,
+        "held": shard_sizes,
         "momenta": momenta,
         "totals": totals,
         "sizes": [parameter.numel() for parameter in model.parameters()],
@@ -302,21 +302,21 @@ def check_sharding():
 
 
 def check_own_sharding():
-    """A model that its user has sharded is run as it is, and adds up gradients with the last microbatch."""
+    """A model sharded by its user is not wrapped, and reduces gradients with the last microbatch."""
     from torch.distributed.fsdp import fully_shard
 
-    model, whole = Model(), batches()[0]
+    model, complete = Model(), batches()[0]
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parallel = cd.Parallelism()
     parallel.prepare(State(model, optimizers=optimizer))
-    own = tuple(each[cd.get_global_rank() :: WORLD] for each in whole)
+    own = tuple(each[cd.get_global_rank() :: WORLD] for each in complete)
     for place, part in enumerate(DataSpec([]).split_batch(own, 2)):
         parallel.begin_microbatch(is_last=place == 1)
         (model.loss(parallel.forward(part), part) / 2).backward()
     optimizer.step()
     alone = Model()
-    alone.loss(alone(whole), whole).backward()
+    alone.loss(alone(complete), complete).backward()
     torch.optim.SGD(alone.parameters(), lr=0.1).step()
     return max(float((weights(model)[name] - value).abs().max()) for name, value in alone.state_dict().items())
 
@@ -348,7 +348,7 @@ def check_collectives():
 
 
 def check_order(folder):
-    """The first process runs first; if it fails, the other gets an error."""
+    """The first process runs first; if it fails, the other raises."""
     rank, times = cd.get_global_rank(), []
     with cd.run_local_rank_zero_first():
         if rank == 0:
@@ -390,11 +390,11 @@ def check_samplers():
         cd.check_sampler(loader)
         cd.check_lengths(len(loader))
         cd.set_epoch(loader, 3)
-        num_real, seen, done = cd.num_real_samples_in_loader(loader), 0, []
+        num_real, recorded, done = cd.num_real_samples_in_loader(loader), 0, []
         for (batch,) in loader:
-            left = None if num_real is None else max(0, num_real - seen)
+            left = None if num_real is None else max(0, num_real - recorded)
             done += [x for part, counts in cd.real_parts(batch.split(2), left, spec) if counts for x in part.tolist()]
-            seen += len(batch)
+            recorded += len(batch)
         counted[batch_size] = sorted(sample for part in cd.all_gather_object(done) for sample in part)
     wrong = cd.get_sampler(dataset, num_replicas=3, rank=0)
     return {

@@ -1,4 +1,4 @@
-"""Models that are written to files, read where this library is not, and compared with what they were."""
+"""Exported models are loaded without this library and compared with the original."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def load(path):
 
 @pytest.fixture
 def trained(make_trainer):
-    """Return a model that surgery has changed and that has been trained for two batches."""
+    """Return a model after surgery and two batches of training."""
     trainer = make_trainer(
         model=conv_net(),
         train_dataloader=[images(), images(5)],
@@ -89,8 +89,8 @@ def trained(make_trainer):
 
 
 class TestTorchExport:
-    def test_surgery_is_kept_where_this_library_is_not(self, trained, tmp_path):
-        """A fresh process that cannot import composer computes what the changed model does."""
+    def test_exported_surgery_does_not_need_composer(self, trained, tmp_path):
+        """A new process that cannot import composer computes the changed model's outputs."""
         export_for_inference(trained, "torchexport", tmp_path / "a/model.pt2", sample_input=images())
         inputs = images(7)
         with torch.no_grad():
@@ -110,8 +110,8 @@ class TestTorchExport:
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "['composer']"  # the one that is blocked
 
-    def test_mapping_is_given_by_name(self, tmp_path):
-        """What forward does not look at is no input, and what is no tensor no output."""
+    def test_mapping_inputs(self, tmp_path):
+        """Unused entries are not inputs, and non-tensors are not outputs."""
         model = Tokens()
 
         export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=tokens())
@@ -123,8 +123,8 @@ class TestTorchExport:
         assert list(outputs) == ["logits"]
         torch.testing.assert_close(outputs["logits"], expected)
 
-    def test_model_is_left_as_it_is(self, tmp_path):
-        """Mode, weights, gradients, running averages and torch's random numbers are the same afterwards."""
+    def test_model_is_not_modified(self, tmp_path):
+        """Mode, weights, gradients, running statistics and torch's random numbers do not change."""
         model, calls = conv_net(), []
         model.register_forward_hook(lambda *_: calls.append(1))
         model(images()).sum().backward()
@@ -133,10 +133,10 @@ class TestTorchExport:
         drawn = torch.get_rng_state()
         calls.clear()
 
-        def spoil(copied):
+        def randomize(copied):
             nn.init.normal_(copied.module[0].weight)
 
-        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(), transforms=spoil)
+        export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(), transforms=randomize)
 
         assert torch.equal(torch.get_rng_state(), drawn)
         assert model.training
@@ -146,7 +146,7 @@ class TestTorchExport:
         assert all(torch.equal(one.grad, old) for one, old in zip(model.parameters(), gradients, strict=True))
 
     def test_evaluation_mode(self, tmp_path):
-        """Dropout does nothing in what is exported, though the model is being trained."""
+        """The export is in evaluation mode, also while the model is training."""
         model = Function(nn.Dropout(0.9)).train()
 
         export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(3, 4))
@@ -154,7 +154,7 @@ class TestTorchExport:
         assert torch.equal(load(tmp_path / "model.pt2")(torch.ones(5, 4)), torch.ones(5, 4))
 
     def test_transforms_in_order(self, tmp_path):
-        """Each is given what the one before returned, or changed in place; what they add is in evaluation mode, too."""
+        """Each transform receives the result of the previous one; additions are in evaluation mode."""
         modes = []
 
         def double(model):
@@ -172,8 +172,8 @@ class TestTorchExport:
         assert load(tmp_path / "model.pt2")(torch.full((2,), 5.0)).tolist() == [11.0, 11.0]
         assert modes == [False]
 
-    def test_sample_of_one(self, tmp_path):
-        """A batch of one sample will do: what is exported takes more."""
+    def test_batch_of_one_sample(self, tmp_path):
+        """A batch of one sample gives a dynamic batch size."""
         model = conv_net().eval()
 
         export_for_inference(model, "torchexport", tmp_path / "model.pt2", sample_input=images(1))
@@ -184,7 +184,7 @@ class TestTorchExport:
                 torch.testing.assert_close(load(tmp_path / "model.pt2")(inputs[0]), model(inputs))
 
     def test_names(self, tmp_path):
-        """Inputs and outputs can be called otherwise."""
+        """Inputs and outputs can be renamed."""
         model = Function(lambda batch: (batch["a b"] + 1, [batch["c"]]))
         sample = {"a b": torch.ones(3), "c": torch.ones(3)}
 
@@ -201,7 +201,7 @@ class TestTorchExport:
         assert {name: value.tolist() for name, value in outputs.items()} == {"more": [1.0, 1.0], "same": [0.0, 0.0]}
 
     def test_fixed_number_of_samples(self, tmp_path):
-        """A model that has its number of samples built in is exported with dynamic_batch=False alone."""
+        """A model with a fixed number of samples requires dynamic_batch=False."""
         model = Function(lambda batch: batch.reshape(4, -1).sum(dim=1))
 
         with pytest.raises(ExportError, match="dynamic_batch=False"):
@@ -213,8 +213,8 @@ class TestTorchExport:
 
         assert load(tmp_path / "model.pt2")(torch.ones(4, 2)).tolist() == [2.0] * 4
 
-    def test_what_computes_something_else_is_not_written(self, tmp_path):
-        """A model whose outputs depend on more than the batch is refused, by how much, and a former file stays."""
+    def test_different_outputs_are_not_written(self, tmp_path):
+        """A model whose outputs depend on other state raises with the difference; an existing file is preserved."""
         counted = []
 
         def count(batch):
@@ -229,31 +229,38 @@ class TestTorchExport:
         assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
         assert (tmp_path / "model.pt2").read_text() == "the former one"
 
-    def test_other_numbers_of_samples_are_compared(self, tmp_path):
-        """What agrees on the sample alone is refused, too."""
+    def test_other_batch_sizes_are_compared(self, tmp_path):
+        """An export that only agrees for the sample's size raises."""
 
-        def odd(batch):
+        def size_dependent(batch):
             return batch * (1 if torch.compiler.is_exporting() or len(batch) == 4 else 2)
 
         with pytest.raises(ExportError, match=r"something else than the original on 5 samples"):
-            export_for_inference(Function(odd), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
+            export_for_inference(
+                Function(size_dependent), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4)
+            )
 
     def test_tolerance(self, tmp_path):
-        """How far an output may be off can be said."""
+        """The tolerance can be set."""
 
-        def almost(batch):
+        def biased(batch):
             return batch + (0.01 if torch.compiler.is_exporting() else 0.0)
 
         with pytest.raises(ExportError):
-            export_for_inference(Function(almost), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
+            export_for_inference(Function(biased), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4))
         export_for_inference(
-            Function(almost), "torchexport", tmp_path / "model.pt2", sample_input=torch.ones(4), rtol=0.0, atol=0.02
+            Function(biased),
+            "torchexport",
+            tmp_path / "model.pt2",
+            sample_input=torch.ones(4),
+            rtol=0.0,
+            atol=0.02,
         )
 
         assert (tmp_path / "model.pt2").exists()
 
     def test_url(self, tmp_path):
-        """A URL that fsspec knows holds the same file."""
+        """A URL that fsspec supports has the same file."""
         fsspec = pytest.importorskip("fsspec")
         model = conv_net().eval()
 
@@ -279,7 +286,7 @@ class TestTorchExport:
         ],
     )
     def test_bad_arguments(self, tmp_path, change, kind, message):
-        """What cannot be is refused by name before anything is written."""
+        """Invalid arguments raise before anything is written."""
         arguments = {"save_format": "torchexport", "save_path": tmp_path / "model", "sample_input": (torch.ones(2), 3)}
 
         with pytest.raises(kind, match=message):
@@ -287,7 +294,7 @@ class TestTorchExport:
 
         assert list(tmp_path.iterdir()) == []
 
-    def test_outputs_of_another_kind(self, tmp_path):
+    def test_non_tensor_outputs_raise(self, tmp_path):
         """A forward pass that returns no tensors cannot be exported."""
         with pytest.raises(TypeError, match="forward must return"):
             export_for_inference(Function(str), "torchexport", tmp_path / "model", sample_input=torch.ones(2))
@@ -308,7 +315,7 @@ class TestOnnx:
         return run
 
     def test_classifier_with_surgery(self, trained, evaluate, tmp_path):
-        """The images are the one input, any number of them."""
+        """The images are the only input, with any batch size."""
         export_for_inference(
             trained,
             "onnx",
@@ -326,7 +333,7 @@ class TestOnnx:
         assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
     def test_mapping(self, evaluate, tmp_path):
-        """Inputs and outputs are called by their keys; no output has an input's name, which ONNX does not allow."""
+        """Inputs and outputs have their keys as names; no output has an input's name, as ONNX requires."""
         model = Function(lambda batch: {"sum": batch["first"] + batch["second"], "first": 2 * batch["first"]})
         sample = {"first": torch.ones(3, 2), "unused": torch.ones(3), "second": torch.ones(3, 2)}
 
@@ -336,8 +343,8 @@ class TestOnnx:
         assert outputs["sum"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
         assert outputs["first_output"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
-    def test_names_that_are_taken(self, evaluate, tmp_path):
-        """A name that is made for an output is none that another output or an input has."""
+    def test_generated_names_are_unique(self, evaluate, tmp_path):
+        """A generated output name differs from all other names."""
         model = Function(lambda batch: {"x": 2 * batch["x"], "x_output": 3 * batch["x"]})
 
         export_for_inference(model, "onnx", tmp_path / "model.onnx", sample_input={"x": torch.ones(3, 2)})
@@ -346,8 +353,8 @@ class TestOnnx:
         assert outputs["x_output"].tolist() == [[3.0, 3.0]]
         assert outputs["x_output_output"].tolist() == [[2.0, 2.0]]
 
-    def test_same_name_twice(self, tmp_path):
-        """Two outputs of one name are refused before anything is exported."""
+    def test_duplicate_output_names_raise(self, tmp_path):
+        """Two outputs of one name raise before the export."""
         with pytest.raises(ValueError, match=r"output_names must differ from each other, got \['b', 'b'\]"):
             export_for_inference(
                 Function(lambda batch: (batch, 2 * batch)),
@@ -357,8 +364,8 @@ class TestOnnx:
                 output_names=["b", "b"],
             )
 
-    def test_same_name_for_both(self, tmp_path):
-        """Names that would stand for an input and an output are refused, and nothing is left."""
+    def test_name_of_input_and_output_raises(self, tmp_path):
+        """A name of an input and an output raises, and no file is left."""
         with pytest.raises(ValueError, match=r"output_names must not be names of inputs in ONNX, got \['input'\]"):
             export_for_inference(
                 Function(lambda batch: 2 * batch),
@@ -373,7 +380,7 @@ class TestOnnx:
 @pytest.mark.slow
 @pytest.mark.parametrize("save_format", ["torchexport", "onnx"])
 def test_resnet(save_format, tmp_path):
-    """A ResNet-18 with blurred convolutions goes through in both formats, which compare themselves with it."""
+    """A ResNet-18 with blurred convolutions is exported in both formats, which compare outputs."""
     if save_format == "onnx":
         pytest.importorskip("onnxscript")
     from torchvision.models import resnet18
@@ -392,7 +399,7 @@ def test_resnet(save_format, tmp_path):
 
 class TestFormerModule:
     def test_names_are_importable(self):
-        """composer.trainer.export offers the names with a DeprecationWarning."""
+        """composer.trainer.export provides the names with a DeprecationWarning."""
         import composer.trainer.export as former
 
         with pytest.warns(DeprecationWarning, match="has moved to composer.export"):
@@ -401,9 +408,9 @@ class TestFormerModule:
             _ = former.unknown
 
 
-class TestOfATrainer:
+class TestTrainer:
     def test_the_first_batch_is_transformed(self, make_trainer, tmp_path):
-        """Without a sample the model is exported with a batch as the data spec gives it to the model."""
+        """Without a sample the model is exported with a batch transformed by the data spec."""
         batch = torch.ones(4, 4, dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
         spec = DataSpec(
             [batch],
@@ -422,7 +429,7 @@ class TestOfATrainer:
 
 class TestEvaluationWeights:
     def test_averages_are_exported(self, make_trainer, tmp_path):
-        """With EMA the exported weights are those of evaluations, and training goes on with its own."""
+        """With EMA the exported weights are the averages, and training continues with its own."""
         ema = EMA(half_life=None, smoothing=0.9)
         trainer = make_trainer(algorithms=ema, max_duration="5ba")
         trainer.fit()
@@ -440,8 +447,8 @@ class TestEvaluationWeights:
         torch.testing.assert_close(exported, expected)
         assert not torch.allclose(exported, other, atol=1e-3)
 
-    def test_training_weights_come_back_after_an_error(self, make_trainer):
-        """What fails within the block does not leave averages in the model."""
+    def test_training_weights_are_restored_after_an_error(self, make_trainer):
+        """An error in the block restores the training weights."""
         trainer = make_trainer(algorithms=EMA(half_life=None, smoothing=0.9), max_duration="3ba")
         trainer.fit()
         before, within = make_trainer.weights(trainer), []

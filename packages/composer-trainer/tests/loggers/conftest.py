@@ -1,4 +1,4 @@
-"""A loop of events, as the trainer runs it, around nothing that is learnt."""
+"""A loop of events like the trainer's, without a model."""
 
 import datetime as dt
 import json
@@ -13,7 +13,7 @@ from composer.core import Engine, Logger, State
 
 
 class Loop:
-    """Two epochs of three batches by default; batch ``k`` has the loss ``k`` and takes half a second by the clock."""
+    """By default two epochs of three batches; batch ``k`` has loss ``k`` and takes half a second by the clock."""
 
     def __init__(self, *destinations, batches=3, max_duration="2ep", **options):
         self.batches = batches
@@ -68,7 +68,7 @@ class Loop:
 
 @pytest.fixture
 def make_loop():
-    """Return a function that makes a loop which logs to some destinations; it is closed at the end."""
+    """Return a function that creates a loop with some destinations; it is closed at the end."""
     loops = []
 
     def make(*destinations, **options):
@@ -81,7 +81,7 @@ def make_loop():
 
 
 class UnreadTensor(torch.Tensor):
-    """A number on a device that has not computed it yet: it counts how often one waits for it."""
+    """A number on an asynchronous device that counts synchronizations."""
 
     reads = 0
 
@@ -95,7 +95,7 @@ class UnreadTensor(torch.Tensor):
 
 @pytest.fixture
 def unread():
-    """Return a function that makes a number which counts in ``.reads`` how often one waits for such numbers."""
+    """Return a function that creates a number which counts its synchronizations in ``.reads``."""
 
     class Counted(UnreadTensor):
         reads = 0
@@ -145,7 +145,7 @@ def series(memory, name):
     return [[int(clock.batch), value] for clock, value in memory.data[name]]
 
 
-def tell(**facts):
+def report_facts(**facts):
     print("FACTS" + json.dumps(facts))
 
 
@@ -153,11 +153,11 @@ def tell(**facts):
 
 
 @pytest.fixture(scope="session")
-def in_own_process():
+def run_in_subprocess():
     """Return a function that runs a program in a new process and folder, and returns the facts from it.
 
     Products that change others when they are imported do so there. The program has ``make_trainer(*loggers)`` for a
-    training of two epochs of five batches, ``series(memory, name)`` for what was logged, and ``tell(**facts)``.
+    training of two epochs of five batches, ``series(memory, name)`` for what was logged, and ``report_facts(**facts)``.
     """
 
     def run(program, folder, **environment):

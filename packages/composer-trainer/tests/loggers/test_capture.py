@@ -1,4 +1,4 @@
-"""What is printed is shown as before, and each line is noticed."""
+"""Printed lines are shown and captured."""
 
 import io
 import sys
@@ -11,7 +11,7 @@ from composer.loggers.capture import CapturedStream
 
 @pytest.fixture
 def screen():
-    """Return what stands for the terminal."""
+    """Return a replacement of the terminal."""
     return io.StringIO()
 
 
@@ -22,7 +22,7 @@ def lines():
 
 @pytest.fixture
 def capture(screen, lines, monkeypatch):
-    """Return a function that puts a stream into the place of the terminal; pytest has its own there until the test."""
+    """Return a function that replaces the standard stream, which pytest has replaced before."""
 
     def begin():
         monkeypatch.setattr(sys, "stdout", screen)
@@ -33,8 +33,8 @@ def capture(screen, lines, monkeypatch):
     return begin
 
 
-def test_shown_and_noticed(capture, screen, lines):
-    """Lines come when they are whole, and everything is shown."""
+def test_lines_are_shown_and_captured(capture, screen, lines):
+    """Complete lines are captured, and everything is shown."""
     capture()
 
     print("one", end="")
@@ -46,8 +46,8 @@ def test_shown_and_noticed(capture, screen, lines):
     assert screen.getvalue() == "one line\n\ntwo\n"
 
 
-def test_removed(capture, screen, lines):
-    """Afterwards the terminal has its place back; half a line is a line."""
+def test_removal_restores_the_stream(capture, screen, lines):
+    """The stream is restored; an incomplete line is captured."""
     captured = capture()
 
     print("half", end="")
@@ -58,8 +58,8 @@ def test_removed(capture, screen, lines):
     assert lines == ["half"]
 
 
-def test_last_drawing_of_a_bar(capture, lines):
-    """What was drawn over is not noticed."""
+def test_progress_bar(capture, lines):
+    """Only the last state of a progress bar is captured."""
     capture()
 
     for number in tqdm.tqdm(range(200), file=sys.stdout, mininterval=0):
@@ -72,7 +72,7 @@ def test_last_drawing_of_a_bar(capture, lines):
 
 
 def test_memory_does_not_grow_with_a_bar(capture):
-    """Of a line that is drawn again and again only the last drawing is kept."""
+    """Only the last state of a redrawn line is stored."""
     captured = capture()
 
     for number in range(1000):
@@ -81,8 +81,8 @@ def test_memory_does_not_grow_with_a_bar(capture):
     assert captured._line == "\r999%"
 
 
-def test_another_stream_in_its_place_stays(capture, monkeypatch):
-    """What somebody else has put there is left alone."""
+def test_replaced_stream_is_preserved(capture, monkeypatch):
+    """A stream that other code has set is not replaced."""
     captured = capture()
     other = io.StringIO()
     monkeypatch.setattr(sys, "stdout", other)
@@ -93,11 +93,11 @@ def test_another_stream_in_its_place_stays(capture, monkeypatch):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_in_any_order(screen, order, monkeypatch):
-    """Two that are removed in any order leave the terminal as it was."""
+def test_two_captures(screen, order, monkeypatch):
+    """Two captures can be removed in any order."""
     monkeypatch.setattr(sys, "stdout", screen)
-    heard = [[], []]
-    both = [CapturedStream("stdout", heard[number].append) for number in range(2)]
+    received = [[], []]
+    both = [CapturedStream("stdout", received[number].append) for number in range(2)]
     for one in both:
         one.install()
     print("both")
@@ -107,13 +107,13 @@ def test_two_in_any_order(screen, order, monkeypatch):
     both[order[1]].remove()
 
     assert sys.stdout is screen
-    assert heard[order[0]] == ["both"]
-    assert heard[order[1]] == ["both", "one"]
+    assert received[order[0]] == ["both"]
+    assert received[order[1]] == ["both", "one"]
     assert screen.getvalue() == "both\none\n"
 
 
-def test_answers_as_the_stream_that_was_there(capture, screen):
-    """Programs ask a stream what it is, and flush it."""
+def test_attributes_of_the_stream(capture, screen):
+    """Attributes and flush are passed to the stream."""
     capture()
 
     sys.stdout.flush()
@@ -123,8 +123,8 @@ def test_answers_as_the_stream_that_was_there(capture, screen):
         sys.stdout.fileno()
 
 
-def test_program_without_a_terminal(monkeypatch, lines):
-    """Where there is no stream, none is put there."""
+def test_missing_stream(monkeypatch, lines):
+    """Without a stream none is set."""
     monkeypatch.setattr(sys, "stdout", None)
     stream = CapturedStream("stdout", lines.append)
 

@@ -36,7 +36,7 @@ other = CometMLLogger(exp_kwargs=offline, name="its-own")
 other.load_state_dict(first.state_dict())
 make_trainer(other, epochs=1)[0].close()
 
-tell(
+report_facts(
     losses=series(memory, "loss/train/total"),
     key=first.state_dict()["experiment_key"],
     later=later.state_dict()["experiment_key"],
@@ -52,21 +52,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def facts(in_own_process, folder):
+def facts(run_in_subprocess, folder):
     """Return the facts from a program with two trainings."""
-    return in_own_process(PROGRAM, folder, COMET_LOGGING_CONSOLE="ERROR")
+    return run_in_subprocess(PROGRAM, folder, COMET_LOGGING_CONSOLE="ERROR")
 
 
 @pytest.fixture(scope="module")
 def archives(facts, folder):
-    """Return the archives of the first and of the second training: name, messages, and what is said of the whole."""
-    found = []
+    """Return the archives of both trainings: name, messages and summary."""
+    result = []
     for path in sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime):
         with zipfile.ZipFile(path) as archive:
             messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
             about = json.loads(archive.read("experiment.json"))
-            found.append((path.name, [message["payload"] for message in messages], about))
-    return found
+            result.append((path.name, [message["payload"] for message in messages], about))
+    return result
 
 
 def metrics(payloads, name):
@@ -78,7 +78,7 @@ def metrics(payloads, name):
 
 
 def test_every_loss_with_its_step(facts, archives):
-    """Comet has the numbers that memory has."""
+    """Comet has the same values as InMemoryLogger."""
     _, payloads, _ = archives[0]
 
     assert metrics(payloads, "loss/train/total") == facts["losses"]
@@ -86,7 +86,7 @@ def test_every_loss_with_its_step(facts, archives):
 
 
 def test_settings_and_name(archives):
-    """Settings are parameters, and the experiment is called as the run."""
+    """Hyperparameters are parameters, and the experiment has the run's name."""
     texts = json.dumps(archives[0][1])
 
     assert '"max_duration"' in texts
@@ -102,16 +102,16 @@ def test_images_and_tables(archives):
     assert {"pair_0", "pair_1", "best_10.csv"} <= names
 
 
-def test_every_so_often(archives):
-    """Only the last numbers, where the rest was not asked for; nothing is lost by an error."""
+def test_interval(archives):
+    """With an interval only the last values are logged; an error loses nothing."""
     _, payloads, about = archives[1]
 
     assert [step for step, _ in metrics(payloads, "loss/train/total")] == [4]
     assert about["tags"] == ["failed"]
 
 
-def test_goes_on_in_the_experiment(facts, archives):
-    """With the state of an earlier one a later run writes to the same experiment."""
+def test_resume(facts, archives):
+    """With the state of an earlier run, a later one uses the same experiment."""
     assert facts["key"] == facts["later"]
     assert [name.removesuffix(".zip").partition("-")[0] for name, *_ in archives] == [
         facts["key"],
@@ -125,13 +125,13 @@ def test_a_checkpoint_does_not_choose_the_experiment(facts):
     assert facts["other"] != facts["key"]
 
 
-def test_imported_as_late_as_possible(facts):
-    """Comet changes other libraries when it is imported: neither this package nor making a logger does that."""
+def test_import_is_lazy(facts):
+    """Comet patches other libraries when imported: neither this package nor creating a logger imports it."""
     assert facts["loaded_late"]
 
 
-def test_other_processes_are_silent():
-    """A silent process begins no experiment."""
+def test_rank_zero_only():
+    """Other processes create no experiment."""
     logger, state = CometMLLogger(), State(model=None, rank=1)
     logger.init(state, Logger(state, logger))
 

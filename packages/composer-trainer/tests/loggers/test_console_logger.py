@@ -19,7 +19,7 @@ def printed(stream):
 
 class TestConsoleLogger:
     def test_a_line_at_every_interval_and_at_the_end_of_epochs(self, make_loop):
-        """A line has the place in the run and the latest values; what was printed is not printed again."""
+        """A line has the clock and the latest values; printed values are not printed again."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger("2ba", stream)).fit()
@@ -32,7 +32,7 @@ class TestConsoleLogger:
         ]
 
     def test_every_batch_by_default(self, make_loop):
-        """The default interval is a batch."""
+        """The default interval is one batch."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger(stream=stream)).fit()
@@ -57,7 +57,7 @@ class TestConsoleLogger:
         assert len(printed(stream)) == 6
 
     def test_interval_in_iterations(self):
-        """With iterations of two epochs, a line is printed at the end of each, with the values of its last batch."""
+        """With iterations of two epochs, a line is printed at the end of each, with the last batch's values."""
         stream = io.StringIO()
         network = torch.nn.Linear(2, 2)
         with Trainer(
@@ -77,16 +77,16 @@ class TestConsoleLogger:
             "[epoch 4, end",
         ]
 
-    def test_batches_of_the_whole_training(self, make_loop):
-        """Where the length of training is in batches, batches are counted from its beginning."""
+    def test_total_batches(self, make_loop):
+        """If the training's length is in batches, batches are counted from the start."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger("0.5dur", stream), max_duration="6ba").fit()
 
         assert printed(stream)[-1] == "[epoch 2, batch 6/6] loss/train/total=5"
 
-    def test_evaluation_has_a_line_of_its_own(self, make_loop):
-        """What an evaluation found is printed when it ends, without what training logged."""
+    def test_evaluation_line(self, make_loop):
+        """Evaluation results are printed when it ends, without training values."""
         stream = io.StringIO()
         loop = make_loop(ConsoleLogger("100ba", stream))
         loop.batch()
@@ -95,7 +95,7 @@ class TestConsoleLogger:
 
         assert printed(stream) == ["[batch 1, test] metrics/test/Accuracy=0.9375"]
 
-    def test_rest_is_printed_at_the_end(self, make_loop):
+    def test_remaining_values_are_printed_at_the_end(self, make_loop):
         """Training that ends between two intervals prints what is left."""
         stream = io.StringIO()
 
@@ -103,8 +103,8 @@ class TestConsoleLogger:
 
         assert printed(stream) == ["[epoch 1, end] loss/train/total=2"]
 
-    def test_nothing_is_read_between_lines(self, make_loop, unread):
-        """Numbers of a device are waited for only when they are printed, those of a line together."""
+    def test_values_are_read_when_printed(self, make_loop, unread):
+        """Device values are read when printed, all of a line together."""
         loop = make_loop(ConsoleLogger("4ba", io.StringIO()))
         reads = []
 
@@ -114,8 +114,8 @@ class TestConsoleLogger:
 
         assert reads == [0, 0, 0, 1]
 
-    def test_long_lines_are_folded(self, make_loop):
-        """Many metrics stay readable: losses and metrics first, then the rest, on lines of at most 120 characters."""
+    def test_long_lines_are_wrapped(self, make_loop):
+        """Losses and metrics are first, on lines of at most 120 characters."""
         stream = io.StringIO()
         rest = {f"throughput/number_{place}": place for place in range(9)}
 
@@ -128,22 +128,22 @@ class TestConsoleLogger:
         assert second.startswith("    throughput/")
         assert max(map(len, printed(stream))) <= 120
 
-    def test_several_numbers_in_one_tensor(self, make_loop):
-        """A metric that is no single number is printed and does not end the run."""
+    def test_tensor_values(self, make_loop):
+        """A metric with several values is printed."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger(stream=stream)).batch(per_class=torch.tensor([0.5, 1.0]))
 
         assert printed(stream) == ["[epoch 1/2, batch 1/3] loss/train/total=0, per_class=[0.5, 1.0]"]
 
-    def test_stream_is_looked_up_when_it_prints(self, make_loop, capsys):
-        """Standard streams that are replaced after the logger was made are respected."""
+    def test_replaced_streams(self, make_loop, capsys):
+        """Standard streams that are replaced after construction are used."""
         make_loop(ConsoleLogger(stream="stdout")).batch()
 
         assert capsys.readouterr().out == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
 
-    def test_first_process_prints(self, make_loop):
-        """In a distributed run other processes are silent."""
+    def test_rank_zero_only(self, make_loop):
+        """Other processes print nothing."""
         stream = io.StringIO()
         loop = make_loop(ConsoleLogger(stream=stream), rank=1)
 
@@ -153,7 +153,7 @@ class TestConsoleLogger:
         assert stream.getvalue() == ""
 
     def test_settings_and_tables(self, make_loop):
-        """Settings are a line, tables are columns."""
+        """Hyperparameters are one line, tables are columns."""
         stream = io.StringIO()
         logger = make_loop(ConsoleLogger(stream=stream)).logger
 
@@ -162,8 +162,8 @@ class TestConsoleLogger:
 
         assert printed(stream) == ["hyperparameters: lr=0.1, seed=17", "best:", "id    score", "1000  0.5"]
 
-    def test_traces_if_asked_for(self, make_loop):
-        """Which algorithms ran is printed with log_traces=True only."""
+    def test_log_traces(self, make_loop):
+        """Traces are printed with log_traces=True only."""
         silent, stream = io.StringIO(), io.StringIO()
         loop = make_loop(ConsoleLogger(stream=silent), ConsoleLogger(stream=stream, log_traces=True))
 
@@ -173,8 +173,8 @@ class TestConsoleLogger:
         assert "algorithm_traces/EMA/batch_end=ran" in stream.getvalue()
         assert "EMA" not in silent.getvalue()
 
-    def test_beside_a_bar(self, make_loop):
-        """A line does not run into a bar that is being drawn."""
+    def test_progress_bar(self, make_loop):
+        """A line does not overlap a progress bar."""
         stream = io.StringIO()
         loop = make_loop(ConsoleLogger(stream=stream))
 
@@ -183,15 +183,15 @@ class TestConsoleLogger:
 
         assert "\r[epoch 1/2, batch 1/3] loss/train/total=0\n" in stream.getvalue()
 
-    def test_lines_of_a_file_are_there_at_once(self, make_loop, tmp_path):
-        """A line is in the file when it is printed, also where tqdm prints it."""
+    def test_file_is_flushed(self, make_loop, tmp_path):
+        """Lines are flushed to a file, also if tqdm prints them."""
         with (tmp_path / "lines.txt").open("w") as file:
             make_loop(ConsoleLogger(stream=file)).batch()
 
             assert (tmp_path / "lines.txt").read_text() == "[epoch 1/2, batch 1/3] loss/train/total=0\n"
 
     def test_without_tqdm(self, make_loop, monkeypatch):
-        """Where nothing has loaded tqdm, a line is a line."""
+        """If tqdm is not imported, lines are printed directly."""
         monkeypatch.delitem(sys.modules, "tqdm")
         stream = io.StringIO()
 
@@ -204,6 +204,6 @@ class TestConsoleLogger:
         [({"log_interval": "often"}, "'often'"), ({"stream": "nowhere"}, "stream must be"), ({"stream": 3}, "got 3")],
     )
     def test_bad_arguments(self, options, message):
-        """What cannot work is refused at once."""
+        """Invalid arguments raise at construction."""
         with pytest.raises(ValueError, match=message):
             ConsoleLogger(**options)

@@ -1,4 +1,4 @@
-"""Metrics in a file, whole lines at any time."""
+"""Metrics in a file, with complete lines at any time."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from composer.loggers import FileLogger, ProgressBarLogger
 
 
 def lines(path):
-    """Return what was logged to a file: all lines but the first, which names the run."""
+    """Return the logged lines of a file, without the first, which has the run's name."""
     first, *logged = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     assert first.keys() == {"epoch", "batch", "seconds", "run_name"}
     return logged
@@ -28,7 +28,7 @@ def losses(path):
 
 
 def resume(make_loop, destination, *, state=None, batch=0, run_name="a", **options):
-    """Return a loop that continues at a batch, with what was saved of its loggers."""
+    """Return a loop that continues at a batch with the saved state of its loggers."""
 
     class Resume(Callback):
         def before_load(self, state, logger):
@@ -40,7 +40,7 @@ def resume(make_loop, destination, *, state=None, batch=0, run_name="a", **optio
 
 
 class Writes:
-    """What was written unbuffered, until there is no more room."""
+    """Records unbuffered writes, until the disk is full."""
 
     def __init__(self):
         self.contents, self.buffering, self.room = [], [], 10**9
@@ -61,7 +61,7 @@ class Writes:
 
 @pytest.fixture
 def writes(monkeypatch):
-    """Return what is written to files that are appended to."""
+    """Return the writes to appended files."""
     watched, opened = Writes(), Path.open
 
     def watch(path, mode="r", buffering=-1, **options):
@@ -92,15 +92,15 @@ class TestFileLogger:
         assert [line["metrics"]["loss/train/total"] for line in written if len(line["metrics"]) == 2] == [*range(6)]
 
     def test_name_is_filled_in(self, make_loop, tmp_path, monkeypatch):
-        """By default the file is named after run and process, in a folder that is made."""
+        """By default the file name has run and rank, in a folder that is created."""
         monkeypatch.chdir(tmp_path)
 
         make_loop(FileLogger(), run_name="blur")
 
         assert lines(tmp_path / "blur" / "logs-rank0.txt") == []
 
-    def test_file_is_where_the_run_began(self, make_loop, tmp_path, monkeypatch):
-        """Changing the working folder during a run does not split the file."""
+    def test_path_is_absolute(self, make_loop, tmp_path, monkeypatch):
+        """Changing the working directory during a run does not change the file."""
         monkeypatch.chdir(tmp_path)
         loop = make_loop(FileLogger("log.txt"))
         (tmp_path / "elsewhere").mkdir()
@@ -110,7 +110,7 @@ class TestFileLogger:
 
         assert len(lines(tmp_path / "log.txt")) == 6
 
-    def test_existing_file_is_an_error(self, make_loop, tmp_path):
+    def test_existing_file_raises(self, make_loop, tmp_path):
         """Nothing that was measured is written over by accident."""
         path = tmp_path / "log.txt"
         path.write_text("precious")
@@ -129,18 +129,18 @@ class TestFileLogger:
         assert len(lines(tmp_path / "log.txt")) == 6
 
     @pytest.mark.parametrize("name", ["{epoch}.txt", "{}.txt", "{run_name.txt"])
-    def test_unknown_placeholder_is_refused(self, name):
+    def test_unknown_placeholder_raises(self, name):
         """A name that cannot be filled in is refused at once."""
         with pytest.raises(ValueError, match=r"filename .*\{run_name\} and \{rank\}"):
             FileLogger(name)
 
-    def test_flush_interval_of_nothing_is_refused(self):
-        """An interval is at least one batch."""
+    def test_zero_flush_interval_raises(self):
+        """The interval is at least one batch."""
         with pytest.raises(ValueError, match=r"flush_interval must be at least 1, got 0\. It counts batches"):
             FileLogger(flush_interval=0)
 
-    def test_written_every_flush_interval(self, make_loop, tmp_path):
-        """Lines are written after every so many batches."""
+    def test_flush_interval(self, make_loop, tmp_path):
+        """Lines are written after every flush_interval batches."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
         written = []
 
@@ -151,8 +151,8 @@ class TestFileLogger:
         assert written == [0, 2, 2, 4, 4]
 
     @pytest.mark.parametrize("event", ["epoch_end", "eval_after_all", "fit_end", "predict_end"])
-    def test_written_at(self, make_loop, tmp_path, event):
-        """Lines are written when an epoch, an evaluation, a prediction or the training ends."""
+    def test_flush_events(self, make_loop, tmp_path, event):
+        """Lines are written at the end of an epoch, evaluation, prediction or training."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.batch()
 
@@ -161,7 +161,7 @@ class TestFileLogger:
         assert len(lines(tmp_path / "log.txt")) == 1
 
     def test_written_on_close(self, make_loop, tmp_path):
-        """What was logged last is there when the run has been closed."""
+        """Remaining lines are written by close."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.batch()
 
@@ -169,8 +169,8 @@ class TestFileLogger:
 
         assert len(lines(tmp_path / "log.txt")) == 1
 
-    def test_device_is_waited_for_once_a_flush(self, make_loop, tmp_path, unread):
-        """Numbers of a device are read together, when they are written."""
+    def test_one_synchronization_per_flush(self, make_loop, tmp_path, unread):
+        """Device values are read together when they are written."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=4))
         for number in range(3):
             loop.batch(slow=unread(number))
@@ -181,8 +181,8 @@ class TestFileLogger:
         assert (before, unread.counter.reads) == (0, 1)
         assert [line["metrics"]["slow"] for line in lines(tmp_path / "log.txt")] == [0.0, 1.0, 2.0, 3.0]
 
-    def test_numbers_that_json_has_not(self, make_loop, tmp_path):
-        """The file is strict JSON, and its texts for such numbers are read by float()."""
+    def test_special_floats(self, make_loop, tmp_path):
+        """The file is strict JSON, with strings that float() accepts."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.logger.log_metrics({"a": torch.tensor(math.nan), "b": math.inf, "c": [-math.inf]})
         loop.engine.close()
@@ -196,8 +196,8 @@ class TestFileLogger:
         assert math.isnan(float(values["a"]))
         assert float(values["c"][0]) == -math.inf
 
-    def test_hyperparameters_of_any_kind(self, make_loop, tmp_path):
-        """Settings are a line; what JSON does not know becomes text."""
+    def test_hyperparameters(self, make_loop, tmp_path):
+        """Hyperparameters are a line; unserializable values become strings."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         settings = {
             "lr": 0.1,
@@ -218,7 +218,7 @@ class TestFileLogger:
         }
 
     def test_traces_and_tables(self, make_loop, tmp_path):
-        """Which algorithms ran, and tables, are lines of their own."""
+        """Traces and tables have their own lines."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.logger.log_traces(
             {"algorithm_traces/MixUp/after_loss": Trace("MixUp", Event.AFTER_LOSS, order=0, run=True)}
@@ -236,8 +236,8 @@ class TestFileLogger:
         }
         assert (table["table"], table["columns"], table["rows"]) == ("best", ["id"], [[7]])
 
-    def test_traces_can_be_left_out(self, make_loop, tmp_path):
-        """With log_traces=False they are not written."""
+    def test_log_traces_false(self, make_loop, tmp_path):
+        """With log_traces=False traces are not written."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), log_traces=False))
         loop.logger.log_traces({"a": Trace()})
         loop.engine.close()
@@ -245,7 +245,7 @@ class TestFileLogger:
         assert lines(tmp_path / "log.txt") == []
 
     def test_full_disk_does_not_end_the_run(self, make_loop, tmp_path):
-        """A file that cannot be written to is reported once; the run goes on, and so does the file if it can."""
+        """A write failure is reported once; the run continues, and the file if possible."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=1))
         loop.batch()
         (tmp_path / "log.txt").rename(tmp_path / "kept.txt")
@@ -261,16 +261,16 @@ class TestFileLogger:
         assert len(caught) == 1
         assert [json.loads(line)["batch"] for line in (tmp_path / "log.txt").read_text().splitlines()] == [3]
 
-    def test_a_kill_finds_no_line_half_written(self, make_loop, tmp_path, writes):
-        """Each line is handed to the system whole and by itself; nothing waits in a buffer of the process."""
+    def test_lines_are_written_completely(self, make_loop, tmp_path, writes):
+        """Each write has complete lines; nothing is buffered in the process."""
         make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=100)).fit()
 
         assert len(writes.contents) == 7
         assert all(content.endswith(b"\n") and content.count(b"\n") == 1 for content in writes.contents)
         assert set(writes.buffering) == {0}
 
-    def test_line_that_does_not_fit_is_taken_back(self, make_loop, tmp_path, writes):
-        """Where a disk has room for a part of a line only, the file ends with the line before."""
+    def test_incomplete_line_is_removed(self, make_loop, tmp_path, writes):
+        """If a disk has space for a part of a line only, the file ends with the line before."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), flush_interval=2))
         writes.room = 150
 
@@ -281,7 +281,7 @@ class TestFileLogger:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are open")
     def test_no_file_stays_open(self, make_loop, tmp_path):
-        """A run that is never closed leaves no open file behind."""
+        """A run that is never closed leaves no open file."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.fit()
 
@@ -290,7 +290,7 @@ class TestFileLogger:
         assert "log.txt" not in opened
 
     def test_every(self, make_loop, tmp_path):
-        """With an interval the newest values are written, with the batch that they belong to, also after an error."""
+        """With an interval the latest values are written with their batch, also after an error."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), every="4ba"))
         loop.fit()
         loop.engine.close()
@@ -299,7 +299,7 @@ class TestFileLogger:
 
     @pytest.mark.parametrize(("size", "writes_made"), [(0, 7), (1, 7), (150, 4), (10**6, 2)])
     def test_buffer_size(self, make_loop, tmp_path, writes, size, writes_made):
-        """So many bytes are gathered before the system is called; only whole lines are handed over."""
+        """The given number of bytes is buffered; writes have complete lines."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt"), buffer_size=size))
         [loop.batch() for _ in range(6)]
 
@@ -310,14 +310,14 @@ class TestFileLogger:
         assert len(lines(tmp_path / "log.txt")) == 6
 
     def test_negative_buffer_size(self):
-        """A size is no negative number."""
+        """A size must not be negative."""
         with pytest.raises(ValueError, match=r"buffer_size must be at least 0, got -1\. It counts bytes"):
             FileLogger(buffer_size=-1)
 
 
 class TestPrintedLines:
     def test_both_streams(self, make_loop, tmp_path, capsys):
-        """What is printed is in the file with the clock, and on the screen."""
+        """Printed lines are in the file with the clock, and on the screen."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")))
         loop.batch()
 
@@ -330,19 +330,19 @@ class TestPrintedLines:
             {"epoch": 0, "batch": 1, "seconds": 0.5, "stdout": "to stdout"},
             {"epoch": 0, "batch": 1, "seconds": 0.5, "stderr": "to stderr"},
         ]
-        shown = capsys.readouterr()
-        assert (shown.out, shown.err) == ("to stdout\nafterwards\n", "to stderr\n")
+        output = capsys.readouterr()
+        assert (output.out, output.err) == ("to stdout\nafterwards\n", "to stderr\n")
 
-    def test_not_wanted(self, make_loop, tmp_path):
-        """With False the streams are left alone."""
+    def test_disabled(self, make_loop, tmp_path):
+        """With False the streams are not captured."""
         streams = sys.stdout, sys.stderr
 
         make_loop(FileLogger(str(tmp_path / "log.txt"), capture_stdout=False, capture_stderr=False))
 
         assert (sys.stdout, sys.stderr) == streams
 
-    def test_streams_are_given_back(self, make_loop, tmp_path):
-        """When the run is closed, here because the file could not be made, the streams are what they were."""
+    def test_streams_are_restored(self, make_loop, tmp_path):
+        """Closing restores the streams, here after the file could not be created."""
         streams = sys.stdout, sys.stderr
         (tmp_path / "log.txt").write_text("precious")
 
@@ -359,8 +359,8 @@ class TestPrintedLines:
 
         assert lines(tmp_path / "log.txt")[0]["stdout"] == "before the error"
 
-    def test_a_progress_bar(self, make_loop, tmp_path, capsys):
-        """Of a bar its last drawing is in the file."""
+    def test_progress_bar(self, make_loop, tmp_path, capsys):
+        """Only the last state of a progress bar is in the file."""
         loop = make_loop(FileLogger(str(tmp_path / "log.txt")), ProgressBarLogger("stderr"))
         loop.fit()
         loop.engine.close()
@@ -371,20 +371,20 @@ class TestPrintedLines:
 
 
 class TestRemoteFile:
-    def test_without_a_logger_that_keeps_files(self, make_loop, tmp_path):
-        """A name elsewhere is of no use where nobody keeps files."""
+    def test_without_a_file_destination(self, make_loop, tmp_path):
+        """A remote name has no effect without a destination for files."""
         with pytest.raises(ValueError, match=r"remote_file_name is 'a', but no logger of this run stores files"):
             make_loop(FileLogger(str(tmp_path / "log.txt"), "a"))
 
     def test_unknown_placeholder(self):
-        """Its name is filled in as that of the file."""
+        """Its placeholders are checked like the file's."""
         with pytest.raises(ValueError, match=r"remote_file_name may have \{run_name\} and \{rank\}"):
             FileLogger(remote_file_name="{epoch}")
 
 
 class TestSeveral:
-    def test_two_on_one_file(self, make_loop, tmp_path):
-        """Their lines would get mixed up, or the second would write over the first."""
+    def test_two_loggers_with_one_file(self, make_loop, tmp_path):
+        """Two loggers with one file raise."""
         loggers = [FileLogger(str(tmp_path / "log.txt"), overwrite=True) for _ in range(2)]
 
         with pytest.raises(ValueError, match=r"log\.txt', which another FileLogger of this run writes to"):
@@ -399,8 +399,8 @@ class TestSeveral:
 
 
 class TestResuming:
-    def test_continues_its_file(self, make_loop, tmp_path):
-        """A run resumed from its own checkpoint adds to its file."""
+    def test_resume(self, make_loop, tmp_path):
+        """A run resumed from its own checkpoint appends to its file."""
         first = FileLogger(str(tmp_path / "a"))
         make_loop(first, run_name="a").fit().engine.close()
         later = FileLogger(str(tmp_path / "a"))
@@ -410,7 +410,7 @@ class TestResuming:
         assert losses(tmp_path / "a") == [*range(12)]
 
     def test_a_checkpoint_does_not_choose_the_file(self, make_loop, tmp_path):
-        """A path in a checkpoint that is not the logger's own is neither written to nor read."""
+        """A path in a checkpoint that is not the logger's is neither written nor read."""
         precious = tmp_path / "precious"
         precious.write_text("export A=1\n")
         state = {"path": str(precious), "size": 0}
@@ -420,8 +420,8 @@ class TestResuming:
         assert precious.read_text() == "export A=1\n"
         assert losses(tmp_path / "own") == [*range(6, 12)]
 
-    def test_the_checkpoint_of_another_run(self, make_loop, tmp_path):
-        """A run that begins with another's checkpoint has a file of its own, and leaves the other's alone."""
+    def test_checkpoint_of_another_run(self, make_loop, tmp_path):
+        """A run that starts from another run's checkpoint has its own file and does not change the other's."""
         first = FileLogger(str(tmp_path / "{run_name}"))
         make_loop(first, run_name="a").fit().engine.close()
         before = (tmp_path / "a").read_bytes()
@@ -432,8 +432,8 @@ class TestResuming:
         assert (tmp_path / "a").read_bytes() == before
         assert losses(tmp_path / "b") == [*range(6, 12)]
 
-    def test_lines_after_the_checkpoint_are_cut_off(self, make_loop, tmp_path):
-        """After a kill no batch is there twice, and what was logged at the checkpoint's own batch stays."""
+    def test_lines_after_the_checkpoint_are_removed(self, make_loop, tmp_path):
+        """No batch is logged twice after a kill; lines of the checkpoint's batch are preserved."""
         first = FileLogger(str(tmp_path / "a"), flush_interval=1)
         loop = make_loop(first, run_name="a")
         loop.fit(epochs=1, evaluate=True)
@@ -447,8 +447,8 @@ class TestResuming:
         assert losses(tmp_path / "a") == [*range(6)]
         assert [line["batch"] for line in lines(tmp_path / "a") if "metrics/eval/Accuracy" in line["metrics"]] == [3]
 
-    def test_saving_writes_what_was_logged(self, make_loop, tmp_path):
-        """Lines that wait for the next flush when a checkpoint is saved are not lost by a kill after it."""
+    def test_saving_flushes(self, make_loop, tmp_path):
+        """Lines before a checkpoint are written when it is saved."""
         logger = FileLogger(str(tmp_path / "a"), flush_interval=100)
         loop = make_loop(logger, run_name="a")
         [loop.batch() for _ in range(3)]
@@ -463,8 +463,8 @@ class TestResuming:
             "first_line": hashlib.sha256(first_line).hexdigest(),
         }
 
-    def test_a_file_that_another_run_has_overwritten(self, make_loop, tmp_path):
-        """A resumed run does not truncate the log of another run at its path."""
+    def test_file_of_another_run(self, make_loop, tmp_path):
+        """A resumed run does not truncate another run's log at its path."""
         first = FileLogger(str(tmp_path / "log"))
         make_loop(first, run_name="a").fit(epochs=1).engine.close()
         saved = first.state_dict()
@@ -488,8 +488,8 @@ class TestResuming:
 
         assert (tmp_path / "b").read_bytes() == before + before
 
-    def test_file_that_is_gone(self, make_loop, tmp_path):
-        """Where the earlier file is not to be found, there is a new one."""
+    def test_missing_file(self, make_loop, tmp_path):
+        """If the earlier file is missing, a new one is created."""
         state = {"path": str(tmp_path / "a"), "size": 1000}
 
         resume(make_loop, FileLogger(str(tmp_path / "a")), state=state).fit().engine.close()
@@ -497,8 +497,8 @@ class TestResuming:
         assert len(lines(tmp_path / "a")) == 6
 
     @pytest.mark.parametrize(("batch", "expected"), [(0, [*range(6)]), (2, [0, 1, *range(2, 8)])])
-    def test_without_a_saved_place(self, make_loop, tmp_path, batch, expected):
-        """A restart before the first checkpoint, or of a further process, cuts its own file off at its batch."""
+    def test_without_a_saved_position(self, make_loop, tmp_path, batch, expected):
+        """A restart before the first checkpoint, or of a new process, truncates its file at its batch."""
         first = make_loop(FileLogger(str(tmp_path / "a"), flush_interval=1), run_name="a")
         [first.batch() for _ in range(4)]
 
@@ -506,8 +506,8 @@ class TestResuming:
 
         assert losses(tmp_path / "a") == expected
 
-    def test_moved_with_its_checkpoint(self, make_loop, tmp_path):
-        """A file that now lies in another folder is known by the run's name in it."""
+    def test_moved_folder(self, make_loop, tmp_path):
+        """A file in another folder is recognized by the run's name in it."""
         (tmp_path / "old").mkdir()
         first = FileLogger(str(tmp_path / "old" / "log"))
         make_loop(first, run_name="a").fit(epochs=1).engine.close()
@@ -522,8 +522,8 @@ class TestResuming:
     @pytest.mark.parametrize(
         "content", ['{"epoch": 0, "batch": 0, "seconds": 0.0, "run_name": "other"}\n', "precious\n", "[]\n", "\xff"]
     )
-    def test_restart_with_a_file_of_something_else(self, make_loop, tmp_path, content):
-        """What this run has not written stays, also when the run starts again."""
+    def test_restart_with_a_foreign_file(self, make_loop, tmp_path, content):
+        """A file of other content is preserved, also after a restart."""
         (tmp_path / "a").write_text(content)
 
         with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -531,8 +531,8 @@ class TestResuming:
 
         assert (tmp_path / "a").read_text() == content
 
-    def test_place_of_an_earlier_release(self, make_loop, tmp_path):
-        """A checkpoint whose FileLogger saved the path alone is continued: lines are cut off by their batch."""
+    def test_state_of_an_earlier_release(self, make_loop, tmp_path):
+        """A state with only a path is resumed: lines are removed by batch."""
         first = FileLogger(str(tmp_path / "a"), flush_interval=1)
         make_loop(first, run_name="another name").fit().engine.close()
         state = {"path": first.state_dict()["path"]}
@@ -543,7 +543,7 @@ class TestResuming:
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
     def test_restart_with_a_pipe(self, make_loop, tmp_path):
-        """A pipe is not read when a run is resumed, as that would wait for somebody who writes to it."""
+        """A pipe is not read on resume, which would block."""
         os.mkfifo(tmp_path / "a")
         pipe = os.open(tmp_path / "a", os.O_RDWR | os.O_NONBLOCK)
         os.write(pipe, b'{"run_name": "a"}\n')
@@ -554,15 +554,15 @@ class TestResuming:
         assert os.read(pipe, 100) == b'{"run_name": "a"}\n'
         os.close(pipe)
 
-    def test_another_start_is_no_restart(self, make_loop, tmp_path):
-        """A run that is not resumed does not touch the file of an earlier one of its name."""
+    def test_new_run_preserves_an_earlier_file(self, make_loop, tmp_path):
+        """A new run does not change the file of an earlier one of its name."""
         make_loop(FileLogger(str(tmp_path / "a")), run_name="a").fit().engine.close()
 
         with pytest.raises(FileExistsError, match="overwrite=True"):
             make_loop(FileLogger(str(tmp_path / "a")), run_name="a")
 
-    def test_killed_before_anything_was_written(self, make_loop, tmp_path):
-        """An empty file, as a kill may leave it, is continued."""
+    def test_empty_file(self, make_loop, tmp_path):
+        """An empty file, as after a kill, is continued."""
         (tmp_path / "a").touch()
 
         resume(make_loop, FileLogger(str(tmp_path / "a"))).fit().engine.close()
@@ -570,11 +570,11 @@ class TestResuming:
         assert losses(tmp_path / "a") == [*range(6)]
 
     @pytest.mark.parametrize("state", [{}, {"path": 5, "size": 0}, {"size": 0}, {"path": "a", "size": -1}, {"a": 1}])
-    def test_nonsense(self, state):
-        """What no FileLogger has saved is refused by a sentence."""
+    def test_invalid_state_raises(self, state):
+        """An invalid state raises."""
         with pytest.raises(ValueError, match="FileLogger"):
             FileLogger().check_state_dict(state)
 
-    def test_nothing_to_remember_before_there_is_a_file(self):
+    def test_state_is_empty_before_the_first_write(self):
         """A logger that has written nothing has no state."""
         assert FileLogger().state_dict() == {}

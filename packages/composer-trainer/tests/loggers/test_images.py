@@ -1,4 +1,4 @@
-"""Images of any kind become what every product can store."""
+"""Images of any kind are converted to a common format."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from composer.loggers.images import to_images, to_masks
     ],
 )
 def test_shapes(shape, channels_last, shapes):
-    """Every way to write images ends as height, width, channels."""
+    """All image shapes are converted to height, width, channels."""
     images = to_images(torch.rand(shape), channels_last=channels_last)
 
     assert [tuple(image.shape) for image in images] == shapes
@@ -28,7 +28,7 @@ def test_shapes(shape, channels_last, shapes):
 
 
 def test_lists_and_arrays():
-    """Several of different sizes, also as arrays."""
+    """Images of different sizes and arrays are accepted."""
     images = to_images([torch.rand(3, 4, 5).numpy(), [torch.rand(2, 1, 6, 7)]])
 
     assert [tuple(image.shape) for image in images] == [(4, 5, 3), (6, 7, 1), (6, 7, 1)]
@@ -36,8 +36,8 @@ def test_lists_and_arrays():
 
 @given(st.binary(min_size=12, max_size=12))
 @settings(deadline=None)
-def test_bytes_stay_as_they_are(values):
-    """Bytes, and the same as floats from 0 to 1, are the same image."""
+def test_bytes_and_floats(values):
+    """Bytes, and floats in [0, 1], give the same image."""
     pixels = torch.tensor(list(values), dtype=torch.uint8).reshape(3, 2, 2)
 
     (as_bytes,), (as_floats,) = to_images(pixels), to_images(pixels / 255)
@@ -46,15 +46,15 @@ def test_bytes_stay_as_they_are(values):
     assert torch.equal(as_floats, as_bytes)
 
 
-def test_normalized_images_are_stretched():
-    """Floats beyond 0 and 1 get the whole range from black to white."""
+def test_normalized_images_are_scaled():
+    """Floats outside [0, 1] are scaled to the full range."""
     (image,) = to_images(torch.tensor([[-2.0, 0.0], [1.0, 2.0]]))
 
     assert image.flatten().tolist() == [0, 128, 191, 255]
 
 
-def test_odd_numbers():
-    """What is no number is black, truth is white, and large whole numbers are white."""
+def test_special_values():
+    """NaN is black, True is white, and large integers are white."""
     assert to_images(torch.tensor([[float("nan"), 1.0]]))[0].flatten().tolist() == [0, 255]
     assert to_images(torch.tensor([[True, False]]))[0].flatten().tolist() == [255, 0]
     assert to_images(torch.tensor([[300, -5]]))[0].flatten().tolist() == [255, 0]
@@ -62,13 +62,13 @@ def test_odd_numbers():
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 6), (5, 8, 6), (7,), (1, 1, 1, 1, 1)])
-def test_what_is_no_image(shape):
-    """A shape that is no image is refused, with the shape."""
+def test_invalid_shape_raises(shape):
+    """An invalid shape raises."""
     with pytest.raises(ValueError, match=r"images must be \(H, W\), \(C, H, W\) .* channels_last"):
         to_images(torch.zeros(shape))
 
 
 def test_masks():
-    """A mask, or several, as a list."""
+    """One mask, or a list."""
     assert [tuple(mask.shape) for mask in to_masks(torch.zeros(2, 8, 6))] == [(8, 6)] * 2
     assert [tuple(mask.shape) for mask in to_masks(torch.zeros(8, 6))] == [(8, 6)]

@@ -1,4 +1,4 @@
-"""What was logged can be looked at."""
+"""Logged values can be read."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from composer.loggers import InMemoryLogger
 
 
 class TestInMemoryLogger:
-    def test_keeps_each_value_with_the_clock(self, make_loop):
-        """A batch's loss stands beside the clock of that batch."""
+    def test_values_with_timestamps(self, make_loop):
+        """Each value is stored with its batch's clock."""
         history = InMemoryLogger()
 
         make_loop(history).fit()
@@ -18,8 +18,8 @@ class TestInMemoryLogger:
         assert [int(clock.epoch) for clock, _ in history.data["loss/train/total"]] == [0, 0, 0, 1, 1, 1]
         assert [int(clock.batch) for clock, _ in history.data["loss/train/total"]] == [0, 1, 2, 3, 4, 5]
 
-    def test_timeseries_has_a_column_for_each_part_of_the_clock(self, make_loop):
-        """Columns of one length, ready to be drawn."""
+    def test_timeseries_columns(self, make_loop):
+        """Columns have equal length, one per unit."""
         history = InMemoryLogger()
         make_loop(history).fit()
 
@@ -30,8 +30,8 @@ class TestInMemoryLogger:
         assert series["batch_in_epoch"] == [0, 1, 2, 0, 1, 2]
         assert series["total_wct"] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
 
-    def test_timeseries_of_an_unknown_metric_names_the_known_ones(self, make_loop):
-        """The error says what there is."""
+    def test_timeseries_of_an_unknown_metric_raises(self, make_loop):
+        """The error lists the metrics."""
         history = InMemoryLogger()
         make_loop(history).fit()
 
@@ -39,15 +39,15 @@ class TestInMemoryLogger:
             history.get_timeseries("loss")
 
     def test_most_recent(self, make_loop):
-        """The last value of each metric, and when it was."""
+        """The last value of each metric with its timestamp."""
         history = InMemoryLogger()
         make_loop(history).fit(evaluate=True)
 
         assert history.most_recent_values == {"loss/train/total": 5.0, "time/batch": 5, "metrics/eval/Accuracy": 0.75}
         assert history.most_recent_timestamps["metrics/eval/Accuracy"].epoch == 2
 
-    def test_looking_does_not_end_it(self, make_loop):
-        """One may look in the middle of a run, and again later."""
+    def test_reading_during_the_run(self, make_loop):
+        """Values can be read during a run, and again later."""
         history = InMemoryLogger()
         loop = make_loop(history)
 
@@ -57,8 +57,8 @@ class TestInMemoryLogger:
 
         assert [value for _, value in history.data["loss/train/total"]] == [0.0, 1.0]
 
-    def test_device_is_waited_for_once_an_epoch(self, make_loop, unread):
-        """Numbers of a device are read together at the epoch's end, and not before."""
+    def test_one_synchronization_per_epoch(self, make_loop, unread):
+        """Device values are read together at the epoch's end."""
         history = InMemoryLogger()
         loop = make_loop(history)
         for number in range(20):
@@ -71,7 +71,7 @@ class TestInMemoryLogger:
         assert history.get_timeseries("slow")["slow"] == [float(number) for number in range(20)]
 
     def test_reused_dictionary_is_copied(self, make_loop):
-        """A caller may fill one dictionary again and again."""
+        """The caller may reuse a dictionary."""
         history = InMemoryLogger()
         logger, metrics = make_loop(history).logger, {}
         for number in range(3):
@@ -80,8 +80,8 @@ class TestInMemoryLogger:
 
         assert [value for _, value in history.data["x"]] == [0, 1, 2]
 
-    def test_step_of_ones_own(self, make_loop):
-        """A step that is not the clock's batch is what the value is kept under."""
+    def test_explicit_step(self, make_loop):
+        """An explicit step is stored instead of the batch."""
         history = InMemoryLogger()
 
         make_loop(history).logger.log_metrics({"x": 1.0}, step=17)
@@ -89,7 +89,7 @@ class TestInMemoryLogger:
         assert history.data["x"] == [(Timestamp(batch=17), 1.0)]
 
     def test_hyperparameters_and_tables(self, make_loop):
-        """Settings are gathered; a table replaces the one of its name."""
+        """Hyperparameters are merged; a table replaces one of its name."""
         history = InMemoryLogger()
         logger = make_loop(history).logger
 
@@ -100,8 +100,8 @@ class TestInMemoryLogger:
         assert history.hyperparameters == {"lr": 0.1, "seed": 17}
         assert history.tables == {"best": {"columns": ["id", "score"], "rows": [[1, 0.5]]}}
 
-    def test_changes_no_number(self, make_loop):
-        """What is logged stays as it is, and is not turned into something else for others."""
+    def test_values_are_not_modified(self, make_loop):
+        """Logged values do not change, also for other destinations."""
         loss = torch.tensor(0.5, requires_grad=True)
 
         make_loop(InMemoryLogger()).logger.log_metrics({"loss": loss})
@@ -110,7 +110,7 @@ class TestInMemoryLogger:
         assert loss == 0.5
 
     def test_every(self, make_loop):
-        """With an interval the newest value of each is kept, under the step that it belongs to."""
+        """With an interval the latest value of each name is stored with its step."""
         history = InMemoryLogger(every="2ba")
 
         make_loop(history).fit()
@@ -122,7 +122,7 @@ class TestInMemoryLogger:
         ]
 
     def test_tensors_changed_in_place(self, make_loop):
-        """What is kept is what was logged, whatever becomes of the tensor."""
+        """The value at the time of logging is stored."""
         history, vector = InMemoryLogger(), torch.ones(2)
         make_loop(history).logger.log_metrics({"x": vector})
 
@@ -131,7 +131,7 @@ class TestInMemoryLogger:
         assert history.data["x"][0][1] == [1.0, 1.0]
 
     def test_images(self, make_loop):
-        """Images are kept with the clock, as bytes."""
+        """Images are stored with the clock, as bytes."""
         history = InMemoryLogger()
         loop = make_loop(history)
         loop.batch()
@@ -148,14 +148,14 @@ class TestInMemoryLogger:
 class TestPlot:
     @pytest.fixture(autouse=True)
     def no_window(self, monkeypatch):
-        """Draw without a screen, and leave no figure behind."""
+        """Draw without a screen, and close all figures."""
         matplotlib = pytest.importorskip("matplotlib")
         matplotlib.use("agg")
         yield
         matplotlib.pyplot.close("all")
 
-    def test_a_metric(self, make_loop):
-        """The line goes through the values, at the batches that they belong to."""
+    def test_plot_metric(self, make_loop):
+        """The line has the values at their batches."""
         history = InMemoryLogger()
         make_loop(history).fit()
 
@@ -166,8 +166,8 @@ class TestPlot:
         assert line.get_ydata().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("batch", "loss/train/total")
 
-    def test_several_in_given_axes(self, make_loop, tmp_path):
-        """Several metrics have a legend; a picture can be stored; a single value is a point."""
+    def test_plot_several_metrics(self, make_loop, tmp_path):
+        """Several metrics have a legend; the figure can be saved; a single value is a point."""
         import matplotlib.pyplot as plt
 
         history = InMemoryLogger()
@@ -189,8 +189,8 @@ class TestPlot:
         assert axes.lines[2].get_marker() == "o"
         assert (tmp_path / "picture.png").stat().st_size > 1000
 
-    def test_unknown_names(self, make_loop):
-        """A metric that was not logged and a clock's part that does not exist are named."""
+    def test_unknown_names_raise(self, make_loop):
+        """An unknown metric or unit raises."""
         history = InMemoryLogger()
         make_loop(history).fit()
 
@@ -201,7 +201,7 @@ class TestPlot:
 
 
 def test_values_keep_their_order():
-    """A metric's values are in the order in which they were logged, whatever else was logged with each."""
+    """A metric's values are in the order of logging."""
     history = InMemoryLogger()
     for metrics in ({"loss": 1}, {"loss": 2, "rate": 0.1}, {"loss": 3}, {"rate": 0.2, "loss": 4}):
         history.log_metrics(metrics)

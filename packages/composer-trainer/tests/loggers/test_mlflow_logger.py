@@ -1,4 +1,4 @@
-"""Runs of MLflow in a store on this machine, read back by MLflow's own client."""
+"""MLflow runs in a local store, read by MLflow's own client."""
 
 import json
 import sqlite3
@@ -85,7 +85,7 @@ measured.close()
 
 client = MlflowClient(URI)
 run = client.get_run(first.run_id)
-tell(
+report_facts(
     history={name: [[one.step, one.value] for one in client.get_metric_history(first.run_id, name)]
              for name in run.data.metrics},
     losses=series(memory, "loss/train/total"),
@@ -119,123 +119,123 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def facts(in_own_process, folder):
-    """Return what MLflow has of some runs."""
-    return in_own_process(PROGRAM, folder)
+def facts(run_in_subprocess, folder):
+    """Return MLflow's records of some runs."""
+    return run_in_subprocess(PROGRAM, folder)
 
 
 class TestRun:
     def test_every_loss_and_metric(self, facts):
-        """MLflow has the numbers that memory has, at the same steps; a metric can be called otherwise."""
+        """MLflow has the same values and steps as InMemoryLogger; metrics can be renamed."""
         assert facts["history"]["loss"] == facts["losses"]
         assert facts["history"]["metrics/eval/MulticlassAccuracy"] == facts["accuracies"]
 
-    def test_metrics_that_are_ignored(self, facts):
-        """What matches a pattern is left out."""
+    def test_ignored_metrics(self, facts):
+        """Metrics that match a pattern are not logged."""
         assert [name for name in facts["history"] if name.startswith("time/")] == []
         assert "loss/train/total" not in facts["history"]
 
-    def test_names_that_mlflow_refuses(self, facts):
-        """What may not be in a metric's name there becomes an underscore; the others are written all the same."""
+    def test_invalid_metric_names(self, facts):
+        """Characters that MLflow does not allow become underscores."""
         assert facts["renamed"] == [[3, 0.5]]
 
     def test_settings(self, facts):
-        """Settings are parameters by flat names, without those that are ignored."""
+        """Hyperparameters are parameters with flat names, except for ignored ones."""
         assert facts["parameters"]["max_duration"] == "2ep"
         assert "rank_zero_seed" not in facts["parameters"]
 
     def test_names_and_tags(self, facts):
-        """The run is where it was asked to be."""
+        """The run has the configured experiment, name and tags."""
         assert (facts["experiment"], facts["name"], facts["status"]) == ("digits", "the-run", "FINISHED")
         assert (facts["tags"]["who"], facts["tags"]["run_group"]) == ("me", "group")
 
-    def test_how_it_ended(self, facts):
-        """A run that ends by an error has failed, one that is interrupted was killed."""
+    def test_run_status(self, facts):
+        """A run that raises has failed, one that is interrupted was killed."""
         assert facts["statuses"] == {"other": "FAILED", "interrupted": "KILLED"}
 
-    def test_store_is_the_one_asked_for(self, facts, folder):
-        """The numbers lie in the database itself."""
+    def test_tracking_uri(self, facts, folder):
+        """The values are in the given database."""
         with sqlite3.connect(folder / "mlflow.db") as database:
             (count,) = database.execute("select count(*) from metrics where key = 'loss'").fetchone()
         database.close()
 
         assert count == 10
 
-    def test_metric_that_stays_as_it_is(self, facts):
-        """Of equal values every so many steps one is written."""
+    def test_unchanged_metrics(self, facts):
+        """Equal values are written only every given number of steps."""
         assert facts["constant"] == [0, 4, 8]
 
     def test_system_metrics(self, facts):
-        """MLflow's own thread measures the machine as long as the run lasts."""
+        """MLflow's thread measures the machine during the run."""
         assert facts["system"] == [True, False]
 
 
 class TestFiles:
     def test_table(self, facts):
-        """A table is JSON as MLflow shows it."""
+        """A table is JSON in MLflow's format."""
         assert json.loads(Path(facts["table"]).read_text()) == {
             "columns": ["id", "x"],
             "data": [[1, 0.5], [2, "text"]],
         }
 
     def test_images(self, facts):
-        """Every image is a file, with its key and step."""
+        """Each image is a file with its key and step."""
         images = [name for name in facts["files"] if name.startswith("images") and name.endswith(".png")]
 
         assert sorted(name.split("+")[0] for name in images) == ["images/pair~0", "images/pair~1", "images/white"]
         assert all("+step+10+" in name for name in images)
 
-    def test_files_and_folders_come_back(self, facts):
-        """What was kept is there by the name it was given, and can be fetched."""
+    def test_upload_and_download(self, facts):
+        """Uploaded files and folders can be downloaded."""
         assert {"sub/renamed.txt", "checkpoints/folder/a.txt"} <= set(facts["files"])
         assert facts["fetched"] == ["content", "a"]
 
-    def test_nothing_is_written_over_by_accident(self, facts):
-        """Neither there nor here, unless it is asked for."""
+    def test_overwrite(self, facts):
+        """Neither remote nor local files are overwritten by default."""
         assert len(facts["refused"]) == 1
         assert "MLFlowLogger.upload_file failed" in facts["refused"][0]
         assert "sub/renamed.txt" in facts["refused"][0]
         assert "overwrite=True" in facts["exists"]
 
     def test_register_model(self, facts):
-        """A kept model gets a version in the registry."""
+        """A saved model is registered with a version."""
         assert facts["version"] == ["net", "1", facts["ids"][0]]
 
 
-def test_goes_on_in_the_run(facts):
-    """With the state of an earlier one, or by its name if asked to, a later run writes to the same run."""
+def test_resume(facts):
+    """With the state of an earlier run, or by name on request, a later one uses the same run."""
     assert len(set(facts["ids"])) == 1
 
 
 def test_a_checkpoint_does_not_choose_the_run(facts):
-    """The id of a run of another name, or of another experiment, is not used."""
+    """The id of a run of another name or experiment is not used."""
     assert len({facts["ids"][0], *facts["foreign"]}) == 3
 
 
-def test_download_before_there_is_a_run():
+def test_download_without_a_run_raises():
     """Without a run there are no files."""
     with pytest.raises(RuntimeError, match="only after the run has started"):
         MLFlowLogger().download_file("a", "b")
 
 
-def test_number_out_of_range():
-    """An interval of no steps makes no sense."""
+def test_interval_out_of_range_raises():
+    """An interval is at least one step."""
     with pytest.raises(
         ValueError, match=r"log_duplicated_metric_every_n_steps must be at least 1, got 0\. It counts steps"
     ):
         MLFlowLogger(log_duplicated_metric_every_n_steps=0)
 
 
-def test_experiment_of_the_environment(monkeypatch):
-    """The experiment's name can come from MLflow's own variable."""
+def test_experiment_from_the_environment(monkeypatch):
+    """The experiment's name is read from MLflow's variable."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
 
     assert MLFlowLogger().experiment_name == "theirs"
     assert MLFlowLogger("mine").experiment_name == "mine"
 
 
-def test_other_processes_do_not_even_import_it():
-    """A silent process begins no run."""
+def test_rank_zero_only():
+    """Other processes neither create a run nor import MLflow."""
     logger, state = MLFlowLogger(), State(model=None, rank=1)
     logger.init(state, Logger(state, logger))
 

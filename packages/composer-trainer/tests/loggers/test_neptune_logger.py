@@ -1,4 +1,4 @@
-"""Runs of Neptune without a network, read back from what it keeps for synchronizing."""
+"""Neptune runs without a network, read from its offline data."""
 
 import json
 
@@ -38,7 +38,7 @@ for options in ({"name": "other"}, {"custom_run_id": "mine"}):
     make_trainer(other, epochs=1)[0].close()
     others.append(other.run_id)
 
-tell(
+report_facts(
     losses=series(memory, "loss/train/total"),
     ids=[first.state_dict(), later.state_dict()],
     others=others,
@@ -54,15 +54,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def facts(in_own_process, folder):
+def facts(run_in_subprocess, folder):
     """Return the facts from a program with two trainings."""
-    return in_own_process(PROGRAM, folder)
+    return run_in_subprocess(PROGRAM, folder)
 
 
 @pytest.fixture(scope="module")
 def operations(facts, folder):
-    """Return what each of the two runs would send: the operations in its queue."""
-    found = []
+    """Return the queued operations of both runs."""
+    result = []
     for run in facts["runs"]:
         (queue,) = (folder / ".neptune" / "offline").glob(f"run__{run}__*")
         text = "".join(path.read_text() for path in sorted(queue.glob("data-*.log")))
@@ -71,8 +71,8 @@ def operations(facts, folder):
             entry, place = decoder.raw_decode(text, place)
             place += len(text[place:]) - len(text[place:].lstrip())
             of_run.append(entry["obj"])
-        found.append(of_run)
-    return found
+        result.append(of_run)
+    return result
 
 
 def floats(operations, *path):
@@ -85,12 +85,12 @@ def floats(operations, *path):
 
 
 def test_every_loss_with_its_step(facts, operations):
-    """Neptune has the numbers that memory has, in the folder that was asked for."""
+    """Neptune has the same values as InMemoryLogger, in the given namespace."""
     assert floats(operations[0], "here", "metrics", "loss", "train", "total") == facts["losses"]
 
 
 def test_settings_and_name(operations):
-    """Settings are single values, and the run is called as ours."""
+    """Hyperparameters are single values, and the run has the run's name."""
     values = {tuple(one["path"]): one["value"] for one in operations[0] if "value" in one}
 
     assert values["here", "hyperparameters", "max_duration"] == "2ep"
@@ -107,31 +107,31 @@ def test_images_tables_and_files(operations):
     assert kinds["here", "files", "notes"].startswith("UploadFile")
 
 
-def test_files_stay_here_by_default(facts):
+def test_files_are_not_uploaded_by_default(facts):
     """Without upload_checkpoints nothing is uploaded."""
     assert facts["uploads"] == [True, False]
 
 
-def test_every_so_often(operations):
-    """Only the last numbers, where the rest was not asked for."""
+def test_interval(operations):
+    """With an interval only the last values are logged."""
     assert [step for step, _ in floats(operations[1], "training", "metrics", "loss", "train", "total")] == [4]
 
 
-def test_goes_on_in_the_run(facts):
-    """With the state of an earlier one a later run has its custom id, by which Neptune finds the run."""
+def test_resume(facts):
+    """With the state of an earlier run a later one has its custom id."""
     assert facts["ids"][0] == facts["ids"][1] != {}
 
 
 def test_a_checkpoint_does_not_choose_the_run(facts):
-    """The custom id of a run of another name is not used, and one of the user's own comes before it."""
+    """The custom id of a run of another name is not used, and the user's own takes precedence."""
     other, own = facts["others"]
 
     assert other != facts["ids"][0]["custom_run_id"]
     assert own == "mine"
 
 
-def test_other_processes_are_silent():
-    """A silent process begins no run."""
+def test_rank_zero_only():
+    """Other processes create no run."""
     logger, state = NeptuneLogger(mode="offline"), State(model=None, rank=1)
     logger.init(state, Logger(state, logger))
 

@@ -1,4 +1,4 @@
-"""Products are looked for when a logger is made, and loaded only when it is used."""
+"""Products are searched when a logger is created, and imported when it is used."""
 
 import importlib.util
 import subprocess
@@ -30,7 +30,7 @@ MAKERS = {
 
 @pytest.fixture
 def without(monkeypatch):
-    """Return a function that makes a product look as if it was not installed."""
+    """Return a function that hides an installed product."""
     find = importlib.util.find_spec
 
     def hide(product):
@@ -43,7 +43,7 @@ def without(monkeypatch):
 
 @pytest.mark.parametrize("product", MAKERS)
 def test_missing_product(without, product):
-    """A logger of a product that is not installed says at once what to install."""
+    """A logger of a missing product raises with the install command."""
     make, extra = MAKERS[product]
     without(product)
 
@@ -52,7 +52,7 @@ def test_missing_product(without, product):
 
 
 def test_missing_matplotlib(monkeypatch):
-    """A picture needs matplotlib, and says so."""
+    """Plotting without matplotlib raises with the install command."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     history = InMemoryLogger()
     history.log_metrics({"x": 1})
@@ -61,8 +61,8 @@ def test_missing_matplotlib(monkeypatch):
         history.plot("x")
 
 
-def test_a_broken_product_shows_its_own_error(tmp_path, monkeypatch):
-    """A product that is there but lacks something of its own is not said to be missing."""
+def test_broken_product(tmp_path, monkeypatch):
+    """An ImportError inside a product propagates."""
     (tmp_path / "half_a_product.py").write_text("import what_it_lacks")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -70,8 +70,8 @@ def test_a_broken_product_shows_its_own_error(tmp_path, monkeypatch):
         import_product("half_a_product", "wandb")
 
 
-def test_nothing_is_loaded_early():
-    """Neither importing the loggers nor making them loads a product."""
+def test_imports_are_lazy():
+    """Neither importing nor creating the loggers imports a product."""
     program = """
 import sys
 from composer.loggers import *

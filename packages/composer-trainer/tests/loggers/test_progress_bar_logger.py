@@ -1,4 +1,4 @@
-"""One bar for a fit."""
+"""One progress bar per fit."""
 
 import gc
 import io
@@ -23,7 +23,7 @@ def always_due(monkeypatch):
 
 
 def drawings(stream):
-    """Return the bars that were drawn, without the parts that depend on time."""
+    """Return the drawn bars without their time-dependent parts."""
     return [
         re.sub(r"\s*\[[^,\]]*(, *[^,\]]*(/s|s/\w+))?", "", text).strip(" ]")
         for text in re.split(r"[\r\n]|\x1b\[A", stream.getvalue())
@@ -33,7 +33,7 @@ def drawings(stream):
 
 class TestFitBar:
     def test_counts_the_batches_of_all_epochs(self, make_loop):
-        """There is one bar, whose length is known from the number of epochs and of batches in them."""
+        """There is one bar, with the total of all epochs' batches."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream)).fit()
@@ -43,7 +43,7 @@ class TestFitBar:
         assert stream.getvalue().count("\n") == 1
 
     @pytest.mark.parametrize(
-        ("options", "shown"),
+        ("options", "output"),
         [
             ({"max_duration": "6ba"}, r"100%\|.*\| 6/6 \[.*ba"),
             ({"max_duration": "24sp"}, r"100%\|.*\| 24.0/24.0 \[.*sp"),
@@ -53,16 +53,16 @@ class TestFitBar:
             ({"max_duration": "12ba"}, r"50%\|.*\| 6/12 "),
         ],
     )
-    def test_counts_in_the_unit_of_the_training(self, make_loop, options, shown):
-        """A training in batches, samples or seconds is drawn in them."""
+    def test_counts_in_the_unit_of_the_training(self, make_loop, options, output):
+        """A training in batches, samples or seconds is shown in that unit."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream), **options).fit()
 
-        assert re.search(shown, stream.getvalue())
+        assert re.search(output, stream.getvalue())
 
     def test_loader_without_a_length(self, make_loop):
-        """Where an epoch's length is not known, batches are counted."""
+        """If an epoch's length is unknown, batches are counted."""
         stream = io.StringIO()
         loop = make_loop(ProgressBarLogger(stream))
         loop.state.dataloader_len = None
@@ -71,8 +71,8 @@ class TestFitBar:
 
         assert re.search(r"Epoch 2/2: 6ba \[", stream.getvalue())
 
-    def test_goes_on_where_the_run_stands(self, make_loop):
-        """A second fit, or a resumed one, begins where the clock is."""
+    def test_starts_at_the_current_time(self, make_loop):
+        """A second or resumed fit starts at the clock."""
         stream = io.StringIO()
         loop = make_loop(ProgressBarLogger(stream)).fit()
         loop.state.max_duration = "4ep"
@@ -84,7 +84,7 @@ class TestFitBar:
         assert re.search(r"Epoch 4/4: 100%\|.*\| 12/12 ", stream.getvalue())
 
     def test_shows_the_last_evaluation(self, make_loop, always_due):
-        """The metrics of the last evaluation stand beside the loss from then on."""
+        """The last evaluation's metrics are shown next to the loss."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
@@ -93,7 +93,7 @@ class TestFitBar:
         assert re.search(r"\| 6/6 .*loss=5, eval/Accuracy=0.75\] *\n$", stream.getvalue())
 
     def test_loss_is_read_only_when_drawn(self, make_loop, unread):
-        """Between drawings nothing waits for the device."""
+        """Between updates nothing synchronizes."""
         bar = ProgressBarLogger(io.StringIO())
         loop = make_loop(bar, max_duration="1000ba")
         loop.engine.run_event("fit_start")
@@ -105,8 +105,8 @@ class TestFitBar:
 
         assert unread.counter.reads <= drawings_at_most < 200
 
-    def test_drawn_at_most_ten_times_a_second(self, make_loop):
-        """However fast the steps are."""
+    def test_update_rate(self, make_loop):
+        """The bar is drawn at most ten times per second."""
         stream = io.StringIO()
         loop = make_loop(ProgressBarLogger(stream), max_duration="1000000ba")
         loop.engine.run_event("fit_start")
@@ -117,22 +117,22 @@ class TestFitBar:
 
         assert 2 <= stream.getvalue().count("\r") <= 8
 
-    def test_first_process_draws(self, make_loop):
-        """In a distributed run other processes are silent."""
+    def test_rank_zero_only(self, make_loop):
+        """Other processes draw nothing."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream), rank=1).fit(evaluate=True)
 
         assert stream.getvalue() == ""
 
-    def test_stream_is_looked_up_when_a_bar_is_made(self, make_loop, capsys):
-        """Standard streams that are replaced after the logger was made are respected; the default is stderr."""
+    def test_replaced_streams(self, make_loop, capsys):
+        """Standard streams that are replaced after construction are used; the default is stderr."""
         make_loop(ProgressBarLogger()).fit()
 
         assert "6/6" in capsys.readouterr().err
 
-    def test_traces_above_the_bar_if_asked_for(self, make_loop):
-        """Which algorithms ran is written with log_traces=True only."""
+    def test_log_traces(self, make_loop):
+        """Traces are shown with log_traces=True only."""
         silent, stream = io.StringIO(), io.StringIO()
         loop = make_loop(ProgressBarLogger(silent), ProgressBarLogger(stream, log_traces=True))
         loop.engine.run_event("fit_start")
@@ -143,7 +143,7 @@ class TestFitBar:
         assert "EMA" not in silent.getvalue()
 
     def test_starts_no_thread(self, make_loop, monkeypatch):
-        """Data loaders fork; a thread of tqdm's would make that unsafe."""
+        """Tqdm's monitor thread is not started, as data loaders fork."""
         started = []
         monkeypatch.setattr(tqdm.std.tqdm, "monitor", None)
         monkeypatch.setattr(tqdm.std, "TMonitor", lambda *arguments: started.append(arguments))
@@ -153,14 +153,14 @@ class TestFitBar:
         assert started == []
 
     def test_bad_stream(self):
-        """What cannot be written to is refused at once."""
+        """A value without write raises at construction."""
         with pytest.raises(ValueError, match=r"stream must be .* or an open text file, got 'file\.txt'"):
             ProgressBarLogger("file.txt")
 
 
 class TestShortBars:
-    def test_evaluation_in_a_fit_leaves_no_bar(self, make_loop, always_due):
-        """During training the bar of an evaluation is drawn, and disappears."""
+    def test_evaluation_within_fit(self, make_loop, always_due):
+        """The bar of an evaluation in a fit disappears."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream)).fit(evaluate=True)
@@ -169,8 +169,8 @@ class TestShortBars:
         assert "eval: " not in drawings(stream)[-1]
         assert stream.getvalue().endswith("\n")
 
-    def test_evaluation_by_itself_shows_its_metrics(self, make_loop):
-        """Outside of training the bar stays and says what was found."""
+    def test_standalone_evaluation(self, make_loop):
+        """The bar of a standalone evaluation stays and shows its metrics."""
         stream = io.StringIO()
 
         make_loop(ProgressBarLogger(stream)).evaluate("test")
@@ -178,7 +178,7 @@ class TestShortBars:
         assert re.search(r"test: 100%\|.*\| 2/2 .*Accuracy=0.75\] *\n$", stream.getvalue())
 
     def test_prediction(self, make_loop, always_due):
-        """A prediction has a bar, too, which disappears."""
+        """The bar of a prediction disappears."""
         stream = io.StringIO()
         loop = make_loop(ProgressBarLogger(stream))
 
@@ -188,8 +188,8 @@ class TestShortBars:
         assert re.search(r"Predicting: 100%\|.*\| 3/3 ", stream.getvalue())
         assert not stream.getvalue().endswith("\n")
 
-    def test_broken_off_run_is_cleaned_up(self, make_loop):
-        """After an error in an evaluation nothing is left open, and another fit draws a bar."""
+    def test_aborted_run_is_cleaned_up(self, make_loop):
+        """After an error in an evaluation no bar is open, and another fit draws a bar."""
         stream = io.StringIO()
         loop = make_loop(ProgressBarLogger(stream))
         for event in ["fit_start", "eval_before_all", "eval_start"]:
@@ -202,8 +202,8 @@ class TestShortBars:
         assert re.search(r"\| 6/6 .*loss=5\] *\n$", stream.getvalue())
 
 
-def test_tqdm_is_loaded_with_the_first_bar_only():
-    """Importing the loggers does not load tqdm (its bars; torch itself loads a part of it)."""
+def test_tqdm_import_is_lazy():
+    """Importing the loggers does not import tqdm's bars."""
     program = "import sys, composer.loggers; print('tqdm.auto' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -234,7 +234,7 @@ trainer.close()
 
 @pytest.fixture(scope="module")
 def widgets():
-    """What a notebook shows when a training with evaluations, and a prediction, have run in it: its widgets' states."""
+    """The states of a notebook's widgets after a training with evaluations and a prediction."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     pytest.importorskip("ipywidgets")
@@ -242,13 +242,13 @@ def widgets():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the kernel's client, about its connection
         nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    shown = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
-    return [(widget["model_name"], widget["state"]) for widget in shown]
+    output = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
+    return [(widget["model_name"], widget["state"]) for widget in output]
 
 
 class TestNotebook:
-    def test_bar_of_the_fit(self, widgets):
-        """The fit's bar is a widget that is full and green at the end, with the loss and the last evaluation beside."""
+    def test_fit_bar(self, widgets):
+        """The widget is full and green at the end, with the loss and the last evaluation."""
         bars = [state for model, state in widgets if model == "FloatProgressModel"]
         texts = [state["value"].replace("\u2007", " ") for model, state in widgets if model == "HTMLModel"]
 
@@ -256,8 +256,8 @@ class TestNotebook:
         assert "Epoch 2/2: 100%" in texts
         assert any(re.search(r"10/10 .*loss=.*, eval/MulticlassAccuracy=", text) for text in texts)
 
-    def test_short_bars_are_not_taken_for_broken_off(self, widgets):
-        """The bars of two evaluations and of a prediction reach their ends, so that none stays behind in red."""
+    def test_short_bars_complete(self, widgets):
+        """The bars of evaluations and predictions reach their totals, so that none is shown as failed."""
         short = [state for model, state in widgets if model == "FloatProgressModel" and state["max"] == 5]
 
         assert [(bar["value"], bar["bar_style"]) for bar in short] == [(5, "")] * 3

@@ -1,4 +1,4 @@
-"""Settings that loggers refuse at construction."""
+"""Settings that loggers reject at construction."""
 
 import inspect
 import re
@@ -35,15 +35,15 @@ def _id(one):
 
 
 @pytest.mark.parametrize(("logger", "name"), _with("bool"), ids=_id)
-def test_flags_accept_no_text(logger, name):
-    """A text for a flag is an error, as every text counts as true."""
+def test_flags_reject_strings(logger, name):
+    """A string for a flag raises, as every non-empty string is truthy."""
     with pytest.raises(TypeError, match=f"^{name} must be True or False, got 'no'"):
         logger(**REQUIRED.get(logger, {}) | {name: "no"})
 
 
 @pytest.mark.parametrize(("logger", "name"), _with("int"), ids=_id)
-def test_counts_accept_no_text(logger, name):
-    """A text for a number is refused by the parameter's name."""
+def test_counts_reject_strings(logger, name):
+    """A string for a number raises with the parameter's name."""
     with pytest.raises(TypeError, match=f"^{name} must be .*, got '10'"):
         logger(**REQUIRED.get(logger, {}) | {name: "10"})
 
@@ -65,14 +65,14 @@ def test_counts_accept_no_text(logger, name):
     ],
     ids=_id,
 )
-def test_other_kinds_are_refused(logger, name, expected):
-    """A number for a name, a list or a dictionary is refused by the parameter's name."""
+def test_wrong_types_raise(logger, name, expected):
+    """A value of the wrong type raises with the parameter's name."""
     with pytest.raises(TypeError, match=f"^{name} must be {re.escape(expected)}, got 5"):
         logger(**REQUIRED.get(logger, {}) | {name: 5})
 
 
-def test_one_name_is_a_list_of_one():
-    """A single text is not split into its letters."""
+def test_single_string_is_a_list_of_one():
+    """A single string is not split into letters."""
     logger = MLFlowLogger(ignore_metrics="loss/*", log_system_metrics=False)
 
     assert logger.ignore_metrics == ["loss/*"]

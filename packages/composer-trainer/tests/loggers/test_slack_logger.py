@@ -1,4 +1,4 @@
-"""Messages to Slack: a real client, and a small server on this machine that speaks as Slack does."""
+"""Messages to Slack: the real client with a local server."""
 
 import _thread
 import json
@@ -16,7 +16,7 @@ from composer.models import ComposerClassifier
 
 
 class Slack(ThreadingHTTPServer):
-    """Takes chat.postMessage and remembers what came; answers the first messages by ``errors``."""
+    """Implements chat.postMessage and records messages; it answers the first ones by ``errors``."""
 
     def __init__(self):
         self.messages, self.errors = [], []
@@ -85,8 +85,8 @@ def make_logger(slack):
 
 
 class TestMessages:
-    def test_a_real_training(self, slack, make_logger):
-        """The chosen numbers arrive in the channel, with the step, in order, by the token."""
+    def test_real_training(self, slack, make_logger):
+        """The selected metrics are sent to the channel with their step, in order, with the token."""
         network = torch.nn.Linear(4, 3)
         data = [(torch.randn(4, 4), torch.randint(3, (4,))) for _ in range(5)]
         with Trainer(
@@ -109,7 +109,7 @@ class TestMessages:
         }
 
     def test_long_messages_are_split(self, slack, make_logger, make_loop):
-        """No message has more names than allowed, and all names arrive."""
+        """No message exceeds the maximum, and all metrics are sent."""
         loop = make_loop(make_logger(["x*"], max_logs_per_message=2))
 
         loop.logger.log_metrics({f"x{number}": number for number in range(5)})
@@ -117,8 +117,8 @@ class TestMessages:
 
         assert slack.texts == ["batch 0\nx0: 0\nx1: 1", "batch 0\nx2: 2\nx3: 3", "batch 0\nx4: 4"]
 
-    def test_own_format(self, slack, make_logger, make_loop):
-        """A function may make the text, or blocks as Slack has them."""
+    def test_custom_format(self, slack, make_logger, make_loop):
+        """A function may return the text or Slack blocks."""
 
         def as_blocks(data, step):
             return [{"type": "section", "text": {"type": "mrkdwn", "text": f"*{step}* {data}"}}]
@@ -131,8 +131,8 @@ class TestMessages:
         blocks = json.loads(blocks) if isinstance(blocks, str) else blocks
         assert blocks[0]["text"]["text"] == "*0* {'loss/train/total': 0.0}"
 
-    def test_a_thread_without_memory(self, slack, make_logger, make_loop, monkeypatch):
-        """A thread that ends before its first line is reported, and closing does not wait for it."""
+    def test_dead_thread(self, slack, make_logger, make_loop, monkeypatch):
+        """A thread that ends early is reported, and close does not wait for it."""
         monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)
         loop = make_loop(make_logger())
         loop.batch()
@@ -140,8 +140,8 @@ class TestMessages:
         with pytest.warns(RuntimeWarning, match="its thread ended before it had begun"):
             loop.engine.close()
 
-    def test_nothing_that_was_not_asked_for(self, slack, make_logger, make_loop):
-        """Metrics and settings that match no pattern are not sent, and no thread is started for them."""
+    def test_unmatched_names_are_not_sent(self, slack, make_logger, make_loop):
+        """Without matching metrics and settings nothing is sent, and no thread is started."""
         before = _thread._count()
         logger = make_logger(["nothing"])
         loop = make_loop(logger)
@@ -152,8 +152,8 @@ class TestMessages:
         assert slack.messages == []
         assert _thread._count() == before
 
-    def test_first_process_sends(self, slack, make_logger, make_loop):
-        """Other processes are silent."""
+    def test_rank_zero_only(self, slack, make_logger, make_loop):
+        """Other processes send nothing."""
         loop = make_loop(make_logger(["*"]), rank=1)
         loop.logger.log_hyperparameters({"a": 1})
         loop.fit()
@@ -163,8 +163,8 @@ class TestMessages:
 
 
 class TestFailures:
-    def test_training_does_not_wait(self, slack, make_logger, make_loop):
-        """While Slack does not answer, batches go on; what waited is sent afterwards."""
+    def test_training_is_not_blocked(self, slack, make_logger, make_loop):
+        """While Slack does not respond, training continues; pending messages are sent later."""
         slack.is_open.clear()
         loop = make_loop(make_logger())
 
@@ -177,7 +177,7 @@ class TestFailures:
         assert len(slack.messages) == 6
 
     def test_wrong_channel(self, slack, make_logger, make_loop):
-        """What Slack refuses is reported once, and later messages are sent."""
+        """A rejected message is reported once, and later messages are sent."""
         slack.errors = [(200, {"ok": False, "error": "channel_not_found"})] * 2
         loop = make_loop(make_logger())
 
@@ -189,8 +189,8 @@ class TestFailures:
         assert len(caught) == 1
         assert len(slack.messages) == 4
 
-    def test_too_many_messages(self, slack, make_logger, make_loop):
-        """Where Slack asks to wait, the message is sent again."""
+    def test_rate_limit(self, slack, make_logger, make_loop):
+        """A rate-limited message is sent again."""
         slack.errors = [(429, {"ok": False, "error": "ratelimited"})]
         loop = make_loop(make_logger(log_interval="0ba"))
 
@@ -198,8 +198,8 @@ class TestFailures:
 
         assert slack.texts == ["batch 5\nloss/train/total: 5"]
 
-    def test_nobody_answers(self, make_loop):
-        """Without a network the training goes on, too."""
+    def test_no_network(self, make_loop):
+        """Without a network training continues."""
         logger = SlackLogger(
             ["loss/*"],
             log_interval="0ba",
@@ -212,8 +212,8 @@ class TestFailures:
         with pytest.warns(RuntimeWarning, match="SlackLogger.chat_postMessage failed"):
             loop.fit().engine.close()
 
-    def test_messages_that_never_go_out(self, slack, make_logger, make_loop, monkeypatch):
-        """Closing does not wait for ever."""
+    def test_close_times_out(self, slack, make_logger, make_loop, monkeypatch):
+        """Close does not wait forever."""
         monkeypatch.setattr("composer.loggers.slack_logger._SECONDS_TO_SEND_THE_REST", 0.05)
         slack.is_open.clear()
         loop = make_loop(make_logger())
@@ -226,7 +226,7 @@ class TestFailures:
 
 class TestSettings:
     def test_from_the_environment(self, monkeypatch):
-        """Token and channel can be variables."""
+        """Token and channel can be environment variables."""
         monkeypatch.setenv("SLACK_LOGGING_API_KEY", "xoxb-1")
         monkeypatch.setenv("SLACK_LOGGING_CHANNEL_ID", "C1")
 
@@ -242,8 +242,8 @@ class TestSettings:
             ({"log_interval": "-1ba"}, "log_interval must be 0"),
         ],
     )
-    def test_what_makes_no_sense(self, options, message, monkeypatch):
-        """Settings with which nothing could be sent are refused at once."""
+    def test_invalid_settings_raise(self, options, message, monkeypatch):
+        """Settings without token, channel or names raise."""
         monkeypatch.delenv("SLACK_LOGGING_API_KEY", raising=False)
         monkeypatch.delenv("SLACK_LOGGING_CHANNEL_ID", raising=False)
 
@@ -251,7 +251,7 @@ class TestSettings:
             SlackLogger(**{"include_keys": ["a"], "slack_logging_api_key": "x", "channel_id": "C"} | options)
 
     def test_interval(self):
-        """The interval is how often the newest values are sent."""
+        """The latest values are sent at the interval."""
         logger = SlackLogger("loss/*", log_interval=2, slack_logging_api_key="x", channel_id="C")
 
         assert logger.every == Interval("2ep")

@@ -37,7 +37,7 @@ def trained(*loggers, **options):
 
 
 def read(folder):
-    """Return what TensorBoard finds in a folder."""
+    """Return TensorBoard's content of a folder."""
     events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
     events.Reload()
     return events
@@ -49,7 +49,7 @@ def scalars(events, name):
 
 class TestScalars:
     def test_every_loss_and_metric(self, tmp_path):
-        """TensorBoard has the numbers that memory has, at the same steps and with the time they were logged."""
+        """TensorBoard has the same values and steps as InMemoryLogger, with the time of logging."""
         memory = InMemoryLogger()
 
         trained(TensorboardLogger(str(tmp_path)), memory)
@@ -68,8 +68,8 @@ class TestScalars:
 
         assert [step for step, _ in scalars(read(tmp_path / "the-run"), "loss/train/total")] == [3, 7, 9]
 
-    def test_readable_while_the_run_goes_on(self, make_loop, tmp_path):
-        """What was flushed is in the file, without closing it."""
+    def test_readable_during_the_run(self, make_loop, tmp_path):
+        """Flushed values are in the file before it is closed."""
         loop = make_loop(TensorboardLogger(str(tmp_path), flush_interval=2), run_name="a")
         loop.batch()
         loop.batch()
@@ -78,8 +78,8 @@ class TestScalars:
 
 
 class TestOtherThings:
-    def test_settings_are_on_the_page_of_hyperparameters(self, tmp_path):
-        """Settings are what TensorBoard's own plugin reads, by flat names, in the one file of the run."""
+    def test_hyperparameters(self, tmp_path):
+        """TensorBoard's plugin reads them with flat names, in the run's one file."""
         logger = TensorboardLogger(str(tmp_path))
         trained(logger)
 
@@ -91,7 +91,7 @@ class TestOtherThings:
         assert len(list(tmp_path.rglob("*tfevents*"))) == 1
 
     def test_images(self, make_loop, tmp_path):
-        """Images of one size are shown together, others one by one; pixels stay what they are."""
+        """Images of one size are shown together, others one by one; pixel values are preserved."""
         loop = make_loop(TensorboardLogger(str(tmp_path)), run_name="a")
         white = torch.ones(3, 8, 8)
         loop.logger.log_images(torch.stack([white, white]), name="same", step=4)
@@ -107,7 +107,7 @@ class TestOtherThings:
         assert shapes == {"same": (4, 8, 16), "different/0": (0, 8, 8), "different/1": (0, 4, 4)}
 
     def test_table(self, make_loop, tmp_path):
-        """A table is text in TensorBoard's language, Markdown."""
+        """A table is Markdown text."""
         loop = make_loop(TensorboardLogger(str(tmp_path)), run_name="a")
         loop.logger.log_table(["id", "text"], [[1, "a|b"]], name="best", step=2)
         loop.engine.close()
@@ -117,8 +117,8 @@ class TestOtherThings:
 
 
 class TestResuming:
-    def test_continues_its_folder(self, tmp_path):
-        """A run with the state of an earlier one of its name writes to the same folder."""
+    def test_resume(self, tmp_path):
+        """A run with an earlier state of its name writes to the same folder."""
         first = TensorboardLogger(str(tmp_path / "first"))
         trained(first)
         later = TensorboardLogger(str(tmp_path / "first"))
@@ -129,7 +129,7 @@ class TestResuming:
         assert len(list((tmp_path / "first" / "the-run").iterdir())) == 2
 
     def test_a_checkpoint_does_not_choose_the_folder(self, tmp_path):
-        """A folder in a checkpoint that is not the logger's own is not written to."""
+        """A folder in a checkpoint that is not the logger's is not written to."""
         later = TensorboardLogger(str(tmp_path / "own"))
         later.load_state_dict({"folder": str(tmp_path / "elsewhere")})
 
@@ -138,8 +138,8 @@ class TestResuming:
         assert not (tmp_path / "elsewhere").exists()
         assert len(list((tmp_path / "own" / "the-run").iterdir())) == 1
 
-    def test_leaves_out_what_came_after_the_checkpoint(self, make_loop, tmp_path):
-        """Numbers that the first run logged beyond the clock of the resumed one are gone from the curves."""
+    def test_values_after_the_checkpoint_are_hidden(self, make_loop, tmp_path):
+        """Values of the first run after the checkpoint are removed from the curves."""
         first = TensorboardLogger(str(tmp_path))
         loop = make_loop(first, run_name="a")
         loop.fit(epochs=1)
@@ -155,27 +155,27 @@ class TestResuming:
 
         assert scalars(read(tmp_path / "a"), "loss/train/total") == [(0, 0.0)]
 
-    def test_nothing_to_remember_before_it_is_open(self):
+    def test_state_is_empty_before_opening(self):
         """A logger that has written nothing has no state."""
         assert TensorboardLogger().state_dict() == {}
 
 
 class TestProcesses:
-    def test_other_processes_are_silent(self, make_loop, tmp_path):
-        """By default the first process writes."""
+    def test_rank_zero_only(self, make_loop, tmp_path):
+        """By default only the first process writes."""
         make_loop(TensorboardLogger(str(tmp_path)), rank=1).fit()
 
         assert list(tmp_path.iterdir()) == []
 
     def test_all_processes(self, make_loop, tmp_path):
-        """If asked to, each writes to a folder of its own."""
+        """On request each process writes to its own folder."""
         make_loop(TensorboardLogger(str(tmp_path), rank_zero_only=False), rank=1, run_name="a").fit()
 
         assert (5, 5.0) in scalars(read(tmp_path / "a" / "rank1"), "loss/train/total")
 
 
 def test_default_folder(make_loop, tmp_path, monkeypatch):
-    """Without a name the runs are in the folder tensorboard_logs."""
+    """The default folder is tensorboard_logs."""
     monkeypatch.chdir(tmp_path)
 
     make_loop(TensorboardLogger(), run_name="a").fit()

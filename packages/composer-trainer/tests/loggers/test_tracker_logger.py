@@ -1,4 +1,4 @@
-"""What all loggers of experiment trackers do: gather, read together, write later, and survive failures."""
+"""Common behavior of experiment tracker loggers: buffering, reading, delayed writes and failures."""
 
 import warnings
 
@@ -60,7 +60,7 @@ def losses(tracker):
 
 class TestNumbers:
     def test_every_loss_with_its_step(self, make_loop):
-        """All that was logged is written, in order, as plain numbers."""
+        """All logged values are written in order, as plain numbers."""
         tracker = Tracker()
 
         make_loop(tracker).fit(evaluate=True)
@@ -68,8 +68,8 @@ class TestNumbers:
         assert losses(tracker) == [(number, float(number)) for number in range(6)]
         assert (6, {"metrics/eval/Accuracy": 0.75}) in tracker.metrics()
 
-    def test_written_every_flush_interval(self, make_loop):
-        """Between two writings numbers are kept."""
+    def test_flush_interval(self, make_loop):
+        """Between two flushes values are stored."""
         tracker = Tracker(flush_interval=2)
         loop = make_loop(tracker)
         written = []
@@ -80,8 +80,8 @@ class TestNumbers:
 
         assert written == [0, 2, 2, 4, 4]
 
-    def test_written_after_some_seconds(self, make_loop):
-        """With slow batches one does not wait for a hundred of them."""
+    def test_flush_seconds(self, make_loop):
+        """With slow batches, values are also flushed after some seconds."""
         tracker = Tracker(seconds_between_flushes=0)
         loop = make_loop(tracker)
 
@@ -90,8 +90,8 @@ class TestNumbers:
         assert len(losses(tracker)) == 1
 
     @pytest.mark.parametrize("event", ["epoch_end", "eval_after_all", "eval_standalone_end", "fit_end", "predict_end"])
-    def test_written_at(self, make_loop, event):
-        """Numbers are written when something ends."""
+    def test_flush_events(self, make_loop, event):
+        """Values are flushed at ending events."""
         tracker = Tracker()
         loop = make_loop(tracker)
         loop.batch()
@@ -100,8 +100,8 @@ class TestNumbers:
 
         assert losses(tracker) == [(0, 0.0)]
 
-    def test_device_is_waited_for_once_a_flush(self, make_loop, unread):
-        """Numbers of a device are read together, when they are written."""
+    def test_one_synchronization_per_flush(self, make_loop, unread):
+        """Device values are read together when they are written."""
         tracker = Tracker(flush_interval=4)
         loop = make_loop(tracker)
         for number in range(3):
@@ -113,8 +113,8 @@ class TestNumbers:
         assert (before, unread.counter.reads) == (0, 1)
         assert [metrics["slow"] for _, metrics in tracker.metrics()] == [0.0, 1.0, 2.0, 3.0]
 
-    def test_what_is_no_number(self, make_loop):
-        """Of several numbers each has a name; text is left out; truth values are numbers."""
+    def test_values_that_are_not_numbers(self, make_loop):
+        """Each of several values has a name; strings are omitted; bools are numbers."""
         tracker = Tracker()
         loop = make_loop(tracker)
 
@@ -125,8 +125,8 @@ class TestNumbers:
 
 
 class TestRun:
-    def test_what_comes_early_is_written_when_the_run_is_open(self):
-        """What is logged before AFTER_LOAD waits, in order: the run may go on with an earlier one."""
+    def test_records_before_opening(self):
+        """Records before AFTER_LOAD are stored in order, as the run may continue an earlier one."""
         tracker, state = Tracker(), State(model=None, run_name="early")
         logger = Logger(state, tracker)
         engine = Engine(state, logger)
@@ -149,8 +149,8 @@ class TestRun:
         ]
 
     @pytest.mark.parametrize("event", ["fit_start", "eval_before_all", "predict_start"])
-    def test_a_loop_without_loading(self, event):
-        """In a loop of one's own the run is opened, once, when something begins."""
+    def test_loop_without_after_load(self, event):
+        """In a custom loop the run is opened once, at the first start event."""
         tracker, state = Tracker(), State(model=None)
         engine = Engine(state, Logger(state, tracker))
 
@@ -159,8 +159,8 @@ class TestRun:
 
         assert tracker.kinds() == ["open"]
 
-    def test_only_closed(self):
-        """What was logged in a loop that ran no event is written when it is closed; nothing makes no run."""
+    def test_close_without_events(self):
+        """Records of a loop without events are written by close; without records no run is created."""
         tracker, idle, state = Tracker(), Tracker(), State(model=None)
         engine = Engine(state, Logger(state, [tracker]))
         engine.logger.log_metrics({"x": 1})
@@ -172,7 +172,7 @@ class TestRun:
         assert idle.kinds() == []
 
     def test_rank_zero_only(self, make_loop, tmp_path):
-        """Other processes store nothing, unless they are asked to."""
+        """By default other processes store nothing."""
         silent, loud = Tracker(), Tracker(rank_zero_only=False)
         loop = make_loop(silent, loud, rank=1)
 
@@ -184,8 +184,8 @@ class TestRun:
         assert silent.stored == []
         assert losses(loud)[-1] == (5, 5.0)
 
-    def test_everything_reaches_the_store(self, make_loop, tmp_path):
-        """Settings, tables, images and files are written at once."""
+    def test_other_records(self, make_loop, tmp_path):
+        """Hyperparameters, tables, images and files are written immediately."""
         tracker = Tracker()
         loop = make_loop(tracker)
         (tmp_path / "file").write_text("content")
@@ -205,8 +205,8 @@ class TestRun:
             ("file", "there", "content", True),
         ]
 
-    def test_a_file_uploaded_while_others_are_closed(self, make_loop, tmp_path):
-        """The run stays open until all are closed, whatever their order."""
+    def test_upload_during_close(self, make_loop, tmp_path):
+        """The run stays open until all components are closed, in any order."""
         tracker = Tracker()
         path = tmp_path / "log.txt"
         loop = make_loop(tracker, FileLogger(str(path), remote_file_name="{run_name}.txt"), run_name="a")
@@ -218,7 +218,7 @@ class TestRun:
         assert tracker.stored[2][1:] == ("a.txt", path.read_text(), True)
 
     def test_error_in_training(self, make_loop):
-        """After an error all that was logged is there, and the run is closed."""
+        """After an error all records are written, and the run is closed."""
         tracker = Tracker(every="0ba")
         loop = make_loop(tracker)
         loop.batch()
@@ -231,8 +231,8 @@ class TestRun:
 
 
 class TestFailures:
-    def test_flush(self, make_loop):
-        """Numbers that cannot be written are reported once, and the run goes on."""
+    def test_failing_flush(self, make_loop):
+        """A failed flush is reported once, and the run continues."""
         tracker = Tracker(flush_interval=1)
         loop = make_loop(tracker)
         tracker.failing = {"metrics"}
@@ -248,8 +248,8 @@ class TestFailures:
         assert losses(tracker) == [(2, 2.0)]
 
     @pytest.mark.parametrize("kind", ["hyperparameters", "table", "images", "file"])
-    def test_other_things(self, make_loop, tmp_path, kind):
-        """So is anything else that cannot be stored."""
+    def test_failing_records(self, make_loop, tmp_path, kind):
+        """Failures of other records are reported too."""
         tracker = Tracker()
         loop = make_loop(tracker)
         tracker.failing = {kind}
@@ -268,8 +268,8 @@ class TestFailures:
         loop.fit()
         assert len(losses(tracker)) == 6
 
-    def test_what_comes_early(self):
-        """Settings that were logged before the run was open do not end it when they cannot be stored."""
+    def test_failing_early_records(self):
+        """A failure to write records from before opening does not end the run."""
         tracker, state = Tracker(), State(model=None)
         engine = Engine(state, Logger(state, tracker))
         engine.run_event("init")
@@ -281,19 +281,19 @@ class TestFailures:
 
         assert tracker.kinds() == ["open"]
 
-    def test_close(self, make_loop):
-        """A run that cannot be closed is reported, and the others are closed."""
-        broken, whole = Tracker(), Tracker()
-        loop = make_loop(broken, whole)
+    def test_failing_close(self, make_loop):
+        """A failed close is reported, and other destinations are closed."""
+        broken, complete = Tracker(), Tracker()
+        loop = make_loop(broken, complete)
         broken.failing = {"close"}
 
         with pytest.warns(RuntimeWarning, match=r"Tracker\.close failed"):
             loop.engine.close()
 
-        assert whole.kinds()[-1] == "close"
+        assert complete.kinds()[-1] == "close"
 
-    def test_a_run_that_cannot_be_opened_ends_it(self):
-        """Whoever asks for a tracker and does not get one shall know before training; it is tried once."""
+    def test_failing_open_raises(self):
+        """A run that cannot be opened raises before training, after one attempt."""
         tracker, state = Tracker(), State(model=None)
         engine = Engine(state, Logger(state, tracker))
         tracker.failing = {"open"}
@@ -306,8 +306,8 @@ class TestFailures:
 
         assert tracker.stored == []
 
-    def test_an_error_in_a_hook_ends_the_run(self, make_loop):
-        """What is wrong in a logger's own hook is no failure to store."""
+    def test_hook_errors_propagate(self, make_loop):
+        """An error in a logger's own hook propagates."""
 
         class Wrong(Tracker):
             def batch_start(self, state, logger):
@@ -320,18 +320,18 @@ class TestFailures:
 
 
 class TestSettings:
-    def test_flush_interval_of_nothing(self):
-        """An interval is at least one batch."""
+    def test_zero_flush_interval(self):
+        """The interval is at least one batch."""
         with pytest.raises(ValueError, match=r"flush_interval must be at least 1, got 0\. It counts batches"):
             Tracker(flush_interval=0)
 
-    def test_every(self):
-        """What is no length of time is refused."""
+    def test_invalid_interval(self):
+        """An invalid interval raises."""
         with pytest.raises(ValueError, match="every must be a number followed by a unit, such as '10ep'; got 'soon'"):
             Tracker(every="soon")
 
-    def test_every_so_often(self, make_loop):
-        """With an interval only the newest numbers are written."""
+    def test_interval(self, make_loop):
+        """With an interval only the latest values are written."""
         tracker = Tracker(every="3ba")
 
         make_loop(tracker).fit()
@@ -339,16 +339,16 @@ class TestSettings:
         assert losses(tracker) == [(2, 2.0), (5, 5.0)]
 
 
-class TestBesideACallback:
-    def test_last_words_of_a_callback(self, make_loop):
-        """What a callback logs at the end of the fit is written then, and not only when the run is closed."""
+class TestWithCallback:
+    def test_metrics_of_fit_end(self, make_loop):
+        """Metrics that a callback logs at FIT_END are written then, not by close."""
 
-        class LastWords(Callback):
+        class LogAtFitEnd(Callback):
             def fit_end(self, state, logger):
                 logger.log_metrics({"last": 1})
 
         tracker = Tracker(every="0ba")
-        loop = make_loop(tracker, callbacks=[LastWords()])
+        loop = make_loop(tracker, callbacks=[LogAtFitEnd()])
 
         loop.fit()
 

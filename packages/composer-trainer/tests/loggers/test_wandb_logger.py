@@ -1,4 +1,4 @@
-"""Runs of Weights & Biases without a network, read back from their files."""
+"""Weights & Biases runs without a network, read from their files."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from composer.models import ComposerClassifier
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Let wandb print nothing, and connect to nothing."""
+    """Disable wandb's output and connections."""
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
@@ -56,7 +56,7 @@ def contents(path):
 
 
 def records(folder):
-    """Return all records of the runs in a folder, in the order in which the runs started; waits for their processes."""
+    """Return all records of the runs in a folder in order of their start, after their processes have ended."""
     until = time.monotonic() + 240
     of_runs = []
     for path in folder.glob("wandb/*run-*/*.wandb"):
@@ -90,12 +90,12 @@ def history(folder):
 
 
 def runs(folder):
-    """Return the runs' own records."""
+    """Return the run records."""
     return [record.run for record in records(folder) if record.WhichOneof("record_type") == "run"]
 
 
 def config(folder):
-    """Return the configuration as it was last written."""
+    """Return the last written configuration."""
     values = {}
     for record in records(folder):
         updates = record.config.update if record.WhichOneof("record_type") == "config" else record.run.config.update
@@ -126,7 +126,7 @@ def trained(*loggers):
 
 class TestRun:
     def test_every_loss_metric_and_setting(self, make_logger, tmp_path):
-        """The file has the numbers that memory has, at the same steps, the settings, and the run's name."""
+        """The file has the same values and steps as InMemoryLogger, the settings and the run's name."""
         memory = InMemoryLogger()
 
         trained(make_logger(tags=["a"], group="g"), memory)
@@ -147,8 +147,8 @@ class TestRun:
         assert [row["_step"] for row in rows if "loss/train/total" in row] == [3, 7, 9]
         assert [row["_step"] for row in rows] == sorted(row["_step"] for row in rows)
 
-    def test_late_numbers_are_not_lost(self, make_logger, make_loop, tmp_path):
-        """A number of a step before the latest, of which wandb takes nothing any more, stands at the latest."""
+    def test_late_values(self, make_logger, make_loop, tmp_path):
+        """Values of a step before the latest, which wandb rejects, are logged at the latest step."""
         loop = make_loop(make_logger())
         loop.logger.log_table(["a"], [[1]], step=5)
 
@@ -157,8 +157,8 @@ class TestRun:
 
         assert [(row["_step"], row["late"]) for row in history(tmp_path) if "late" in row] == [(5, 0.5)]
 
-    def test_a_run_that_was_begun_outside(self, make_logger, make_loop, tmp_path):
-        """Where a program has called wandb.init itself, that run is logged to and left open."""
+    def test_existing_run(self, make_logger, make_loop, tmp_path):
+        """A run started by wandb.init is used and not finished."""
         with wandb.init(project="mine", dir=str(tmp_path), settings=wandb.Settings(console="off")) as own:
             loop = make_loop(make_logger())
             loop.fit()
@@ -169,7 +169,7 @@ class TestRun:
         assert any("loss/train/total" in row for row in history(tmp_path))
 
     def test_failure(self, make_logger, make_loop, tmp_path):
-        """A run that wandb has finished cannot be written to; that is reported, and the training goes on."""
+        """Logging to a finished run is reported, and training continues."""
         logger = make_logger(flush_interval=1)
         loop = make_loop(logger)
         logger.run.finish()
@@ -180,7 +180,7 @@ class TestRun:
         assert loop.state.timestamp.epoch == 2
 
     def test_exit_code(self, make_logger, make_loop, tmp_path):
-        """A run that ends by an error is marked as failed."""
+        """A run that raises is marked as failed."""
         loop = make_loop(make_logger())
 
         def fail():
@@ -198,7 +198,7 @@ class TestRun:
 
 class TestOtherThings:
     def test_images_and_tables(self, make_logger, make_loop, tmp_path):
-        """Images are files beside the run, with their masks; tables are JSON."""
+        """Images are files with their masks; tables are JSON."""
         loop = make_loop(make_logger())
         images, masks = torch.rand(2, 3, 6, 5), torch.ones(2, 6, 5, dtype=torch.int64)
         loop.logger.log_images(
@@ -209,22 +209,22 @@ class TestOtherThings:
         loop.engine.close()
 
         rows = {name: (row["_step"], row[name]) for row in history(tmp_path) for name in row}
-        step, shown = rows["pictures"]
-        assert (step, shown["_type"], shown["count"], shown["height"], shown["width"]) == (
+        step, output = rows["pictures"]
+        assert (step, output["_type"], output["count"], output["height"], output["width"]) == (
             1,
             "images/separated",
             2,
             6,
             5,
         )
-        assert shown["all_masks"][0]["truth"]["_type"] == "mask"
+        assert output["all_masks"][0]["truth"]["_type"] == "mask"
         assert (rows["in a table"][0], rows["in a table"][1]["_type"]) == (2, "table-file")
         (file,) = tmp_path.glob("wandb/*run-*/files/media/table/best_*.json")
         assert json.loads(file.read_text()) == {"columns": ["id", "x"], "data": [[1, 0.5], [2, "text"]]}
         assert len(list(tmp_path.glob("wandb/*run-*/files/media/images/pictures*.png"))) == 2
 
     def test_files_are_artifacts(self, make_logger, make_loop, tmp_path):
-        """With log_artifacts a file or a folder is an artifact of the run."""
+        """With log_artifacts a file or a folder becomes an artifact."""
         loop = make_loop(make_logger(log_artifacts=True))
         folder = tmp_path / "ep1"
         folder.mkdir()
@@ -234,21 +234,23 @@ class TestOtherThings:
         loop.engine.close()
 
         assert loop.logger.has_file_upload_destination()
-        kept = [record.artifact for record in records(tmp_path) if record.WhichOneof("record_type") == "artifact"]
-        assert [(artifact.name, artifact.type) for artifact in kept] == [
+        preserved = [record.artifact for record in records(tmp_path) if record.WhichOneof("record_type") == "artifact"]
+        assert [(artifact.name, artifact.type) for artifact in preserved] == [
             ("checkpoints-ep1", "folder"),
             ("notes.txt", "file"),
         ]
-        assert [entry.path for artifact in kept for entry in artifact.manifest.contents] == ["model.safetensors"] * 2
+        assert [entry.path for artifact in preserved for entry in artifact.manifest.contents] == [
+            "model.safetensors"
+        ] * 2
 
-    def test_files_stay_here_by_default(self, make_logger):
+    def test_files_are_not_uploaded_by_default(self, make_logger):
         """Without log_artifacts nothing is uploaded."""
         assert not make_logger().can_upload_files()
 
 
 class TestResuming:
-    def test_continues_its_run(self, make_logger, make_loop, tmp_path):
-        """A logger with the state of an earlier one of its name and project writes to the same run."""
+    def test_resume(self, make_logger, make_loop, tmp_path):
+        """A logger with an earlier state of its name and project uses the same run."""
         first = make_logger()
         make_loop(first).engine.close()
         later = make_logger()
@@ -260,7 +262,7 @@ class TestResuming:
         assert later.state_dict() == first.state_dict()
 
     def test_a_checkpoint_does_not_choose_the_run(self, make_logger, make_loop, tmp_path):
-        """An id of a run with another name, or of another user's run, is not written to."""
+        """An id of a run with another name, or of another user, is not used."""
         first = make_logger()
         make_loop(first, run_name="a").engine.close()
         written = {first.run_id}
@@ -273,13 +275,13 @@ class TestResuming:
         assert len(written) == 4
         assert {run.run_id for run in runs(tmp_path)} == written
 
-    def test_an_id_of_the_users_own(self, make_logger, make_loop, tmp_path, monkeypatch):
-        """An id in init_kwargs or in the environment comes before that of a checkpoint."""
+    def test_user_id(self, make_logger, make_loop, tmp_path, monkeypatch):
+        """An id in init_kwargs or the environment takes precedence."""
         first = make_logger()
         make_loop(first).engine.close()
-        given = make_logger(init_kwargs={"mode": "offline", "id": "mine", "resume": "allow"})
-        given.load_state_dict(first.state_dict())
-        make_loop(given).engine.close()
+        value = make_logger(init_kwargs={"mode": "offline", "id": "mine", "resume": "allow"})
+        value.load_state_dict(first.state_dict())
+        make_loop(value).engine.close()
         wandb.teardown()  # it reads the environment once
         monkeypatch.setenv("WANDB_RUN_ID", "also-mine")
         of_environment = make_logger()
@@ -288,15 +290,15 @@ class TestResuming:
         make_loop(of_environment).engine.close()
         wandb.teardown()
 
-        assert (given.run_id, of_environment.run_id) == ("mine", "also-mine")
+        assert (value.run_id, of_environment.run_id) == ("mine", "also-mine")
 
-    def test_nothing_to_remember_before_it_is_open(self, make_logger):
-        """A logger that has begun no run has no state."""
+    def test_state_is_empty_before_opening(self, make_logger):
+        """A logger without a run has no state."""
         assert make_logger().state_dict() == {}
 
 
-def test_other_processes_are_silent(make_logger, make_loop, tmp_path):
-    """By default the first process logs."""
+def test_rank_zero_only(make_logger, make_loop, tmp_path):
+    """By default only the first process logs."""
     logger = make_logger()
 
     make_loop(logger, rank=1).fit().engine.close()

@@ -1,4 +1,4 @@
-"""All loggers in one real training: they tell the same story, and change nothing of it."""
+"""All loggers in one training agree, and do not change it."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def trained(**options):
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a run's trainer, and what each logger has of it."""
+    """Return a run's trainer and the records of each logger."""
     memory, lines, bar = InMemoryLogger(), io.StringIO(), io.StringIO()
     path = tmp_path / "metrics.jsonl"
     loggers = [memory, FileLogger(str(path)), ConsoleLogger("1ep", lines), ProgressBarLogger(bar)]
@@ -52,7 +52,7 @@ def run(tmp_path):
 
 
 def test_memory_and_file_agree(run):
-    """Every loss and every metric is in both, with one clock."""
+    """Both have every loss and metric with equal clocks."""
     _, memory, written, _, _ = run
 
     for name in ["loss/train/total", "metrics/train/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"]:
@@ -62,8 +62,8 @@ def test_memory_and_file_agree(run):
         assert len(from_file) == (EPOCHS * BATCHES if name.startswith("loss") else EPOCHS)
 
 
-def test_settings_are_everywhere(run):
-    """The values that the trainer logs are in memory and in the file."""
+def test_hyperparameters_of_the_trainer(run):
+    """The trainer's hyperparameters are in memory and in the file."""
     _, memory, written, lines, _ = run
 
     assert memory.hyperparameters["rank_zero_seed"] == 3
@@ -72,7 +72,7 @@ def test_settings_are_everywhere(run):
 
 
 def test_console_and_bar_show_the_end(run):
-    """A person sees the last loss and the last evaluation."""
+    """Both show the last loss and evaluation."""
     _, memory, _, lines, bar = run
     loss = f"{memory.most_recent_values['loss/train/total']:.4g}"
     accuracy = f"{memory.most_recent_values['metrics/eval/MulticlassAccuracy']:.4g}"
@@ -85,8 +85,8 @@ def test_console_and_bar_show_the_end(run):
     assert f"eval/MulticlassAccuracy={accuracy}]" in bar.getvalue()
 
 
-def test_nothing_of_what_is_learnt_changes(run):
-    """With every logger and callback the weights have the bits that they have without."""
+def test_loggers_do_not_change_training(run):
+    """The weights are bit-identical with and without all loggers and callbacks."""
     trainer, *_ = run
 
     plain = trained()
@@ -108,8 +108,8 @@ class Kill(Callback):
 
 @pytest.mark.parametrize("name", ["log.jsonl", "{run_name}/log.jsonl"])
 @pytest.mark.parametrize("batch", [1, 3, 5, 8])
-def test_no_line_is_there_twice_after_a_restart(tmp_path, name, batch):
-    """With autoresume a run goes on in its file: before the first checkpoint, between two, and after an epoch."""
+def test_restart_gives_no_duplicate_lines(tmp_path, name, batch):
+    """With autoresume a run continues its file: before the first checkpoint, between two, and after an epoch."""
     options = {"run_name": "first", "save_folder": str(tmp_path / "saved"), "save_interval": "5ba", "autoresume": True}
     with pytest.raises(KeyboardInterrupt):
         trained(loggers=FileLogger(str(tmp_path / name), flush_interval=1), callbacks=Kill(batch), **options)
@@ -152,8 +152,8 @@ for epochs in (1, 2):
 """
 
 
-def test_each_process_goes_on_in_its_own_file(tmp_path):
-    """A resumed run of two processes goes on in both of their files, not in that of the first alone."""
+def test_each_process_resumes_its_file(tmp_path):
+    """A resumed run of two processes continues both files."""
     program = tmp_path / "program.py"
     program.write_text(TWO_PROCESSES)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]

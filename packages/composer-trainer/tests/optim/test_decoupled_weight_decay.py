@@ -1,4 +1,4 @@
-"""Optimizers with decoupled weight decay against their formulas, written out in float64."""
+"""Optimizers with decoupled weight decay compared with their formulas in float64."""
 
 import copy
 import warnings
@@ -27,13 +27,13 @@ def make_weights(shapes, dtype=torch.float64, seed=0):
 
 
 def make_gradients(shapes, steps, seed=1):
-    """Return for each step a gradient of each shape."""
+    """Return a gradient of each shape for each step."""
     generator = torch.Generator().manual_seed(seed)
     return [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes] for _ in range(steps)]
 
 
 def train(optimizer, weights, gradients, rates=None):
-    """Step with each of the gradients, at each of the rates."""
+    """Step with each of the gradients and learning rates."""
     for step, of_step in enumerate(gradients):
         for weight, gradient in zip(weights, of_step, strict=True):
             weight.grad = None if gradient is None else gradient.to(weight.dtype)
@@ -43,8 +43,8 @@ def train(optimizer, weights, gradients, rates=None):
     return [weight.detach().clone() for weight in weights]
 
 
-def sgdw_by_hand(weights, gradients, rates, first_rate, momentum, dampening, weight_decay, nesterov):
-    """Return the weights after SGD, as the formula has it."""
+def reference_sgdw(weights, gradients, rates, first_rate, momentum, dampening, weight_decay, nesterov):
+    """Return the weights after SGD, by the formula."""
     weights, velocity = [weight.detach().clone() for weight in weights], [None] * len(weights)
     for rate, of_step in zip(rates, gradients, strict=True):
         for i, gradient in enumerate(of_step):
@@ -55,8 +55,8 @@ def sgdw_by_hand(weights, gradients, rates, first_rate, momentum, dampening, wei
     return weights
 
 
-def adamw_by_hand(weights, gradients, rates, first_rate, betas, eps, weight_decay, amsgrad):
-    """Return the weights after Adam, as the formula has it."""
+def reference_adamw(weights, gradients, rates, first_rate, betas, eps, weight_decay, amsgrad):
+    """Return the weights after Adam, by the formula."""
     weights = [weight.detach().clone() for weight in weights]
     mean, square, largest = ([torch.zeros_like(weight) for weight in weights] for _ in range(3))
     for t, (rate, of_step) in enumerate(zip(rates, gradients, strict=True), start=1):
@@ -70,8 +70,8 @@ def adamw_by_hand(weights, gradients, rates, first_rate, betas, eps, weight_deca
     return weights
 
 
-def assert_close(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_close(result, expected):
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
@@ -87,15 +87,15 @@ class TestFormulas:
     )
     @settings(max_examples=60, deadline=None)
     def test_sgdw(self, shapes, rates, first_rate, momentum, dampening, weight_decay, nesterov):
-        """Whatever the shapes, settings and course of the rate, weights are those of the formula."""
+        """For any shapes, settings and learning rates, weights match the formula."""
         nesterov = nesterov and momentum > 0 and dampening == 0
         weights, gradients = make_weights(shapes), make_gradients(shapes, len(rates))
         options = (momentum, dampening, weight_decay, nesterov)
-        expected = sgdw_by_hand(weights, gradients, rates, first_rate, *options)
+        expected = reference_sgdw(weights, gradients, rates, first_rate, *options)
 
-        found = train(DecoupledSGDW(weights, first_rate, *options), weights, gradients, rates)
+        result = train(DecoupledSGDW(weights, first_rate, *options), weights, gradients, rates)
 
-        assert_close(found, expected)
+        assert_close(result, expected)
 
     @given(
         shapes=SHAPES,
@@ -108,42 +108,42 @@ class TestFormulas:
     )
     @settings(max_examples=60, deadline=None)
     def test_adamw(self, shapes, rates, first_rate, betas, eps, weight_decay, amsgrad):
-        """Whatever the shapes, settings and course of the rate, weights are those of the formula."""
+        """For any shapes, settings and learning rates, weights match the formula."""
         weights, gradients = make_weights(shapes), make_gradients(shapes, len(rates))
         options = (betas, eps, weight_decay, amsgrad)
-        expected = adamw_by_hand(weights, gradients, rates, first_rate, *options)
+        expected = reference_adamw(weights, gradients, rates, first_rate, *options)
 
-        found = train(DecoupledAdamW(weights, first_rate, *options), weights, gradients, rates)
+        result = train(DecoupledAdamW(weights, first_rate, *options), weights, gradients, rates)
 
-        assert_close(found, expected)
+        assert_close(result, expected)
 
     @pytest.mark.parametrize("momentum", [0, 0.9])
-    def test_without_decay_it_is_torchs_sgd(self, momentum):
-        """To the bit, in float32."""
+    def test_equals_torch_sgd_without_decay(self, momentum):
+        """Results are bit-identical in float32."""
         shapes = [(3, 4), (5,)]
-        ours, theirs = make_weights(shapes, torch.float32), make_weights(shapes, torch.float32)
+        actual, reference = make_weights(shapes, torch.float32), make_weights(shapes, torch.float32)
         gradients = make_gradients(shapes, 4)
 
-        found = train(DecoupledSGDW(ours, 0.1, momentum), ours, gradients)
-        expected = train(torch.optim.SGD(theirs, 0.1, momentum), theirs, gradients)
+        result = train(DecoupledSGDW(actual, 0.1, momentum), actual, gradients)
+        expected = train(torch.optim.SGD(reference, 0.1, momentum), reference, gradients)
 
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
     @pytest.mark.parametrize("amsgrad", [False, True])
-    def test_at_a_constant_rate_it_is_torchs_adamw(self, amsgrad):
+    def test_equals_torch_adamw_at_a_constant_rate(self, amsgrad):
         """Torch multiplies the decay by the rate, so that lr * weight_decay here is its weight_decay."""
         shapes = [(3, 4), (5,)]
-        ours, theirs = make_weights(shapes), make_weights(shapes)
+        actual, reference = make_weights(shapes), make_weights(shapes)
         gradients = make_gradients(shapes, 6)
 
-        found = train(DecoupledAdamW(ours, 0.02, (0.9, 0.99), 1e-8, 0.02 * 0.3, amsgrad), ours, gradients)
-        torch_adamw = torch.optim.AdamW(theirs, 0.02, (0.9, 0.99), 1e-8, 0.3, amsgrad)
-        expected = train(torch_adamw, theirs, gradients)
+        result = train(DecoupledAdamW(actual, 0.02, (0.9, 0.99), 1e-8, 0.02 * 0.3, amsgrad), actual, gradients)
+        torch_adamw = torch.optim.AdamW(reference, 0.02, (0.9, 0.99), 1e-8, 0.3, amsgrad)
+        expected = train(torch_adamw, reference, gradients)
 
-        assert_close(found, expected)
+        assert_close(result, expected)
 
     def test_defaults(self):
-        """Those that users of Composer know."""
+        """The defaults are Composer's."""
         adamw, sgdw = DecoupledAdamW(make_weights([(1,)])), DecoupledSGDW(make_weights([(1,)]), lr=0.1)
 
         assert adamw.defaults == {
@@ -162,14 +162,14 @@ def make_adamw(weights, lr=0.1, weight_decay=1e-4):
 
 @pytest.fixture(params=[make_sgdw, make_adamw], ids=["SGDW", "AdamW"])
 def make(request):
-    """Return a function that makes one of the two: ``make(weights, lr=…, weight_decay=…)``."""
+    """Return a function that creates one of the two: ``make(weights, lr=…, weight_decay=…)``."""
     return request.param
 
 
 class TestDecay:
     @pytest.mark.parametrize("lr", [0.001, 0.5])
     def test_does_not_depend_on_the_rate(self, make, lr):
-        """With gradients of 0, weights shrink alike at any rate, by the formula."""
+        """With zero gradients, weights decay by the formula at any learning rate."""
         (weight,) = make_weights([(3,)])
         before = weight.detach().clone()
         weight.grad = torch.zeros_like(weight)
@@ -179,7 +179,7 @@ class TestDecay:
         assert_close([weight.detach()], [before * 0.99])
 
     def test_follows_the_schedule(self, make):
-        """At half the initial rate, half is taken off; at none, nothing."""
+        """At half the initial rate, the decay is halved; at zero there is none."""
         (weight,) = make_weights([(3,)])
         before = weight.detach().clone()
         weight.grad = torch.zeros_like(weight)
@@ -192,8 +192,8 @@ class TestDecay:
 
         assert_close([weight.detach()], [before * 0.99 * 0.995])
 
-    def test_from_no_rate_at_all(self, make):
-        """A rate that was 0 at first has no fraction; then the decay is whole, and none while the rate is 0."""
+    def test_initial_rate_of_zero(self, make):
+        """With an initial rate of 0 the decay is complete, and none while the rate is 0."""
         (weight,) = make_weights([(3,)])
         before = weight.detach().clone()
         weight.grad = torch.zeros_like(weight)
@@ -207,8 +207,8 @@ class TestDecay:
         assert torch.equal(unchanged, before)
         assert_close([weight.detach()], [before * 0.99])
 
-    def test_groups_have_their_own(self, make):
-        """Rate and decay of each group hold for it alone."""
+    def test_groups(self, make):
+        """Each group has its own rate and decay."""
         first, second = make_weights([(3,), (2,)])
         expected = [first.detach() * 0.9, second.detach().clone()]
         optimizer = make([{"params": [first]}, {"params": [second], "weight_decay": 0.0, "lr": 1.0}], weight_decay=0.1)
@@ -222,8 +222,8 @@ class TestDecay:
 
 
 class TestStep:
-    def test_parameters_without_gradient_are_left_alone(self, make):
-        """Neither decay nor momentum touches them, and they get no state."""
+    def test_parameters_without_gradient(self, make):
+        """They do not change and have no state."""
         first, second = make_weights([(3,), (2,)])
         before = second.detach().clone()
         optimizer = make([first, second])
@@ -233,24 +233,24 @@ class TestStep:
         assert torch.equal(second, before)
         assert list(optimizer.state) == [first]
 
-    def test_nothing_has_a_gradient(self, make):
-        """Then nothing happens."""
+    def test_no_gradients(self, make):
+        """Without gradients nothing changes."""
         optimizer = make(make_weights([(3,)]))
 
         assert optimizer.step() is None
         assert not optimizer.state
 
-    def test_a_gradient_that_comes_later_counts_its_own_steps(self):
-        """Adam corrects the bias of each average by its own age."""
+    def test_late_gradients_have_their_own_step_count(self):
+        """The bias correction uses each parameter's step count."""
         weights, gradients = make_weights([(2,), (2,)]), make_gradients([(2,), (2,)], 3)
-        late = adamw_by_hand(
+        late = reference_adamw(
             [weights[1]], [[one[1]] for one in gradients[1:]], [0.1] * 2, 0.1, (0.9, 0.95), 1e-8, 0, False
         )
         gradients[0][1] = None
 
-        found = train(DecoupledAdamW(weights, 0.1, weight_decay=0), weights, gradients)
+        result = train(DecoupledAdamW(weights, 0.1, weight_decay=0), weights, gradients)
 
-        assert_close([found[1]], late)
+        assert_close([result[1]], late)
 
     def test_closure(self, make):
         """A closure computes the gradients, and its loss is returned."""
@@ -266,7 +266,7 @@ class TestStep:
         assert not torch.equal(weight, before)
 
     def test_several_dtypes(self, make):
-        """Weights of several dtypes in one group each have their own arithmetic."""
+        """Each dtype in a group is updated in its own precision."""
         weights = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float64, torch.float32, torch.bfloat16)]
 
         train(make(weights, weight_decay=0.5), weights, [[torch.zeros(2, dtype=torch.float64)] * 3])
@@ -275,19 +275,19 @@ class TestStep:
         assert all(weight.tolist() == [0.5, 0.5] for weight in weights)
 
     def test_complex_weights_are_pairs_of_real_ones(self, make):
-        """Real and imaginary parts are trained as if they stood beside each other."""
+        """Real and imaginary parts are updated as separate values."""
         (real,) = make_weights([(3, 2)])
         (gradient,) = make_gradients([(3, 2)], 1)[0]
-        whole = nn.Parameter(torch.view_as_complex(real.detach().clone()))
-        whole.grad, real.grad = torch.view_as_complex(gradient), gradient
+        complete = nn.Parameter(torch.view_as_complex(real.detach().clone()))
+        complete.grad, real.grad = torch.view_as_complex(gradient), gradient
 
-        for weight in (whole, real):
+        for weight in (complete, real):
             make([weight]).step()
 
-        assert_close([torch.view_as_real(whole.detach())], [real.detach()])
+        assert_close([torch.view_as_real(complete.detach())], [real.detach()])
 
-    def test_sparse_gradients_are_refused(self, make):
-        """By name, with the remedy."""
+    def test_sparse_gradients_raise(self, make):
+        """The error states the remedy."""
         table = nn.Embedding(4, 2, sparse=True)
         optimizer = make(table.parameters())
         table(torch.tensor([1])).sum().backward()
@@ -295,8 +295,8 @@ class TestStep:
         with pytest.raises(ValueError, match=r"cannot use sparse gradients.*sparse=False"):
             optimizer.step()
 
-    def test_does_not_read_the_device(self, make):
-        """Nothing of a step asks a weight or gradient for its value: counters are on the CPU."""
+    def test_does_not_synchronize(self, make):
+        """A step reads no weight or gradient: step counts are on the CPU."""
         with torch.device("meta"):
             weight = nn.Parameter(torch.ones(3))
             weight.grad = torch.ones(3)
@@ -304,14 +304,14 @@ class TestStep:
             optimizer.step()
             optimizer.step()
 
-        held = optimizer.state[weight]
-        assert held.get("step", torch.tensor(2.0)).item() == 2.0
-        assert {value.device.type for name, value in held.items() if name != "step"} == {"meta"}
+        param_state = optimizer.state[weight]
+        assert param_state.get("step", torch.tensor(2.0)).item() == 2.0
+        assert {value.device.type for name, value in param_state.items() if name != "step"} == {"meta"}
 
 
 class TestState:
-    def test_goes_on_after_a_round_trip(self, make):
-        """Half of the steps, saved and loaded into another, give the bits of all of them."""
+    def test_resume_is_bit_identical(self, make):
+        """Saving and loading after half of the steps does not change the result."""
         shapes = [(3, 4), (5,)]
         gradients, rates = make_gradients(shapes, 6), [0.1, 0.09, 0.08, 0.07, 0.06, 0.05]
         straight, broken = make_weights(shapes, torch.float32), make_weights(shapes, torch.float32)
@@ -322,30 +322,30 @@ class TestState:
 
         second = make(broken, lr=0.7)
         second.load_state_dict(saved)
-        found = train(second, broken, gradients[3:], rates[3:])
+        result = train(second, broken, gradients[3:], rates[3:])
 
         assert second.param_groups[0]["initial_lr"] == 0.1
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
     @pytest.mark.parametrize("fused", [False, True])
-    def test_takes_torchs_state(self, fused):
-        """What torch's AdamW saved goes on here, with its rate as the initial one and its counts on the CPU."""
+    def test_loads_the_state_of_torch(self, fused):
+        """A state of torch's AdamW is loaded, with its rate as the initial one and step counts on the CPU."""
         shapes = [(3, 4)]
         weights, gradients = make_weights(shapes), make_gradients(shapes, 4)
-        expected = adamw_by_hand(weights, gradients, [0.1] * 4, 0.1, (0.9, 0.95), 1e-8, 0, False)
-        theirs = torch.optim.AdamW(weights, 0.1, (0.9, 0.95), weight_decay=0, fused=fused)
-        train(theirs, weights, gradients[:2])
+        expected = reference_adamw(weights, gradients, [0.1] * 4, 0.1, (0.9, 0.95), 1e-8, 0, False)
+        reference = torch.optim.AdamW(weights, 0.1, (0.9, 0.95), weight_decay=0, fused=fused)
+        train(reference, weights, gradients[:2])
 
-        ours = DecoupledAdamW(weights, lr=0.5)
-        ours.load_state_dict(theirs.state_dict())
-        found = train(ours, weights, gradients[2:])
+        actual = DecoupledAdamW(weights, lr=0.5)
+        actual.load_state_dict(reference.state_dict())
+        result = train(actual, weights, gradients[2:])
 
-        assert ours.param_groups[0]["initial_lr"] == 0.1
-        assert ours.state[weights[0]]["step"].device.type == "cpu"
-        assert_close(found, expected)
+        assert actual.param_groups[0]["initial_lr"] == 0.1
+        assert actual.state[weights[0]]["step"].device.type == "cpu"
+        assert_close(result, expected)
 
     def test_schedulers_of_torch_start_from_the_initial_rate(self, make):
-        """Made in the middle of a run, they know the rate that the optimizer was made with."""
+        """Created during a run, they use the optimizer's initial rate."""
         optimizer = make(make_weights([(2,)]), lr=0.4)
         optimizer.param_groups[0]["lr"] = 0.1
 
@@ -353,8 +353,8 @@ class TestState:
 
         assert schedule.get_last_lr() == [0.2]
 
-    def test_a_copy_is_whole(self, make):
-        """Copied with its weights, as by pickle, it goes on as it would have."""
+    def test_deepcopy_and_pickle(self, make):
+        """A copy with its weights continues identically."""
         weights, gradients = make_weights([(3,)]), make_gradients([(3,)], 4)
         optimizer = make(weights)
         train(optimizer, weights, gradients[:2])
@@ -376,8 +376,8 @@ class TestArguments:
             ({"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "nesterov": True}, r"dampening=0\.5"),
         ],
     )
-    def test_sgdw(self, options, message):
-        """What cannot be is refused at once, by name."""
+    def test_invalid_sgdw_arguments_raise(self, options, message):
+        """The error has the argument's name."""
         with pytest.raises(ValueError, match=message):
             DecoupledSGDW(make_weights([(1,)]), **options)
 
@@ -389,8 +389,8 @@ class TestArguments:
             ({"eps": -1e-8}, "eps must be at least 0"),
         ],
     )
-    def test_adamw(self, options, message):
-        """What cannot be is refused at once, by name."""
+    def test_invalid_adamw_arguments_raise(self, options, message):
+        """The error has the argument's name."""
         with pytest.raises(ValueError, match=message):
             DecoupledAdamW(make_weights([(1,)]), **options)
 
@@ -404,18 +404,18 @@ class TestArguments:
             (DecoupledAdamW, {"betas": ("0.9", 0.99)}, "betas must be two numbers"),
         ],
     )
-    def test_other_kinds_are_refused(self, optimizer, options, message):
-        """A value of the wrong kind is refused by the parameter's name."""
+    def test_wrong_types_raise(self, optimizer, options, message):
+        """A value of the wrong type raises with the parameter's name."""
         with pytest.raises(TypeError, match=f"^{message}"):
             optimizer(make_weights([(1,)]), lr=0.1, **options)
 
-    def test_a_rate_in_a_tensor(self, make):
-        """The rate has to be a number, which needs no reading."""
+    def test_tensor_rate_raises(self, make):
+        """A rate must be a number, as reading a tensor synchronizes."""
         with pytest.raises(TypeError, match=r"lr must be a number, got tensor\(0\.1000\)"):
             make(make_weights([(1,)]), lr=torch.tensor(0.1))
 
-    def test_a_group_of_its_own_is_checked_and_not_added(self, make):
-        """Settings of a group are looked at as those of the optimizer are."""
+    def test_invalid_group_is_not_added(self, make):
+        """Settings of a group are validated like the optimizer's."""
         optimizer = make(make_weights([(1,)]))
 
         with pytest.raises(ValueError, match="lr must be at least 0"):
@@ -425,7 +425,7 @@ class TestArguments:
 
     @pytest.mark.filterwarnings("error")
     def test_large_decay_warns(self):
-        """A decay as for torch's AdamW would take off far too much; the warning is at the caller's line."""
+        """A decay meant for torch's AdamW gives a warning at the caller's line."""
         with pytest.warns(UserWarning, match=r"weight_decay=0\.01 removes that fraction of.*1e-5 are usual") as caught:
             DecoupledAdamW(make_weights([(1,)]), weight_decay=0.01)
         with pytest.warns(UserWarning, match=r"weight_decay=0\.001 removes"):
@@ -438,7 +438,7 @@ class TestArguments:
 
 
 def fit(optimizer_of, algorithms=(), max_duration="4ep", **options):
-    """Train a small classifier for real, and return its weights and history."""
+    """Train a small classifier, and return its weights and history."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     history = InMemoryLogger()
@@ -465,7 +465,7 @@ def fit(optimizer_of, algorithms=(), max_duration="4ep", **options):
 
 class TestInTraining:
     def test_learns(self, make):
-        """A real training's loss falls, and the rate is logged under the optimizer's name."""
+        """A training lowers the loss, and the rate is logged under the optimizer's name."""
         _, history = fit(lambda weights: make(weights, lr=0.05), max_duration="30ep", schedulers=LinearScheduler())
 
         losses = history.get_timeseries("loss/train/total")["loss/train/total"]
@@ -476,8 +476,8 @@ class TestInTraining:
         )
 
     @pytest.mark.filterwarnings("ignore:SAM changes nothing with rho=0.0")
-    def test_sam_around_it(self, make):
-        """With SAM, the step is that from the worst weights nearby; a neighbourhood of 0 changes nothing."""
+    def test_sam(self, make):
+        """With SAM, the step uses the perturbed gradients; rho=0 changes nothing."""
         plain, _ = fit(lambda weights: make(weights, lr=0.05))
         with_none, _ = fit(lambda weights: make(weights, lr=0.05), [SAM(rho=0.0)])
         with_some, _ = fit(lambda weights: make(weights, lr=0.05), [SAM(rho=0.5)])
@@ -486,9 +486,9 @@ class TestInTraining:
         assert not torch.equal(plain[0], with_some[0])
 
     def test_loss_scaler(self, make):
-        """Gradients that were scaled by a power of 2 give the same bits; those that overflow, no step and no decay."""
-        ours, scaled = make_weights([(3,)], torch.float32), make_weights([(3,)], torch.float32)
-        plain, with_scaler = make(ours), make(scaled)
+        """Gradients scaled by a power of 2 give bit-identical results; non-finite ones skip step and decay."""
+        actual, scaled = make_weights([(3,)], torch.float32), make_weights([(3,)], torch.float32)
+        plain, with_scaler = make(actual), make(scaled)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
 
         for factor in (1.0, float("inf"), 2.0):
@@ -498,14 +498,14 @@ class TestInTraining:
             scaler.step(with_scaler)
             scaler.update()
             if factor != float("inf"):
-                (ours[0] * factor).sum().backward()
+                (actual[0] * factor).sum().backward()
                 plain.step()
 
-        assert torch.equal(ours[0], scaled[0])
+        assert torch.equal(actual[0], scaled[0])
 
     @pytest.mark.filterwarnings("ignore:torch.distributed:FutureWarning")
     def test_sharded_weights(self, make):
-        """DTensors, as fully_shard makes them, are trained like others."""
+        """DTensors of fully_shard are supported."""
         from torch.distributed import destroy_process_group, init_process_group
         from torch.distributed._tensor import DTensor
         from torch.distributed.device_mesh import init_device_mesh
@@ -514,10 +514,10 @@ class TestInTraining:
         init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         try:
             torch.manual_seed(0)
-            whole, sharded = nn.Linear(4, 3), nn.Linear(4, 3)
-            sharded.load_state_dict(whole.state_dict())
+            complete, sharded = nn.Linear(4, 3), nn.Linear(4, 3)
+            sharded.load_state_dict(complete.state_dict())
             fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
-            for model in (whole, sharded):
+            for model in (complete, sharded):
                 optimizer = make(model.parameters())
                 for _ in range(2):
                     optimizer.zero_grad()
@@ -525,6 +525,6 @@ class TestInTraining:
                     optimizer.step()
 
             assert isinstance(sharded.weight, DTensor)
-            assert torch.equal(sharded.weight.full_tensor(), whole.weight)
+            assert torch.equal(sharded.weight.full_tensor(), complete.weight)
         finally:
             destroy_process_group()

@@ -1,4 +1,4 @@
-"""Pictures of schedules: what is drawn is what a run would have."""
+"""Plots of schedules match the rates of a run."""
 
 import builtins
 import math
@@ -26,7 +26,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="it is what draws, and opt
 
 @pytest.fixture(autouse=True)
 def _agg():
-    """Draw into memory, and close what was drawn."""
+    """Draw into memory, and close all figures."""
     from matplotlib import pyplot
 
     pyplot.switch_backend("agg")
@@ -63,8 +63,8 @@ def rates_of_a_run(schedulers, max_duration, batches, lr, **options):
 
 class TestPlotSchedule:
     @pytest.mark.parametrize("ratio", [1.0, 0.5])
-    def test_is_what_a_training_has(self, ratio):
-        """Every batch of a real training has the rate that is drawn, and the last lasts to the end."""
+    def test_matches_a_training(self, ratio):
+        """Each batch of a training has the plotted rate, also the last."""
         schedule = CosineAnnealingWithWarmupScheduler("3ba", t_max="3ep", alpha_f=0.1)
 
         axes = plot_schedule(schedule, "4ep", batches_in_epoch=5, scale_schedule_ratio=ratio, base_lr=0.2)
@@ -75,8 +75,8 @@ class TestPlotSchedule:
         assert where == pytest.approx([place / 5 for place in range(len(trained) + 1)])
 
     @pytest.mark.parametrize("every_batch", [False, True])
-    def test_torchs_own(self, every_batch):
-        """A function that makes one of torch's is drawn as the trainer steps it."""
+    def test_torch_schedulers(self, every_batch):
+        """A function that creates a torch scheduler is plotted as the trainer steps it."""
 
         def make(optimizer):
             return torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -91,7 +91,7 @@ class TestPlotSchedule:
         ("unit", "step"), [("ba", 1), ("sp", 1), ("tok", 1), ("ep", 1), ("iter", 1), ("sec", 100 / 99)]
     )
     def test_in_any_unit(self, unit, step):
-        """A run of 100 of anything falls by a hundredth with each."""
+        """A run of 100 in any unit decreases by a hundredth per step."""
         axes = plot_schedule(LinearScheduler(), f"100{unit}", num_points=100)
 
         ((where, rates),) = drawn(axes).values()
@@ -99,8 +99,8 @@ class TestPlotSchedule:
         assert rates[:-1] == pytest.approx([1 - x / 100 for x in where[:-1]])
         assert axes.get_xlim() == (0, 100)
 
-    def test_several_by_label(self):
-        """Each has a line and its name in the legend."""
+    def test_labels(self):
+        """Each schedule has a line and its name in the legend."""
         schedules = {"warm": CosineAnnealingWithWarmupScheduler("2ba"), "line": LinearScheduler()}
 
         axes = plot_schedule(schedules, "10ba")
@@ -108,8 +108,8 @@ class TestPlotSchedule:
         assert list(drawn(axes)) == ["warm", "line"]
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["warm", "line"]
 
-    def test_names_of_their_own(self):
-        """Without labels they are named by what makes them different; functions by their names."""
+    def test_default_labels(self):
+        """Without labels schedules are named by their differing settings; functions by their names."""
 
         def half(state, ssr=1.0):
             return 0.5
@@ -127,15 +127,15 @@ class TestPlotSchedule:
         ]
         assert drawn(axes)["half"][1] == [0.5] * 11
 
-    def test_a_long_run_is_drawn_at_some_batches(self):
-        """Not more points than asked for, the first and the last batch among them, each with its own rate."""
+    def test_long_runs_are_subsampled(self):
+        """At most the given number of points is plotted, with the first and last batch and exact rates."""
         axes = plot_schedule(LinearScheduler(), "100000ba", num_points=7)
 
         ((where, rates),) = drawn(axes).values()
         assert (where[0], where[-2], where[-1], len(where)) == (0, 99_999, 100_000, 8)
         assert rates[:-1] == pytest.approx([1 - batch / 100_000 for batch in where[:-1]])
 
-    def test_into_given_axes(self, tmp_path):
+    def test_axes_argument(self, tmp_path):
         """It plots on the given axes, and the figure can be saved."""
         from matplotlib import pyplot
 
@@ -147,25 +147,25 @@ class TestPlotSchedule:
         assert len({tuple(pixel) for row in picture for pixel in row.tolist()}) > 10
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs", "learning rate")
 
-    def test_an_epoch_of_unknown_length_is_whole(self):
-        """Without batches_in_epoch a run in epochs moves at their ends."""
+    def test_epochs_of_unknown_length(self):
+        """Without batches_in_epoch a run in epochs changes at their ends."""
         axes = plot_schedule(LinearScheduler(), "4ep")
 
         assert drawn(axes)["Linear()"] == ([0, 1, 2, 3, 4], [1.0, 0.75, 0.5, 0.25, 0.25])
 
-    def test_stairs_where_they_can_be_seen(self):
-        """Few batches are drawn as stairs, many as a curve."""
+    def test_steps_for_few_batches(self):
+        """Few batches are plotted as steps, many as a curve."""
         few, many = plot_schedule(LinearScheduler(), "10ba"), plot_schedule(LinearScheduler(), "500ba")
 
         assert [axes.get_lines()[0].get_drawstyle() for axes in (few, many)] == ["steps-post", "default"]
 
-    def test_does_not_touch_a_state(self):
-        """A schedule that draws on the state sees one of its own."""
-        seen = []
-        plot_schedule(lambda state, ssr=1.0: seen.append(state) or 1.0, "3ba")
+    def test_state_is_not_modified(self):
+        """A schedule that uses the state receives a separate one."""
+        recorded = []
+        plot_schedule(lambda state, ssr=1.0: recorded.append(state) or 1.0, "3ba")
 
-        assert all(isinstance(state, State) and state.model is None for state in seen)
-        assert math.isclose(float(seen[-1].timestamp.batch), 2)
+        assert all(isinstance(state, State) and state.model is None for state in recorded)
+        assert math.isclose(float(recorded[-1].timestamp.batch), 2)
 
     @pytest.mark.parametrize(
         ("arguments", "options", "error", "message"),
@@ -190,13 +190,13 @@ class TestPlotSchedule:
             ),
         ],
     )
-    def test_what_cannot_be_drawn(self, arguments, options, error, message):
-        """It says what is wrong, by name."""
+    def test_invalid_arguments_raise(self, arguments, options, error, message):
+        """The error has the argument's name."""
         with pytest.raises(error, match=message):
             plot_schedule(*arguments, **options)
 
     def test_without_matplotlib(self, monkeypatch):
-        """Where it is not installed, the error says how to install it."""
+        """The error states how to install it."""
         original = builtins.__import__
 
         def refuse(name, *arguments, **options):

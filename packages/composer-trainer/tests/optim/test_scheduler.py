@@ -1,4 +1,4 @@
-"""Schedules against their formulas: batch k is trained with f(k)."""
+"""Schedules compared with their formulas: batch k is trained with f(k)."""
 
 import contextlib
 import datetime as dt
@@ -23,7 +23,7 @@ TOTAL = EPOCHS * BATCHES
 
 
 def make_state(max_duration=f"{EPOCHS}ep", batches=BATCHES, **options):
-    """Return the state of a run of 6 epochs of 10 batches, of 8 samples and 16 tokens each."""
+    """Return the state of a run of 6 epochs of 10 batches with 8 samples and 16 tokens each."""
     state = State(model=None, max_duration=max_duration, **options)
     state.set_dataloader(None, "train", batches)
     return state
@@ -32,7 +32,7 @@ def make_state(max_duration=f"{EPOCHS}ep", batches=BATCHES, **options):
 def factors(schedule, state=None, ssr=1.0, count=TOTAL):
     """Return the factor before each batch of a run."""
     state = make_state() if state is None else state
-    found = []
+    result = []
     for number in range(count):
         state.timestamp = Timestamp(
             epoch=number // BATCHES,
@@ -41,8 +41,8 @@ def factors(schedule, state=None, ssr=1.0, count=TOTAL):
             sample=number * 8,
             token=number * 16,
         )
-        found.append(schedule(state, ssr))
-    return found
+        result.append(schedule(state, ssr))
+    return result
 
 
 def cosine(fraction, last=0.0):
@@ -99,27 +99,27 @@ FORMULAS = [
 
 @pytest.mark.parametrize(("schedule", "formula"), FORMULAS, ids=[str(schedule) for schedule, _ in FORMULAS])
 class TestFormulas:
-    def test_every_batch_has_the_value_of_the_formula(self, schedule, formula):
-        """Before batch k, counted from 0, the schedule gives exactly f(k): it does not lag."""
+    def test_values_match_the_formula(self, schedule, formula):
+        """Before batch k, counted from 0, the factor is exactly f(k)."""
         assert factors(schedule) == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
 
-    def test_scale_schedule_ratio_stretches_it(self, schedule, formula):
-        """With a ratio of 2, all times of a schedule double, those of a warm-up only with scale_warmup."""
+    def test_scale_schedule_ratio_above_one(self, schedule, formula):
+        """With a ratio of 2, all times double, those of a warm-up only with scale_warmup."""
         if hasattr(schedule, "scale_warmup"):
             schedule = attrs.evolve(schedule, scale_warmup=True)
 
-        found = factors(schedule, make_state(max_duration=f"{2 * EPOCHS}ep"), ssr=2.0, count=2 * TOTAL)
+        result = factors(schedule, make_state(max_duration=f"{2 * EPOCHS}ep"), ssr=2.0, count=2 * TOTAL)
 
-        assert found[::2] == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
+        assert result[::2] == pytest.approx([formula(k) for k in range(TOTAL)], abs=1e-12)
 
-    def test_scale_schedule_ratio_shortens_it(self, schedule, formula):
-        """With a ratio of a half, batch k has what batch 2 k had, also where half of a time is no whole number."""
+    def test_scale_schedule_ratio_below_one(self, schedule, formula):
+        """With a ratio of 1/2, batch k has the factor of batch 2 k, also with fractional times."""
         if hasattr(schedule, "scale_warmup"):
             schedule = attrs.evolve(schedule, scale_warmup=True)
 
-        found = factors(schedule, make_state(max_duration=f"{EPOCHS // 2}ep"), ssr=0.5, count=TOTAL // 2)
+        result = factors(schedule, make_state(max_duration=f"{EPOCHS // 2}ep"), ssr=0.5, count=TOTAL // 2)
 
-        assert found == pytest.approx([formula(2 * k) for k in range(TOTAL // 2)], abs=1e-12)
+        assert result == pytest.approx([formula(2 * k) for k in range(TOTAL // 2)], abs=1e-12)
 
 
 class TestRatio:
@@ -133,76 +133,76 @@ class TestRatio:
             schedules.ConstantScheduler(t_max="1ep"),
         ],
     )
-    def test_less_than_one_epoch_is_left(self, schedule):
-        """An epoch that shrinks to less than one is as many batches; it does not vanish."""
-        whole, part = make_state("6ep"), make_state("1ep")
-        whole.timestamp, part.timestamp = Timestamp(batch=8, batch_in_epoch=8), Timestamp(batch=2, batch_in_epoch=2)
+    def test_less_than_one_epoch(self, schedule):
+        """An epoch shortened to less than one becomes batches."""
+        complete, part = make_state("6ep"), make_state("1ep")
+        complete.timestamp, part.timestamp = Timestamp(batch=8, batch_in_epoch=8), Timestamp(batch=2, batch_in_epoch=2)
 
-        assert schedule(part, 0.25) == pytest.approx(schedule(whole, 1.0))
+        assert schedule(part, 0.25) == pytest.approx(schedule(complete, 1.0))
 
-    def test_parts_of_an_epoch_of_unknown_length_are_refused(self):
-        """Half an epoch cannot be found where nobody knows how long one is."""
+    def test_fraction_of_an_epoch_of_unknown_length_raises(self):
+        """Half an epoch of unknown length raises."""
         with pytest.raises(ValueError, match="1ep: a part of an epoch needs a data loader with a known length"):
             schedules.StepScheduler("1ep")(make_state(batches=None), 0.5)
 
 
 class TestUnits:
     @pytest.mark.parametrize(("unit", "per_batch"), [("ba", 1), ("sp", 8), ("tok", 16)])
-    def test_a_schedule_is_the_same_in_any_unit(self, unit, per_batch):
-        """Batches, samples and tokens give one curve."""
+    def test_units_are_equivalent(self, unit, per_batch):
+        """Batches, samples and tokens give the same curve."""
         schedule = schedules.CosineAnnealingWithWarmupScheduler(f"{10 * per_batch}{unit}", f"{60 * per_batch}{unit}")
 
         in_epochs = factors(schedules.CosineAnnealingWithWarmupScheduler("1ep", "6ep"))
         assert factors(schedule) == pytest.approx(in_epochs)
 
     def test_seconds(self):
-        """A schedule in seconds follows the wall clock of the run."""
+        """A schedule in seconds follows the run's wall clock."""
         state = make_state("10sec")
         state.timestamp = Timestamp(total_wct=dt.timedelta(seconds=2.5))
 
         assert schedules.LinearScheduler()(state) == 0.75
 
-    @pytest.mark.parametrize("whole", ["6ep", "1dur", "60ba"])
-    def test_batches_and_epochs_go_together(self, whole):
-        """Where an epoch's length is known, a warm-up in batches goes with a schedule in epochs."""
-        found = factors(schedules.CosineAnnealingWithWarmupScheduler("5ba", whole))
+    @pytest.mark.parametrize("complete", ["6ep", "1dur", "60ba"])
+    def test_batches_and_epochs(self, complete):
+        """With a known epoch length, a warm-up in batches can be combined with a schedule in epochs."""
+        result = factors(schedules.CosineAnnealingWithWarmupScheduler("5ba", complete))
 
-        assert found == pytest.approx([k / 5 if k < 5 else cosine((k - 5) / 55) for k in range(TOTAL)])
+        assert result == pytest.approx([k / 5 if k < 5 else cosine((k - 5) / 55) for k in range(TOTAL)])
 
-    def test_length_of_the_train_loader_is_enough(self):
-        """Before training begins, the loader says how long an epoch is."""
+    def test_length_of_the_train_loader(self):
+        """Before training, the loader determines the epoch's length."""
         state = State(model=None, max_duration="4ep", train_dataloader=[0] * 10)
         state.timestamp = Timestamp(batch=5, batch_in_epoch=5)
 
         assert schedules.LinearScheduler()(state) == 1 - 5 / 40
 
-    def test_epochs_of_unknown_length_are_whole(self):
-        """A loader without a length lets a schedule in epochs move at their ends."""
-        found = factors(schedules.LinearScheduler(), make_state(batches=None))
+    def test_epochs_of_unknown_length(self):
+        """Without a length, a schedule in epochs changes at their ends."""
+        result = factors(schedules.LinearScheduler(), make_state(batches=None))
 
-        assert found == pytest.approx([1 - k // 10 / 6 for k in range(TOTAL)])
+        assert result == pytest.approx([1 - k // 10 / 6 for k in range(TOTAL)])
 
-    def test_epochs_of_unknown_length_and_batches_are_refused(self):
-        """What cannot be converted is an error that says which times, and what to do."""
+    def test_epochs_of_unknown_length_and_batches_raise(self):
+        """The error states the two times and the remedy."""
         schedule = schedules.CosineAnnealingWithWarmupScheduler("5ba")
 
         with pytest.raises(ValueError, match=r"5ba and 1dur cannot be converted to one unit.*in one unit"):
             schedule(make_state(batches=None))
 
-    def test_samples_and_epochs_are_refused(self):
-        """A number of samples is no number of batches."""
+    def test_samples_and_epochs_raise(self):
+        """Samples cannot be converted to batches."""
         with pytest.raises(ValueError, match=r"50sp and 6ep cannot be converted to one unit"):
             schedules.CosineAnnealingWithWarmupScheduler("50sp", "6ep")(make_state())
 
-    def test_a_fraction_of_no_length_is_refused(self):
-        """A duration needs a max_duration."""
+    def test_fraction_without_max_duration_raises(self):
+        """A fraction requires a max_duration."""
         with pytest.raises(ValueError, match=r"1dur is a fraction of the training, which has no length.*max_duration"):
             schedules.LinearScheduler()(make_state(max_duration=None))
 
     @given(st.integers(1, 400))
     @settings(max_examples=50, deadline=None)
-    def test_a_step_at_a_fraction_is_at_its_batch(self, batch):
-        """Rounding does not move a milestone: 0.07 of 100 batches is the seventh, not the eighth."""
+    def test_milestones_are_exact(self, batch):
+        """0.07 of 100 batches is the seventh, despite rounding."""
         state = make_state(max_duration="400ba")
         schedule = schedules.MultiStepScheduler([f"{batch / 400}dur"])
 
@@ -214,8 +214,8 @@ class TestUnits:
 
     @given(st.integers(0, 1000), st.sampled_from([schedule for schedule, _ in FORMULAS]))
     @settings(max_examples=100, deadline=None)
-    def test_a_factor_is_never_negative_nor_above_the_first(self, batch, schedule):
-        """However long a run goes on, learning rates stay between nothing and the initial one."""
+    def test_factors_are_between_zero_and_one(self, batch, schedule):
+        """This holds for any length of the run."""
         state = make_state()
         state.timestamp = Timestamp(epoch=batch // BATCHES, batch=batch, batch_in_epoch=batch % BATCHES)
 
@@ -224,32 +224,32 @@ class TestUnits:
 
 class TestWarmup:
     @pytest.mark.parametrize(("scale_warmup", "warmup"), [(False, 10), (True, 20)])
-    def test_ratio_stretches_it_only_if_asked(self, scale_warmup, warmup):
-        """A warm-up keeps its length when the schedule is stretched, unless scale_warmup=True."""
+    def test_scale_warmup(self, scale_warmup, warmup):
+        """A warm-up keeps its length unless scale_warmup=True."""
         schedule = schedules.CosineAnnealingWithWarmupScheduler("10ba", "60ba", scale_warmup=scale_warmup)
 
-        found = factors(schedule, make_state("120ba"), ssr=2.0, count=120)
+        result = factors(schedule, make_state("120ba"), ssr=2.0, count=120)
 
         expected = [k / warmup if k < warmup else cosine((k - warmup) / (120 - warmup)) for k in range(120)]
-        assert found == pytest.approx(expected)
+        assert result == pytest.approx(expected)
 
     def test_ends_where_the_training_ends(self):
-        """A ratio that leaves no whole number of epochs cuts schedule and training off alike."""
+        """A ratio with a fractional number of epochs truncates schedule and training alike."""
         schedule = schedules.LinearScheduler(t_max="6ep")
 
-        found = factors(schedule, make_state("3ep"), ssr=0.59, count=31)
+        result = factors(schedule, make_state("3ep"), ssr=0.59, count=31)
 
-        assert found[-1] == 0.0
-        assert found[-2] > 0.0
+        assert result[-1] == 0.0
+        assert result[-2] > 0.0
 
-    def test_longer_than_the_schedule_is_refused(self):
-        """A warm-up that never ends names both times."""
+    def test_longer_than_the_schedule_raises(self):
+        """The error states both times."""
         with pytest.raises(ValueError, match=r"t_warmup must not be longer than t_max.*t_warmup=7ep and t_max=1dur"):
             schedules.CosineAnnealingWithWarmupScheduler("7ep")(make_state())
 
     @pytest.mark.parametrize("t_max", ["2ep", "20ba", "1dur"])
-    def test_another_unit_than_that_of_the_schedule(self, t_max):
-        """A warm-up in samples beside a schedule in batches is refused with both times and the remedy."""
+    def test_other_unit_than_the_schedule_raises(self, t_max):
+        """A warm-up in samples with a schedule in batches raises with both times and the remedy."""
         schedule = schedules.LinearWithWarmupScheduler("50sp", t_max=t_max)
 
         with pytest.raises(ValueError, match=rf"50sp and {t_max} cannot be converted to one unit: give all"):
@@ -279,8 +279,8 @@ class TestWarmup:
 STEPS = 20
 
 
-def torchs_rates(make):
-    """Return the rates that a scheduler of torch's gives to 20 batches, stepped after each."""
+def torch_rates(make):
+    """Return the rates of a torch scheduler for 20 batches, stepped after each."""
     optimizer = sgd(1.0)
     scheduler, rates = make(optimizer), []
     for _ in range(STEPS):
@@ -291,7 +291,7 @@ def torchs_rates(make):
 
 
 class TestTorchsOwn:
-    """Schedules that torch has, too, are the same as there."""
+    """Schedules that torch has too are equal."""
 
     @pytest.mark.parametrize(
         ("schedule", "make"),
@@ -339,11 +339,11 @@ class TestTorchsOwn:
         ids=lambda value: type(value).__name__,
     )
     @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
-    def test_every_batch_has_the_same_rate(self, schedule, make):
-        """Batch for batch, also after a schedule's end."""
-        found = factors(schedule, make_state(f"{STEPS}ba", batches=None), count=STEPS)
+    def test_rates_equal_torch(self, schedule, make):
+        """Rates are equal for each batch, also after a schedule's end."""
+        result = factors(schedule, make_state(f"{STEPS}ba", batches=None), count=STEPS)
 
-        assert found == pytest.approx(torchs_rates(make), abs=1e-12)
+        assert result == pytest.approx(torch_rates(make), abs=1e-12)
 
 
 ENDS = [
@@ -361,17 +361,17 @@ ENDS = [
 
 @pytest.mark.parametrize(("schedule", "first", "last", "after"), ENDS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
-def test_ends(schedule, first, last, after, ratio):
-    """The first batch has the first value, the last one nearly the final value, and all later ones just that."""
+def test_first_and_last_values(schedule, first, last, after, ratio):
+    """The first batch has the first value, the last one nearly the final value, later ones exactly."""
     state = make_state("100ba", batches=None)
     if ratio == 2.0 and hasattr(schedule, "scale_warmup"):
         schedule = attrs.evolve(schedule, scale_warmup=True)
-    found = []
+    result = []
     for batch in (0, int(19 * ratio), int(20 * ratio), int(20 * ratio) + 1, 10_000):
         state.timestamp = Timestamp(batch=batch)
-        found.append(schedule(state, ratio))
+        result.append(schedule(state, ratio))
 
-    assert found == pytest.approx([first, last, after, after, after], abs=1e-12)
+    assert result == pytest.approx([first, last, after, after, after], abs=1e-12)
 
 
 class TestArguments:
@@ -391,17 +391,17 @@ class TestArguments:
         ],
     )
     def test_out_of_range(self, make, message):
-        """What cannot work is refused at once, by name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             make()
 
-    def test_a_number_without_a_unit(self):
-        """A bare number could be epochs or batches."""
+    def test_number_without_unit_raises(self):
+        """A number could be epochs or batches."""
         with pytest.raises(TypeError, match=r"t_max must be .*'10ep', got 10"):
             schedules.LinearScheduler(t_max=10)
 
-    def test_schedules_are_values(self):
-        """They print, compare and cannot be changed."""
+    def test_schedules_are_immutable(self):
+        """They print, compare and are frozen."""
         schedule = schedules.CosineAnnealingWithWarmupScheduler("1ep", alpha_f=0.1)
 
         assert schedule == schedules.CosineAnnealingWithWarmupScheduler(t_warmup="1ep", alpha_f=0.1)
@@ -416,7 +416,7 @@ def sgd(*rates):
 
 class TestCompile:
     def test_multiplies_each_group(self):
-        """Every group's own initial rate is multiplied by the factor."""
+        """Each group's initial rate is multiplied by the factor."""
         optimizer = sgd(0.1, 0.5)
         state = make_state("10ba", optimizers=optimizer)
         scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
@@ -429,7 +429,7 @@ class TestCompile:
         assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
 
     def test_first_batch_has_its_rate_without_a_step(self):
-        """Made at any place of a run, it sets the rate for the next batch."""
+        """Created at any time of a run, it sets the rate of the next batch."""
         optimizer = sgd(0.1)
         state = make_state("10ba", optimizers=optimizer)
         state.timestamp = Timestamp(batch=9)
@@ -438,8 +438,8 @@ class TestCompile:
 
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
-    def test_made_anew_it_does_not_multiply_twice(self):
-        """A second one for the same optimizer begins with the initial rates."""
+    def test_second_scheduler_uses_initial_rates(self):
+        """A second one for the same optimizer starts with the initial rates."""
         optimizer = sgd(0.1)
         state = make_state("10ba", optimizers=optimizer)
         state.timestamp = Timestamp(batch=5)
@@ -463,8 +463,8 @@ class TestCompile:
         assert optimizer.param_groups[0]["lr"] is rate
         assert rate == 0.25
 
-    def test_group_that_comes_later(self):
-        """A group that is added during training follows the schedule from its own rate."""
+    def test_group_added_later(self):
+        """A group added during training follows the schedule from its own rate."""
         optimizer = sgd(0.1)
         state = make_state("10ba", optimizers=optimizer)
         scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
@@ -475,7 +475,7 @@ class TestCompile:
 
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
 
-    def test_group_that_comes_later_with_its_rate_in_a_tensor(self):
+    def test_group_added_later_with_tensor_rate(self):
         """The rate is changed in place, and the initial one is not."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1), foreach=False)
         state = make_state("10ba", optimizers=optimizer)
@@ -489,8 +489,8 @@ class TestCompile:
         assert optimizer.param_groups[1]["lr"] == 0.25
         assert optimizer.param_groups[1]["initial_lr"] == 0.5
 
-    def test_skipped_first_step_is_no_mistake(self):
-        """A loss scaler may skip the optimizer's first step; torch's own scheduler would warn of a wrong order."""
+    def test_skipped_first_step_does_not_warn(self):
+        """A loss scaler may skip the first step; torch's scheduler would warn."""
         state = make_state("10ba", optimizers=sgd(0.1))
         scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
 
@@ -500,15 +500,15 @@ class TestCompile:
         assert scheduler.get_last_lr() == [0.1]
 
     @pytest.mark.parametrize("optimizers", [[], [sgd(0.1), sgd(0.1)]])
-    def test_which_optimizer(self, optimizers):
-        """Only where there is one, it need not be said which."""
+    def test_optimizer_argument(self, optimizers):
+        """With one optimizer the argument is optional."""
         state = make_state(optimizers=optimizers)
 
         with pytest.raises(ValueError, match=f"optimizer is required to choose one of the {len(optimizers)}"):
             compile_composer_scheduler(schedules.LinearScheduler(), state)
 
-    def test_several_optimizers_have_one_each(self):
-        """The trainer makes one for each."""
+    def test_several_optimizers(self):
+        """The trainer creates one scheduler for each."""
         first, second = sgd(0.1), sgd(0.2)
         state = make_state("10ba", optimizers=[first, second])
 
@@ -517,7 +517,7 @@ class TestCompile:
 
         assert (first.param_groups[0]["lr"], second.param_groups[0]["lr"]) == (0.05, 0.1)
 
-    def test_function_of_ones_own(self):
+    def test_custom_function(self):
         """Any function of the state and the ratio is a schedule."""
         optimizer = sgd(1.0)
 
@@ -526,7 +526,7 @@ class TestCompile:
         assert optimizer.param_groups[0]["lr"] == 0.5
 
     def test_function_without_ratio(self):
-        """One that takes no ratio cannot be stretched, and says so."""
+        """A function without ratio raises for a ratio other than 1."""
         optimizer = sgd(1.0)
         state = make_state(optimizers=optimizer)
 
@@ -537,7 +537,7 @@ class TestCompile:
         assert optimizer.param_groups[0]["lr"] == 0.25
 
     def test_saved_state_is_plain_data(self):
-        """A checkpoint can contain the scheduler's state dict, and a new scheduler loads it."""
+        """A checkpoint can contain the state dict, and a new scheduler loads it."""
         state = make_state("10ba", optimizers=sgd(0.1))
         scheduler = compile_composer_scheduler(schedules.LinearScheduler(), state)
 
@@ -549,7 +549,7 @@ class TestCompile:
 
 @pytest.mark.parametrize("step_schedulers_every_batch", [None, True])
 def test_real_training_follows_the_formula(step_schedulers_every_batch):
-    """In a trainer's run the optimizer steps with f(k) at batch k, for each of several optimizers."""
+    """The optimizer steps with f(k) at batch k, for each of several optimizers."""
     network = torch.nn.Linear(3, 2)
     optimizers = [torch.optim.SGD([network.weight], lr=1.0), torch.optim.Adam([network.bias], lr=0.1)]
     used = [[], []]
@@ -582,24 +582,24 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("make", "name"),
         [
-            (lambda given: schedules.ConstantScheduler(alpha=given), "alpha"),
-            (lambda given: schedules.LinearScheduler(alpha_i=given), "alpha_i"),
-            (lambda given: schedules.LinearScheduler(alpha_f=given), "alpha_f"),
-            (lambda given: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=given), "t_mult"),
-            (lambda given: schedules.ExponentialScheduler(gamma=given), "gamma"),
-            (lambda given: schedules.PolynomialScheduler(power=given), "power"),
+            (lambda passed: schedules.ConstantScheduler(alpha=passed), "alpha"),
+            (lambda passed: schedules.LinearScheduler(alpha_i=passed), "alpha_i"),
+            (lambda passed: schedules.LinearScheduler(alpha_f=passed), "alpha_f"),
+            (lambda passed: schedules.CosineAnnealingWarmRestartsScheduler("1ep", t_mult=passed), "t_mult"),
+            (lambda passed: schedules.ExponentialScheduler(gamma=passed), "gamma"),
+            (lambda passed: schedules.PolynomialScheduler(power=passed), "power"),
         ],
         ids=["alpha", "alpha_i", "alpha_f", "t_mult", "gamma", "power"],
     )
     @pytest.mark.parametrize(
         ("value", "error"), [("0.5", TypeError), (None, TypeError), (float("inf"), ValueError), (-1, ValueError)]
     )
-    def test_numbers_are_refused_by_name(self, make, name, value, error):
-        """What is not a finite number in range is refused by the parameter's name."""
+    def test_invalid_numbers_raise(self, make, name, value, error):
+        """A value that is not a finite number in range raises with the parameter's name."""
         with pytest.raises(error, match=rf"^{name} must be .*, got '?{value}'?\."):
             make(value)
 
-    def test_flags_accept_no_text(self):
-        """A text for a flag is an error, as every text counts as true."""
+    def test_flags_reject_strings(self):
+        """A string for a flag raises, as every non-empty string is truthy."""
         with pytest.raises(TypeError, match="scale_warmup must be True or False, got 'no'"):
             schedules.LinearWithWarmupScheduler("2ba", scale_warmup="no")

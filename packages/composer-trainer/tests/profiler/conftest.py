@@ -1,4 +1,4 @@
-"""What the tests of the profiler share: small trainings, and a look at the files."""
+"""Shared fixtures of the profiler's tests: small trainings, and reading of files."""
 
 import json
 
@@ -43,7 +43,7 @@ def train(tmp_path):
 
 @pytest.fixture
 def watch():
-    """Return a maker of callbacks that call a function at an event."""
+    """Return a function that creates callbacks which call a function at an event."""
 
     def make(event, function):
         def hook(self, state, logger):
@@ -56,7 +56,7 @@ def watch():
 
 @pytest.fixture
 def read():
-    """Return a function that reads a trace, and sees that its spans nest and their times are plausible."""
+    """Return a function that reads a trace, and checks that its spans nest and its times are plausible."""
 
     def from_file(path):
         trace = json.loads(path.read_text())

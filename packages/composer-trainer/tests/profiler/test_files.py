@@ -1,4 +1,4 @@
-"""Files of traces: names, wholeness and how many are kept."""
+"""Trace files: names, atomic writes and retention."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from composer.profiler.files import TraceFiles
 
 
 class Keeping(LoggerDestination):
-    """Keeps the names and contents of what is uploaded."""
+    """Stores names and contents of uploads."""
 
     def __init__(self):
         self.kept = {}
@@ -31,7 +31,7 @@ def written(files, state, logger=None, batches=(1, 2, 3)):
 
 
 def test_names_are_filled_in(tmp_path):
-    """Run, epoch, batch and rank are what they are when the file is written."""
+    """Names contain run, epoch, batch and rank at the time of writing."""
     state = State(model=None, run_name="mine", rank=3)
     state.timestamp = Timestamp(epoch=2, batch=7)
     files = TraceFiles(
@@ -51,16 +51,16 @@ def test_names_are_filled_in(tmp_path):
 @pytest.mark.parametrize(
     ("keep", "left"), [(-1, ["1", "2", "3"]), (2, ["2", "3"]), (1, ["3"]), (0, []), (7, ["1", "2", "3"])]
 )
-def test_the_newest_are_kept(tmp_path, keep, left):
-    """Older ones are removed as newer ones come."""
+def test_only_the_newest_are_kept(tmp_path, keep, left):
+    """Older files are removed as newer ones are written."""
     files = files_in(tmp_path, "{batch}", keep=keep)
 
     assert written(files, State(model=None)) == left
     assert [path.name for path in files.paths] == left
 
 
-def test_a_file_that_cannot_be_finished_does_not_appear(tmp_path):
-    """Neither under its name nor as a part, and what was there stays."""
+def test_failed_write_leaves_no_file(tmp_path):
+    """A failed write leaves no partial file and preserves existing ones."""
     path = tmp_path / "trace.json"
     path.write_text("former")
 
@@ -74,8 +74,8 @@ def test_a_file_that_cannot_be_finished_does_not_appear(tmp_path):
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("trace.json", "former")]
 
 
-def test_loggers_that_keep_files_get_them(tmp_path):
-    """Under the remote name, also if the file is not kept here; without a remote name they do not."""
+def test_files_are_uploaded(tmp_path):
+    """Files with a remote name are uploaded, also if they are not kept locally."""
     state, keeping = State(model=None, run_name="mine"), Keeping()
     logger = Logger(state, keeping)
     written(files_in(tmp_path, remote="{run_name}/{batch}", keep=0, overwrite=True), state, logger, [4])
@@ -85,8 +85,8 @@ def test_loggers_that_keep_files_get_them(tmp_path):
 
 
 class TestExistingTraces:
-    def test_of_another_training_are_not_written_over(self, tmp_path):
-        """A training that begins where there are traces is refused, with the remedy."""
+    def test_of_another_training_raise(self, tmp_path):
+        """A training that starts in a folder with traces raises with the remedy."""
         state = State(model=None)
         written(files_in(tmp_path), state)
         state.timestamp = Timestamp()
@@ -95,8 +95,8 @@ class TestExistingTraces:
             files_in(tmp_path).check_folder(state)
         files_in(tmp_path, overwrite=True).check_folder(state)
 
-    def test_of_this_training_are(self, tmp_path):
-        """One that goes on, and another fit of it, are not refused; nor are other ranks' files."""
+    def test_of_the_same_training_are_accepted(self, tmp_path):
+        """A resumed training, another fit and other ranks' files are accepted."""
         state, files = State(model=None), files_in(tmp_path)
         written(files, state)
         files_in(tmp_path).check_folder(state)
@@ -108,8 +108,8 @@ class TestExistingTraces:
         assert files_in(tmp_path).existing(other) == []
         assert len(files_in(tmp_path).existing(other, of_all_ranks=True)) == 3
 
-    def test_unfinished_ones_do_not_count(self, tmp_path):
-        """What another process is writing at the moment is no trace yet."""
+    def test_unfinished_files_are_ignored(self, tmp_path):
+        """A file that another process is writing is not a trace."""
         (tmp_path / ".unfinished-1").write_text("half")
 
         assert files_in(tmp_path, "{batch}").existing(State(model=None)) == []
@@ -126,6 +126,6 @@ class TestExistingTraces:
     ],
 )
 def test_bad_arguments(arguments, message):
-    """Each is refused by name."""
+    """Invalid arguments raise with their names."""
     with pytest.raises(ValueError, match=message):
         files_in("folder", **arguments)

@@ -1,4 +1,4 @@
-"""Files in Chrome's trace format, written by real trainings and read back."""
+"""Files in Chrome's trace format from real trainings."""
 
 import json
 import threading
@@ -10,13 +10,13 @@ from composer.profiler import JSONTraceHandler, Profiler, TraceEvent, cyclic_sch
 from composer.profiler.json_trace_handler import chrome_trace, merged_traces
 
 
-def profiler_of(handler, **options):
+def make_profiler(handler, **options):
     options = {"sys_prof_cpu": False, **options}
     return Profiler(cyclic_schedule(wait=1, warmup=0, active=2, repeat=2), handler, torch_prof_folder=None, **options)
 
 
 class Uploads(LoggerDestination):
-    """Keeps the names of what is uploaded."""
+    """Stores the names of uploads."""
 
     def __init__(self):
         self.names = []
@@ -35,8 +35,8 @@ def span(name, begin, duration=1000, thread=1):
 
 class TestTraining:
     def test_files_of_a_training(self, train, read, tmp_path):
-        """Each row of active batches has a file with nested spans in order, and a last one has them all."""
-        train(profiler_of(JSONTraceHandler(str(tmp_path / "{run_name}"))))
+        """Each cycle of active batches has a file with nested, ordered spans, and a merged file has all."""
+        train(make_profiler(JSONTraceHandler(str(tmp_path / "{run_name}"))))
 
         folder = tmp_path / "mine"
         assert sorted(path.name for path in folder.iterdir()) == [
@@ -51,10 +51,10 @@ class TestTraining:
         counts = [sum(event["ph"] != "M" for event in events) for events in (*parts, merged)]
         assert counts[0] + counts[1] == counts[2]
 
-    def test_fields_that_viewers_need(self, train, read, tmp_path):
-        """Every event has its phase, process and thread; spans have times in microseconds, counters their values."""
+    def test_required_fields(self, train, read, tmp_path):
+        """Every event has phase, process and thread; spans have microseconds, counters values."""
         pytest.importorskip("psutil", reason="the extra is not installed")
-        train(profiler_of(JSONTraceHandler(str(tmp_path)), sys_prof_memory=True))
+        train(make_profiler(JSONTraceHandler(str(tmp_path)), sys_prof_memory=True))
 
         events = read(tmp_path / "ep0-ba3-rank0.json")
         assert {event["ph"] for event in events} == {"M", "X", "C"}
@@ -64,10 +64,10 @@ class TestTraining:
         assert 10 < batch["dur"] < 60e6
         assert batch["ts"] + batch["dur"] <= second["ts"]
 
-    def test_loggers_that_keep_files(self, train, tmp_path):
-        """They get each file and the last one by their remote names."""
+    def test_files_are_uploaded(self, train, tmp_path):
+        """Each file and the merged one are uploaded under their remote names."""
         uploads = Uploads()
-        train(profiler_of(JSONTraceHandler(str(tmp_path))), loggers=uploads)
+        train(make_profiler(JSONTraceHandler(str(tmp_path))), loggers=uploads)
 
         assert uploads.names == [
             "mine/traces/ep0-ba3-rank0.json",
@@ -75,31 +75,31 @@ class TestTraining:
             "mine/traces/merged_trace.json",
         ]
 
-    def test_nothing_is_uploaded_if_not_wanted(self, train, tmp_path):
-        """Without remote names files stay here."""
+    def test_no_remote_names(self, train, tmp_path):
+        """Without remote names nothing is uploaded."""
         uploads = Uploads()
         handler = JSONTraceHandler(str(tmp_path), remote_file_name=None, merged_trace_remote_file_name=None)
-        train(profiler_of(handler), loggers=uploads)
+        train(make_profiler(handler), loggers=uploads)
 
         assert uploads.names == []
 
     def test_no_merged_file(self, train, tmp_path):
-        """It is left out if it has no name; of the others only the newest may be kept."""
-        train(profiler_of(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1)))
+        """Without a name it is not written; only the newest of the others may be kept."""
+        train(make_profiler(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1)))
 
         assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
 
     def test_traces_of_another_training(self, train, tmp_path):
-        """A second training is refused before its first batch; with overwrite it is not."""
-        train(profiler_of(JSONTraceHandler(str(tmp_path))))
+        """A second training raises before its first batch, unless overwrite=True."""
+        train(make_profiler(JSONTraceHandler(str(tmp_path))))
 
         with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
-            train(profiler_of(JSONTraceHandler(str(tmp_path))))
-        train(profiler_of(JSONTraceHandler(str(tmp_path), overwrite=True)))
+            train(make_profiler(JSONTraceHandler(str(tmp_path))))
+        train(make_profiler(JSONTraceHandler(str(tmp_path), overwrite=True)))
 
-    def test_used_again(self, train, tmp_path):
-        """A handler that was used before is refused by the same folder, as a new one is, and deletes nothing there."""
-        profiler = profiler_of(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
+    def test_reused_handler(self, train, tmp_path):
+        """A reused handler raises for the same folder, like a new one, and deletes nothing."""
+        profiler = make_profiler(JSONTraceHandler(str(tmp_path), merged_trace_filename=None, num_traces_to_keep=1))
         train(profiler)
 
         with pytest.raises(FileExistsError, match="Set overwrite=True to overwrite them"):
@@ -107,7 +107,7 @@ class TestTraining:
         assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba6-rank0.json"]
 
     def test_two_fits_of_a_training(self, train, tmp_path):
-        """A training that is taken up again goes on with its own traces."""
+        """A continued training appends to its own traces."""
         import torch
 
         from composer import Trainer
@@ -118,7 +118,7 @@ class TestTraining:
             model=ComposerClassifier(network, num_classes=2),
             train_dataloader=[(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 5,
             optimizers=torch.optim.SGD(network.parameters(), lr=0.1),
-            callbacks=profiler_of(JSONTraceHandler(str(tmp_path))),
+            callbacks=make_profiler(JSONTraceHandler(str(tmp_path))),
             progress_bar=False,
             device="cpu",
             precision="fp32",
@@ -134,7 +134,7 @@ class TestTraining:
 
 class TestRanks:
     def test_rank_zero_merges_all(self, tmp_path):
-        """What other processes have written is in the merged file, as processes of their own."""
+        """The merged file has the traces of other processes with their process ids."""
         for rank in (1, 0):
             state = State(model=None, rank=rank)
             state.timestamp = Timestamp(batch=4)
@@ -155,8 +155,8 @@ class TestRanks:
 
 
 class TestFormat:
-    def test_by_hand(self):
-        """Each kind of event as the format wants it: times relative to the first, in microseconds."""
+    def test_worked_example(self):
+        """Each kind of event has the form of the format: times relative to the first, in microseconds."""
         events = [
             TraceEvent("span", "a", ("x", "y"), 5_000_000, 2_500, 70, {"batch": 3}),
             TraceEvent("instant", "b", (), 5_001_000, 0, 80, {}),
@@ -181,13 +181,13 @@ class TestFormat:
             {"ph": "C", "name": "c", "cat": "", "ts": 1.5, "pid": 2, "tid": 0, "args": {"v": 1.5}},
         ]
 
-    def test_nothing(self):
-        """An empty row is a valid trace."""
+    def test_empty_trace(self):
+        """An empty cycle is a valid trace."""
         assert [event["ph"] for event in chrome_trace([], rank=0)["traceEvents"]] == ["M", "M"]
         assert merged_traces([])["traceEvents"] == []
 
     def test_merged_traces_keep_their_times(self):
-        """Traces that began at different times stand as far apart as they were, to the nanosecond."""
+        """Traces with different start times keep their offset, to the nanosecond."""
         now = 1_790_000_000_123_456_789
         traces = [chrome_trace([span("a", now), span("b", now + 7)], 0), chrome_trace([span("c", now + 1_000_003)], 0)]
 
@@ -196,19 +196,19 @@ class TestFormat:
         assert [(e["name"], e["ts"]) for e in events if e["ph"] == "X"] == [("a", 0.0), ("b", 0.007), ("c", 1000.003)]
 
     def test_bad_names(self):
-        """A name with something else in braces is refused by name."""
+        """An unknown placeholder raises with its name."""
         with pytest.raises(ValueError, match="merged_trace_filename may have"):
             JSONTraceHandler(merged_trace_filename="{step}")
 
-    def test_a_file_appears_whole(self, tmp_path):
-        """Whoever looks while files are written sees valid ones only."""
+    def test_files_are_written_atomically(self, tmp_path):
+        """A concurrent reader only finds valid files."""
         state, handler = State(model=None), JSONTraceHandler(str(tmp_path), overwrite=True)
         events = [span(f"span {number}", number) for number in range(2000)]
-        seen = []
+        recorded = []
 
         def look():
             while not done.is_set():
-                seen.extend(json.loads(path.read_text()) for path in handler.files.existing(state))
+                recorded.extend(json.loads(path.read_text()) for path in handler.files.existing(state))
 
         done, watcher = threading.Event(), threading.Thread(target=look)
         watcher.start()
@@ -217,5 +217,5 @@ class TestFormat:
         done.set()
         watcher.join()
 
-        assert all(len(trace["traceEvents"]) == 2002 for trace in seen)
+        assert all(len(trace["traceEvents"]) == 2002 for trace in recorded)
         assert len(handler.files.existing(state)) == 1

@@ -26,7 +26,7 @@ HAS_PSUTIL = importlib.util.find_spec("psutil") is not None
 
 
 class Keeping(TraceHandler):
-    """Keeps what it gets."""
+    """Stores its arguments."""
 
     def __init__(self):
         self.calls, self.windows = [], []
@@ -43,7 +43,7 @@ class Keeping(TraceHandler):
 
 
 class Uploads(LoggerDestination):
-    """Keeps the names of what is uploaded."""
+    """Stores the names of uploads."""
 
     def __init__(self):
         self.names = []
@@ -56,7 +56,7 @@ class Uploads(LoggerDestination):
         return True
 
 
-def profiler_of(schedule, *handlers, **options):
+def make_profiler(schedule, *handlers, **options):
     """Return a profiler that by default records neither system metrics nor torch's operations."""
     options = {"sys_prof_cpu": False, "torch_prof_folder": None, **options}
     return Profiler(schedule, handlers, **options)
@@ -68,18 +68,18 @@ def names(events, kind="span"):
 
 class TestSpans:
     def test_events_in_the_order_of_the_loop(self, train):
-        """An active batch has the events from the end of the one before to its own end, in order."""
+        """An active batch has the events from the previous batch's end to its own, in order."""
         keeping = Keeping()
-        train(profiler_of(cyclic_schedule(wait=1, warmup=0, active=2), keeping))
+        train(make_profiler(cyclic_schedule(wait=1, warmup=0, active=2), keeping))
 
         [window] = keeping.windows
         step = [f"event/{event.value}" for event in STEP_EVENTS]
         assert [name for name in names(window) if name.startswith("event/")] == [step[-1], *step, *step[:-1]]
 
-    def test_phases_are_around_what_they_are_named_after(self, train):
-        """A phase begins with the event that opens it and ends with the one that closes it, one within the other."""
+    def test_phases_are_nested(self, train):
+        """A phase starts with its first event and ends with its last one."""
         keeping = Keeping()
-        train(profiler_of(cyclic_schedule(wait=1, warmup=0, active=1), keeping))
+        train(make_profiler(cyclic_schedule(wait=1, warmup=0, active=1), keeping))
 
         spans = {}
         for event in keeping.windows[0]:
@@ -103,13 +103,13 @@ class TestSpans:
             assert within.begin + within.duration <= around.begin + around.duration
         assert spans["dataloader"].begin + spans["dataloader"].duration <= spans["batch"].begin
 
-    def test_who_is_called_is_there(self, train, watch):
+    def test_components_have_spans(self, train, watch):
         """Each algorithm, callback, subscription and logger has a span at each of its events."""
         keeping, uploads = Keeping(), Uploads()
         type(uploads).batch_end = lambda self, state, logger: None
         callbacks = [watch("batch_end", lambda state: None), watch("before_forward", lambda state: None)]
         train(
-            profiler_of(cyclic_schedule(warmup=0, active=2), keeping),
+            make_profiler(cyclic_schedule(warmup=0, active=2), keeping),
             callbacks=callbacks,
             algorithms=[LabelSmoothing(), GradientClipping("norm", 1.0), EMA(half_life="2ba")],
             loggers=uploads,
@@ -132,10 +132,10 @@ class TestSpans:
         ]
         assert calls == [("algorithm/EMA", "fit_start"), *in_a_batch, *in_a_batch]
 
-    def test_functions_too(self):
-        """What engine.on subscribes is recorded by its name."""
+    def test_subscriptions_have_spans(self):
+        """Functions subscribed with engine.on are recorded by name."""
         keeping = Keeping()
-        state = State(model=None, callbacks=profiler_of(cyclic_schedule(warmup=0, active=1), keeping))
+        state = State(model=None, callbacks=make_profiler(cyclic_schedule(warmup=0, active=1), keeping))
         engine = Engine(state)
         engine.on("batch_start", print_nothing)
         for event in ("init", "fit_start", "batch_start"):
@@ -144,20 +144,20 @@ class TestSpans:
 
         assert "subscription/print_nothing" in names(keeping.windows[0])
 
-    def test_they_say_in_which_batch(self, train):
-        """Batches and epochs are counted from 0; a new epoch is one from where the old one was counted."""
+    def test_spans_have_batch_and_epoch(self, train):
+        """Batches and epochs are counted from 0; a new epoch starts where the previous one was counted."""
         keeping = Keeping()
-        train(profiler_of(cyclic_schedule(wait=3, warmup=0, active=3), keeping))
+        train(make_profiler(cyclic_schedule(wait=3, warmup=0, active=3), keeping))
 
         where = [(event.args["epoch"], event.args["batch"]) for event in keeping.windows[0] if event.name == "forward"]
         assert where == [(0, 3), (0, 4), (1, 5)]
 
-    def test_evaluations_are_there(self, train):
-        """One in a row of active batches is recorded with its phases."""
+    def test_evaluations_have_spans(self, train):
+        """An evaluation among active batches is recorded with its phases."""
         keeping = Keeping()
         data = [(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))] * 2
         train(
-            profiler_of(cyclic_schedule(warmup=0, active=4), keeping),
+            make_profiler(cyclic_schedule(warmup=0, active=4), keeping),
             eval_dataloader=data,
             eval_interval="2ba",
             algorithms=(),
@@ -166,20 +166,20 @@ class TestSpans:
         evaluation = [name for name in names(keeping.windows[0]) if name.startswith("eval")]
         assert evaluation == ["eval_all", "eval", *["eval_batch", "eval_forward"] * 2]
 
-    def test_the_whole_training(self, train):
+    def test_complete_training(self, train):
         """With all batches active there is a span of the fit and of each epoch."""
         keeping = Keeping()
-        train(profiler_of(lambda state: ProfilerAction.ACTIVE, keeping), duration="2ep")
+        train(make_profiler(lambda state: ProfilerAction.ACTIVE, keeping), duration="2ep")
 
         [window] = keeping.windows
         assert names(window)[0] == "fit"
         assert names(window).count("epoch") == 2
         assert names(window)[-1] == "event/fit_end"
 
-    def test_it_changes_no_bit(self, train):
-        """The weights are those of a training without it."""
+    def test_does_not_change_training(self, train):
+        """The weights are bit-identical with and without the profiler."""
         plain = train(None)
-        profiled = train(profiler_of(cyclic_schedule(), Keeping()))
+        profiled = train(make_profiler(cyclic_schedule(), Keeping()))
 
         weights = [list(trainer.state.model.parameters()) for trainer in (plain, profiled)]
         assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
@@ -190,38 +190,38 @@ def print_nothing(state, logger):
 
 
 class TestSchedule:
-    def test_each_row_of_active_batches_by_itself(self, train):
-        """What is saved comes in parts, each with its own batches, also without a batch between two rows."""
+    def test_each_cycle_is_saved_separately(self, train):
+        """Each cycle has its own batches, also if cycles are adjacent."""
         keeping = Keeping()
-        train(profiler_of(cyclic_schedule(warmup=0, active=2, repeat=3), keeping))
+        train(make_profiler(cyclic_schedule(warmup=0, active=2, repeat=3), keeping))
 
         forwards = [[e.args["batch"] for e in window if e.name == "forward"] for window in keeping.windows]
         assert forwards == [[0, 1], [2, 3], [4, 5]]
         assert keeping.calls == ["open", *["save"] * 3, "close"]
 
-    def test_what_is_not_saved_is_when_training_ends(self, train):
-        """A row that the end cuts off is handed over, without the time after it."""
+    def test_last_cycle_is_saved_at_the_end(self, train):
+        """A cycle cut off by the end is saved, without the time after it."""
         keeping = Keeping()
-        train(profiler_of(cyclic_schedule(wait=6, warmup=0, active=9), keeping))
+        train(make_profiler(cyclic_schedule(wait=6, warmup=0, active=9), keeping))
 
         assert [e.args["batch"] for e in keeping.windows[0] if e.name == "forward"] == [6, 7]
         assert keeping.calls == ["open", "save", "close"]
 
-    def test_a_schedule_that_forgets_to_save(self, train):
-        """What was recorded before it says skip is handed over."""
+    def test_schedule_without_save(self, train):
+        """Recorded events are saved when the schedule returns skip."""
         keeping = Keeping()
 
         def schedule(state):
             return ProfilerAction.ACTIVE if state.timestamp.batch < 2 else ProfilerAction.SKIP
 
-        train(profiler_of(schedule, keeping))
+        train(make_profiler(schedule, keeping))
 
         assert len(keeping.windows) == 1
 
-    def test_it_goes_on_by_the_clock(self):
-        """A run that begins in the middle records the batches that are due."""
+    def test_uses_the_clock(self):
+        """A run that starts in the middle records the due batches."""
         keeping = Keeping()
-        state = State(model=None, callbacks=profiler_of(cyclic_schedule(wait=8, warmup=1, active=2), keeping))
+        state = State(model=None, callbacks=make_profiler(cyclic_schedule(wait=8, warmup=1, active=2), keeping))
         engine = Engine(state)
         engine.run_event("init")
         state.timestamp = Timestamp(batch=10)
@@ -234,8 +234,8 @@ class TestSchedule:
 
         assert [e.args["batch"] for e in keeping.windows[0] if e.name == "forward"] == [10]
 
-    def test_nothing_is_wrapped_while_it_skips(self, train, watch):
-        """Outside of active batches events have the calls that they would have without a profiler."""
+    def test_skipped_batches_are_not_wrapped(self, train, watch):
+        """Outside active batches the events' calls are those without a profiler."""
         calls = {}
 
         def look(state):
@@ -243,7 +243,7 @@ class TestSchedule:
 
         trainer_of = []
         keeping = Keeping()
-        profiler = profiler_of(cyclic_schedule(wait=2, warmup=0, active=1), keeping)
+        profiler = make_profiler(cyclic_schedule(wait=2, warmup=0, active=1), keeping)
         catch = watch("init", lambda state: None)
         type(catch).wrap_event = lambda self, event, call: call
         engine = Engine(State(model=None, callbacks=[catch, profiler, watch("before_loss", look)]))
@@ -260,18 +260,18 @@ class TestSchedule:
         assert len(keeping.windows) == 1
 
     def test_a_loop_without_init(self):
-        """The error for a user's own loop states what is missing."""
-        engine = Engine(State(model=None, callbacks=profiler_of(cyclic_schedule(), Keeping())))
+        """The error for a custom loop states what is missing."""
+        engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), Keeping())))
 
         with pytest.raises(RuntimeError, match='must run the event "init" before training'):
             engine.run_event("fit_start")
 
 
 class TestMarker:
-    def test_parts_of_ones_own(self, train, watch):
-        """A marked part and a marked function are spans within the callback that runs them."""
+    def test_user_markers(self, train, watch):
+        """A marked block and a marked function are spans within the callback that runs them."""
         keeping = Keeping()
-        profiler = profiler_of(cyclic_schedule(wait=1, warmup=0, active=1), keeping)
+        profiler = make_profiler(cyclic_schedule(wait=1, warmup=0, active=1), keeping)
 
         @profiler.marker("function", ["mine"])
         def add(a, b):
@@ -293,10 +293,10 @@ class TestMarker:
         assert (spans["now"].kind, spans["heat"].kind) == ("instant", "counter")
         assert spans["heat"].args == {"value": 0.5}
 
-    def test_errors_come_through(self):
-        """A marked part that raises is none the less recorded, and one outside of active batches is not."""
+    def test_errors_propagate(self):
+        """A marked block that raises is recorded, one outside active batches is not."""
         keeping = Keeping()
-        profiler = profiler_of(cyclic_schedule(warmup=0, active=1), keeping)
+        profiler = make_profiler(cyclic_schedule(warmup=0, active=1), keeping)
         with profiler.marker("before"):
             pass
         engine = Engine(State(model=None, callbacks=profiler))
@@ -312,14 +312,14 @@ class TestMarker:
 
 class TestAborted:
     @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-    def test_what_was_recorded_is_whole(self, train, watch, read, tmp_path, error):
-        """After an error or Ctrl-C in the middle of a batch the file is valid and has what came before it."""
+    def test_recording_is_valid_after_an_error(self, train, watch, read, tmp_path, error):
+        """After an error or Ctrl-C within a batch the file is valid and has the events before it."""
 
         def fail(state):
             if state.timestamp.batch == 2:
                 raise error
 
-        profiler = profiler_of(
+        profiler = make_profiler(
             cyclic_schedule(warmup=0, active=5), JSONTraceHandler(str(tmp_path)), sys_prof_memory=HAS_PSUTIL
         )
         before = _thread._count()
@@ -336,10 +336,10 @@ class TestAborted:
             time.sleep(0.001)
         assert _thread._count() == before
 
-    def test_before_training_there_is_nothing_to_finish(self, tmp_path):
+    def test_error_before_training(self, tmp_path):
         """A run that ends before its first batch writes nothing."""
         keeping = Keeping()
-        engine = Engine(State(model=None, callbacks=profiler_of(cyclic_schedule(), keeping)))
+        engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), keeping)))
         engine.run_event("init")
         engine.close()
 
@@ -349,9 +349,9 @@ class TestAborted:
 class TestMachine:
     @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
     def test_counters(self, train, watch):
-        """What is asked for is recorded while batches are, at least when they begin or end, in plausible numbers."""
+        """Requested counters are recorded at least at the start and end of recording, with plausible values."""
         keeping = Keeping()
-        profiler = profiler_of(
+        profiler = make_profiler(
             cyclic_schedule(warmup=0, active=2),
             keeping,
             sys_prof_cpu=True,
@@ -373,14 +373,14 @@ class TestMachine:
 
     @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
     def test_the_thread_ends_with_the_active_batches(self, train, watch):
-        """While it skips, no thread is there."""
+        """While batches are skipped, there is no thread."""
         there = {}
 
         def look(state):
             task = profiler.system_metrics._task
             there[int(state.timestamp.batch)] = task is not None and not task.is_over
 
-        profiler = profiler_of(cyclic_schedule(wait=1, warmup=1, active=2), Keeping(), sys_prof_cpu=True)
+        profiler = make_profiler(cyclic_schedule(wait=1, warmup=1, active=2), Keeping(), sys_prof_cpu=True)
         train(
             profiler,
             callbacks=[watch("batch_start", look)],
@@ -394,8 +394,8 @@ class TestMachine:
         ("answer", "problem"),
         [(OSError("driver is gone"), "OSError: driver is gone"), (None, "did not end within 30 seconds")],
     )
-    def test_a_machine_that_cannot_be_read(self, monkeypatch, answer, problem):
-        """The end of the recording waits for half a minute at most, and reports what went wrong in the thread."""
+    def test_failing_counters(self, monkeypatch, answer, problem):
+        """The end of recording waits at most half a minute, and reports the thread's error."""
         go = threading.Event()
 
         def look(*_):
@@ -414,14 +414,14 @@ class TestMachine:
         go.set()
 
     def test_psutil_missing(self, monkeypatch):
-        """Who has no psutil hears of it at once, with the line that installs it."""
+        """Without psutil the error states how to install it."""
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
         with pytest.raises(ModuleNotFoundError, match=r'psutil is not installed.*pip install "composer-trainer\['):
             Profiler(cyclic_schedule(), [])
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize(
         ("schedule", "handlers", "message"),
         [
@@ -429,25 +429,25 @@ class TestRefusals:
             (cyclic_schedule(), ["json"], "trace_handlers must be TraceHandler objects"),
         ],
     )
-    def test_wrong_kinds(self, schedule, handlers, message):
-        """What is no schedule or handler is refused at once."""
+    def test_wrong_types(self, schedule, handlers, message):
+        """A value that is not a schedule or handler raises at construction."""
         with pytest.raises(TypeError, match=message):
-            profiler_of(schedule, *handlers)
+            make_profiler(schedule, *handlers)
 
-    def test_interval_of_the_machine(self):
-        """It must be some time."""
+    def test_nonpositive_interval(self):
+        """The interval must be positive."""
         with pytest.raises(ValueError, match="sys_prof_stats_thread_interval_seconds must be a number of seconds"):
-            profiler_of(cyclic_schedule(), sys_prof_stats_thread_interval_seconds=0)
+            make_profiler(cyclic_schedule(), sys_prof_stats_thread_interval_seconds=0)
 
-    def test_one_handler_need_not_be_a_list(self):
-        """A handler alone is as good as a list of one."""
+    def test_single_handler(self):
+        """A single handler is accepted."""
         handler = Keeping()
 
         assert Profiler(cyclic_schedule(), handler, sys_prof_cpu=False).trace_handlers == (handler,)
 
 
 def test_plan_shows_the_profiler_only_at_init():
-    """It takes part by wrapping, so the plan of a step is not longer for it."""
-    engine = Engine(State(model=None, callbacks=profiler_of(cyclic_schedule(), Keeping())), Logger(State(model=None)))
+    """The profiler wraps calls, so that a step's plan has no additional entries."""
+    engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), Keeping())), Logger(State(model=None)))
 
     assert [*engine.explain().entries] == [Event.INIT]

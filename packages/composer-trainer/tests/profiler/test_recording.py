@@ -1,4 +1,4 @@
-"""Spans lie within one another or apart, whatever is called in which order."""
+"""Spans are nested or disjoint for any order of calls."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from composer.profiler.recording import PHASES, Recording
 
 
 def nests(spans):
-    """Return whether of any two spans one lies within the other, or they are apart."""
+    """Return whether any two spans are nested or disjoint."""
     stack = []
     for span in spans:
         while stack and stack[-1] <= span.begin:
@@ -24,7 +24,7 @@ def nests(spans):
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(sorted(PHASES))), max_size=30))
 def test_phases_nest(steps):
-    """Phases that begin and end in any order, or never, are spans within one another or apart."""
+    """Phases that start and end in any order, or never, give nested or disjoint spans."""
     recording = Recording()
     for begins, name in steps:
         (recording.begin_phase if begins else recording.end_phase)(name)
@@ -37,8 +37,8 @@ def test_phases_nest(steps):
     assert all(event.duration >= 0 for event in events)
 
 
-def test_the_check_above_sees_what_does_not_nest():
-    """Two spans that overlap are found."""
+def test_nesting_check_detects_overlaps():
+    """Two overlapping spans are detected."""
     recording = Recording()
     first, second = recording.begin("first", ()), recording.begin("second", ())
     time.sleep(0.001)
@@ -49,7 +49,7 @@ def test_the_check_above_sees_what_does_not_nest():
 
 
 def test_calls_that_raise_are_recorded():
-    """The span ends where the error passed."""
+    """The span ends when the error is raised."""
     recording = Recording()
 
     with pytest.raises(ZeroDivisionError):
@@ -58,8 +58,8 @@ def test_calls_that_raise_are_recorded():
     assert [event.name for event in recording.finished()] == ["outer", "inner"]
 
 
-def test_times_are_those_of_the_clock():
-    """A span begins at the time since 1970 and takes as long as the call."""
+def test_times_are_unix_times():
+    """A span starts at the time since 1970 and has the call's duration."""
     recording, before = Recording(), time.time_ns()
 
     recording.run("sleep", (), lambda: time.sleep(0.02))
@@ -69,8 +69,8 @@ def test_times_are_those_of_the_clock():
     assert 20e6 <= span.duration <= time.time_ns() - before + 1e6
 
 
-def test_each_thread_has_its_own():
-    """Records of another thread are distinguished by their thread."""
+def test_records_have_their_thread():
+    """Records of different threads are distinguished."""
     recording = Recording()
     thread = threading.Thread(target=recording.run, args=("other", (), lambda: None))
     recording.run("outer", (), lambda: (thread.start(), thread.join()))
@@ -82,7 +82,7 @@ def test_each_thread_has_its_own():
 
 
 def test_instants_and_counters():
-    """They have no duration; a counter has its values, an instant where the training stood."""
+    """They have no duration; a counter has values, an instant the clock."""
     recording = Recording()
     recording.args = {"batch": 3}
     recording.add_instant("now", ("a", "b"))

@@ -18,7 +18,7 @@ FEW = st.integers(0, 4)
 
 
 def actions(schedule, batches, epoch_length=5):
-    """Return what a schedule says before each batch of a training whose epochs have five batches."""
+    """Return a schedule's action before each batch of a training with five batches per epoch."""
     state, said = State(model=None), []
     for batch in range(batches):
         state.timestamp = Timestamp(
@@ -30,18 +30,18 @@ def actions(schedule, batches, epoch_length=5):
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
 @given(FEW, FEW, FEW, st.integers(1, 4), FEW)
-def test_as_torch_does(skip_first, wait, warmup, active, repeat):
-    """Batch for batch it says what torch's schedule says for the step, also across epochs."""
+def test_equals_torch_schedule(skip_first, wait, warmup, active, repeat):
+    """For each batch the action equals that of torch's schedule, also across epochs."""
     settings = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
 
-    ours = actions(cyclic_schedule(**settings), 40)
+    actual = actions(cyclic_schedule(**settings), 40)
 
-    theirs = torch.profiler.schedule(**settings)
-    assert [IN_TORCH[action] for action in ours] == [theirs(step) for step in range(40)]
+    expected = torch.profiler.schedule(**settings)
+    assert [IN_TORCH[action] for action in actual] == [expected(step) for step in range(40)]
 
 
-def test_by_default():
-    """One batch to get ready, four that are recorded, and no more."""
+def test_defaults():
+    """By default one batch is a warm-up, four are recorded, once."""
     said = actions(cyclic_schedule(), 8)
 
     assert [action.value for action in said] == [
@@ -63,6 +63,6 @@ def test_by_default():
     ],
 )
 def test_bad_numbers(settings, message):
-    """Each is refused by name."""
+    """Each raises with its name."""
     with pytest.raises(ValueError, match=message):
         cyclic_schedule(**settings)

@@ -1,4 +1,4 @@
-"""Settings that the profiler refuses at construction."""
+"""Settings that the profiler rejects at construction."""
 
 import inspect
 
@@ -10,8 +10,8 @@ from composer.profiler import JSONTraceHandler, Profiler, TorchProfiler, cyclic_
 @pytest.mark.parametrize(
     "name", [name for name, one in inspect.signature(Profiler).parameters.items() if one.annotation == "bool"]
 )
-def test_flags_accept_no_text(name):
-    """A text for a flag is an error, as every text counts as true."""
+def test_flags_reject_strings(name):
+    """A string for a flag raises, as every non-empty string is truthy."""
     with pytest.raises(TypeError, match=f"{name.removeprefix('torch_prof_')} must be True or False, got 'no'"):
         Profiler(cyclic_schedule(), [], **{"sys_prof_cpu": False, name: "no"})
 
@@ -29,7 +29,7 @@ def test_flags_accept_no_text(name):
         ),
     ],
 )
-def test_other_kinds_are_refused(make, message):
-    """A value of the wrong kind is refused by the parameter's name."""
+def test_wrong_types_raise(make, message):
+    """A value of the wrong type raises with the parameter's name."""
     with pytest.raises(TypeError, match=f"^{message}"):
         make()

@@ -10,7 +10,7 @@ from composer.core import LoggerDestination
 from composer.profiler import Profiler, TorchProfiler, cyclic_schedule
 
 
-def profiler_of(folder, schedule=None, **options):
+def make_profiler(folder, schedule=None, **options):
     return Profiler(
         schedule or cyclic_schedule(wait=1, warmup=1, active=2),
         [],
@@ -27,7 +27,7 @@ def spans_in(path):
 
 
 class Uploads(LoggerDestination):
-    """Keeps the names of what is uploaded."""
+    """Stores the names of uploads."""
 
     def __init__(self):
         self.names = []
@@ -41,9 +41,9 @@ class Uploads(LoggerDestination):
 
 
 def test_trace_of_a_training(train, watch, tmp_path):
-    """It has torch's operations and our spans of the active batches, under the batches' numbers; loggers get it."""
+    """It has torch's operations and the spans of active batches, with batch numbers; it is uploaded."""
     uploads = Uploads()
-    profiler = profiler_of(tmp_path)
+    profiler = make_profiler(tmp_path)
 
     def work(state):
         with profiler.marker("my part"):
@@ -64,10 +64,10 @@ def test_trace_of_a_training(train, watch, tmp_path):
     assert uploads.names == ["mine/torch_traces/rank0.4.pt.trace.json"]
 
 
-def test_each_row_has_a_file(train, tmp_path):
-    """Rows that follow one another directly are written one by one; the newest are kept."""
+def test_each_cycle_has_a_file(train, tmp_path):
+    """Adjacent cycles are written separately; the newest are kept."""
     schedule = cyclic_schedule(warmup=0, active=2, repeat=3)
-    train(profiler_of(tmp_path, schedule, num_traces_to_keep=2), duration="7ba")
+    train(make_profiler(tmp_path, schedule, num_traces_to_keep=2), duration="7ba")
 
     steps = {
         path.name: sorted({span["name"] for span in spans_in(path) if span["name"].startswith("ProfilerStep")})
@@ -80,35 +80,35 @@ def test_each_row_has_a_file(train, tmp_path):
 
 
 def test_after_an_error(train, watch, tmp_path):
-    """What torch has seen until then is written, and its profiler is off: another can begin."""
+    """Recorded events are written, and torch's profiler is stopped, so that another can start."""
 
     def fail(state):
         if state.timestamp.batch == 3:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        train(profiler_of(tmp_path), callbacks=[watch("after_forward", fail)])
+        train(make_profiler(tmp_path), callbacks=[watch("after_forward", fail)])
 
     [path] = tmp_path.iterdir()
     names = [span["name"] for span in spans_in(path)]
     assert names.count("forward") == 2
     assert names.count("backward") == 1
-    train(profiler_of(tmp_path, overwrite=True))
+    train(make_profiler(tmp_path, overwrite=True))
 
 
-def test_a_row_that_never_became_active(train, tmp_path):
-    """A training that ends while torch gets ready leaves nothing."""
-    train(profiler_of(tmp_path, cyclic_schedule(wait=6, warmup=3)))
+def test_cycle_without_active_batches(train, tmp_path):
+    """A training that ends during the warm-up writes nothing."""
+    train(make_profiler(tmp_path, cyclic_schedule(wait=6, warmup=3)))
 
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.filterwarnings("ignore:Profiler clears events:UserWarning")
 def test_options(train, tmp_path):
-    """Compressed, with shapes and where in the program; memory over time as a file of its own."""
+    """Compression, shapes and stack traces; a memory timeline in its own file."""
     pytest.importorskip("numpy")
     uploads = Uploads()
-    profiler = profiler_of(
+    profiler = make_profiler(
         tmp_path,
         use_gzip=True,
         record_shapes=True,
@@ -129,28 +129,28 @@ def test_options(train, tmp_path):
     assert uploads.names == ["mine/torch_traces/rank0.4.pt.trace.json.gz"]
 
 
-class TestRefusals:
-    def test_memory_needs_more(self):
-        """A timeline of memory cannot be had without what it is made of."""
+class TestErrors:
+    def test_memory_timeline_requirements(self):
+        """A memory timeline requires other settings."""
         with pytest.raises(ValueError, match=r"memory_filename requires record_shapes=True.*got record_shapes=True"):
             TorchProfiler(memory_filename="memory.html", record_shapes=True)
 
     def test_traces_of_another_training(self, train, tmp_path):
-        """They are not written over."""
+        """They are not overwritten."""
         (tmp_path / "rank0.4.pt.trace.json").write_text("{}")
 
         with pytest.raises(FileExistsError, match="Set overwrite=True"):
-            train(profiler_of(tmp_path))
+            train(make_profiler(tmp_path))
 
-    def test_used_again(self, train, tmp_path):
-        """One that was used before is refused by the same folder, as a new one is."""
-        profiler = profiler_of(tmp_path)
+    def test_reused_profiler(self, train, tmp_path):
+        """A reused profiler raises for the same folder, like a new one."""
+        profiler = make_profiler(tmp_path)
         train(profiler)
 
         with pytest.raises(FileExistsError, match="Set overwrite=True"):
             train(profiler)
 
-    def test_names_end_as_they_should(self):
-        """With gzip, names that say so already stay as they are."""
+    def test_gzip_suffix(self):
+        """With gzip, the suffix is added if it is missing."""
         assert TorchProfiler(filename="a.json.gz", use_gzip=True).files.filename == "a.json.gz"
         assert TorchProfiler(remote_file_name=None, use_gzip=True).files.remote_file_name is None

@@ -1,4 +1,4 @@
-"""Arguments of the trainer: all errors are reported at construction, with how to fix them."""
+"""Arguments of the trainer: all errors are reported at construction, with remedies."""
 
 import logging
 
@@ -21,8 +21,8 @@ from composer.optim import MultiStepScheduler, StepScheduler, plot_schedule
 from composer.trainer.arguments import ArgumentsError
 
 
-class TestAllAtOnce:
-    def test_every_wrong_argument_is_named(self, make_trainer):
+class TestSeveralErrors:
+    def test_all_wrong_arguments_are_listed(self, make_trainer):
         """Several invalid arguments raise one error that states how to fix each."""
         with pytest.raises(ArgumentsError) as warned:
             make_trainer(
@@ -50,19 +50,19 @@ class TestAllAtOnce:
         ):
             assert name in text
 
-    def test_it_is_a_value_error_and_a_type_error(self, make_trainer):
-        """Who catches either of the two catches it."""
+    def test_is_a_value_error_and_a_type_error(self, make_trainer):
+        """The error can be caught as either."""
         for kind in (ValueError, TypeError):
             with pytest.raises(kind, match="2 arguments are wrong"):
                 make_trainer(seed=-1, max_duration="0ep")
 
-    def test_one_wrong_argument_is_its_own_error(self, make_trainer):
+    def test_single_error_is_raised_directly(self, make_trainer):
         """A single error is raised without a list."""
         with pytest.raises(ValueError, match=r"^seed must be in"):
             make_trainer(seed=-1)
 
-    def test_nothing_is_done_before_all_are_right(self, make_trainer):
-        """Wrong arguments leave the generators and the model as they were."""
+    def test_errors_have_no_side_effects(self, make_trainer):
+        """Wrong arguments do not change generators and model."""
         model = make_trainer.model().double()
         torch.manual_seed(3)
         expected = torch.rand(1)
@@ -73,8 +73,8 @@ class TestAllAtOnce:
 
         assert torch.equal(torch.rand(1), expected)
 
-    def test_algorithms_and_callbacks_of_wrong_kinds(self, make_trainer):
-        """A class instead of an object, and an object that is not a callback, are reported together."""
+    def test_algorithms_and_callbacks_of_wrong_types(self, make_trainer):
+        """A class instead of an instance, and an object that is not a callback, are reported together."""
 
         class Nothing(Algorithm):
             runs_at = {Event.INIT: Stage.LOSS}
@@ -103,8 +103,8 @@ class TestNames:
             ({"console_log_interval": "often"}, "console_log_interval must be a number followed by a unit"),
         ],
     )
-    def test_of_the_constructor(self, make_trainer, options, begin):
-        """An error calls the parameter what the caller called it, also where nothing uses it yet."""
+    def test_constructor_parameters(self, make_trainer, options, begin):
+        """An error has the constructor's parameter name, also if the value is used later."""
         with pytest.raises((TypeError, ValueError), match=f"^{begin}"):
             make_trainer(**options)
 
@@ -117,8 +117,8 @@ class TestNames:
             ({"eval_interval": "often", "eval_dataloader": []}, "eval_interval must be a number followed by a unit"),
         ],
     )
-    def test_of_fit(self, make_trainer, options, begin):
-        """fit() names its own parameters, not those of the constructor."""
+    def test_fit_parameters(self, make_trainer, options, begin):
+        """Errors of fit() have its parameter names."""
         with pytest.raises(ValueError, match=f"^{begin}"):
             make_trainer().fit(**options)
 
@@ -142,8 +142,8 @@ class TestNames:
             (lambda: plot_schedule(StepScheduler("1ep"), "often"), "max_duration"),
         ],
     )
-    def test_of_components(self, make, name):
-        """Callbacks, loggers, schedulers and states name the parameter that holds a wrong time."""
+    def test_component_parameters(self, make, name):
+        """Errors of callbacks, loggers, schedulers and states have the parameter with the wrong time."""
         with pytest.raises(ValueError, match=f"^{name} must be a number followed by a unit"):
             make()
 
@@ -161,8 +161,8 @@ class TestPaths:
             ({"load_path": "ep1\0"}, "load_path must be the path or address of a checkpoint"),
         ],
     )
-    def test_refused(self, make_trainer, options, begin, tmp_path, monkeypatch):
-        """What leads elsewhere than it says, or nowhere, is refused before anything is made."""
+    def test_invalid_paths_raise(self, make_trainer, options, begin, tmp_path, monkeypatch):
+        """A path that leads elsewhere or is empty raises before anything is created."""
         monkeypatch.chdir(tmp_path)
 
         with pytest.raises(ValueError, match=f"^{begin}"):
@@ -171,7 +171,7 @@ class TestPaths:
         assert not list(tmp_path.iterdir())
 
 
-class TestKinds:
+class TestTypes:
     @pytest.mark.parametrize(
         ("options", "begin"),
         [
@@ -184,19 +184,19 @@ class TestKinds:
             ),
         ],
     )
-    def test_refused(self, make_trainer, options, begin):
-        """A value of the wrong kind is refused by the parameter's name."""
+    def test_wrong_types_raise(self, make_trainer, options, begin):
+        """A value of the wrong type raises with the parameter's name."""
         with pytest.raises(TypeError, match=f"^{begin}"):
             make_trainer(**options)
 
-    def test_one_algorithm_is_a_list_of_one(self, make_trainer):
-        """The name of a single algorithm is not split into its letters."""
+    def test_single_algorithm_is_a_list_of_one(self, make_trainer):
+        """The name of a single algorithm is not split into letters."""
         trainer = make_trainer(load_exclude_algorithms="BlurPool")
 
         assert trainer._loading.exclude_algorithms == ["BlurPool"]
 
-    def test_a_wrong_flag_is_one_error(self, make_trainer):
-        """What a part refuses again by its own name is not repeated."""
+    def test_wrong_flag_is_reported_once(self, make_trainer):
+        """An error that a component would raise again is not repeated."""
         with pytest.raises(TypeError) as caught:
             make_trainer(save_folder="runs", save_overwrite="no")
 
@@ -204,8 +204,8 @@ class TestKinds:
 
 
 class TestLogLevel:
-    def test_shows_what_the_library_tells(self, make_trainer, capsys):
-        """From the level on, messages are printed."""
+    def test_messages_are_printed(self, make_trainer, capsys):
+        """Messages from the level on are printed."""
         log = logging.getLogger("composer")
         try:
             make_trainer(python_log_level="info")

@@ -1,4 +1,4 @@
-"""Wrong data, models, losses and schedules: the error says in a sentence what is wrong, and where."""
+"""Errors for invalid data, models, losses and schedules."""
 
 import inspect
 import itertools
@@ -41,28 +41,28 @@ class TestLoss:
             (lambda loss, outputs: {}, TypeError, "loss must be a tensor"),
         ],
     )
-    def test_without_a_gradient(self, make_trainer, change, kind, message):
-        """A loss that is not one number, or does not depend on the weights, is named with the model."""
+    def test_loss_without_gradient(self, make_trainer, change, kind, message):
+        """A loss that is not a scalar, or does not depend on the weights, raises with the model's name."""
         trainer = make_trainer(model=WithLoss(change), max_duration="1ba")
 
         with pytest.raises(kind, match=message):
             trainer.fit()
 
-    def test_a_tensor_of_one_number(self, make_trainer):
-        """A loss of the shape (1,) is one number."""
+    def test_one_element_loss(self, make_trainer):
+        """A loss of shape (1,) is a scalar."""
         trainer = make_trainer(model=WithLoss(lambda loss, outputs: loss[None]), max_duration="1ba")
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == "1ba"
 
-    def test_other_errors_of_backward_pass_through(self, make_trainer):
-        """An error in the model's own backward pass stays what it is."""
+    def test_other_backward_errors_propagate(self, make_trainer):
+        """An error in the model's backward pass propagates."""
 
         class Fails(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, given):
-                return given.clone()
+            def forward(ctx, grad):
+                return grad.clone()
 
             @staticmethod
             def backward(ctx, gradient):
@@ -75,26 +75,26 @@ class TestLoss:
 
 
 class TestNothingToTrain:
-    def test_a_frozen_model(self, make_trainer):
-        """A model all of whose weights are frozen is refused when the trainer is made."""
+    def test_frozen_model(self, make_trainer):
+        """A model without trainable weights raises when the trainer is created."""
         with pytest.raises(ValueError, match=r"model has nothing to train: .*all of its 4 parameters are frozen"):
             make_trainer(model=make_trainer.model().requires_grad_(requires_grad=False))
 
-    def test_a_model_without_parameters(self, make_trainer):
-        """A model without parameters is refused in our words, not in the optimizer's."""
+    def test_model_without_parameters(self, make_trainer):
+        """The error is raised by the trainer, not by the optimizer."""
         with pytest.raises(ValueError, match=r"model has nothing to train: .*it has no parameters"):
             Trainer(model=ComposerClassifier(nn.Identity(), num_classes=4), train_dataloader=make_trainer.loader())
 
-    def test_a_frozen_model_that_is_given_data_later(self, make_trainer):
-        """fit() refuses what the constructor could not see."""
+    def test_frozen_model_in_fit(self, make_trainer):
+        """fit() raises if the data are passed later."""
         frozen = make_trainer.model().requires_grad_(requires_grad=False)
         trainer = make_trainer(model=frozen, train_dataloader=None, max_duration="1ep")
 
         with pytest.raises(ValueError, match="model has nothing to train"):
             trainer.fit(train_dataloader=make_trainer.loader())
 
-    def test_evaluation_needs_no_weights(self):
-        """A model without parameters can be evaluated, without a word about optimizers."""
+    def test_evaluation_without_weights(self):
+        """A model without parameters can be evaluated, without a warning on optimizers."""
         model = ComposerClassifier(nn.Identity(), num_classes=3)
         batch = (torch.eye(3), torch.arange(3))
 
@@ -103,8 +103,8 @@ class TestNothingToTrain:
 
         assert results["eval"]["MulticlassAccuracy"] == 1
 
-    def test_an_optimizer_of_frozen_weights(self, make_trainer):
-        """An optimizer that holds only what is frozen would change nothing."""
+    def test_optimizer_of_frozen_weights(self, make_trainer):
+        """An optimizer with only frozen parameters raises."""
         model = make_trainer.model()
         first, *_ = model.module
         first.requires_grad_(requires_grad=False)
@@ -115,21 +115,21 @@ class TestNothingToTrain:
 
 class TestErrorsOfTheModel:
     @pytest.mark.parametrize(
-        ("batch", "shown"),
+        ("batch", "output"),
         [
             ((torch.zeros(4, 5), torch.zeros(4).long()), "(float32[4, 5], int64[4])"),
             ((torch.zeros(4, 4).double(), torch.zeros(4).long()), "(float64[4, 4], int64[4])"),
             (["a", "b"], "[str, str]"),
         ],
     )
-    def test_in_training(self, make_trainer, batch, shown):
+    def test_in_training(self, make_trainer, batch, output):
         """An error of the forward pass has a note with the event, the model's class and the batch."""
         trainer = make_trainer(train_dataloader=[batch], max_duration="1ba")
 
         with pytest.raises((RuntimeError, TypeError)) as raised:
             trainer.fit()
 
-        note = f"ComposerClassifier was called after the event 'before_forward', with the batch {shown}."
+        note = f"ComposerClassifier was called after the event 'before_forward', with the batch {output}."
         assert raised.value.__notes__ == [note]
 
     def test_in_the_loss(self, make_trainer):
@@ -143,7 +143,7 @@ class TestErrorsOfTheModel:
         assert "ComposerClassifier.loss was called after the event 'before_loss'" in raised.value.__notes__[0]
 
     def test_in_evaluation(self, make_trainer):
-        """An evaluation in the middle of a training shows its own batch, once."""
+        """An evaluation during a training has its own batch in the note, once."""
         trainer = make_trainer(eval_dataloader=[(torch.zeros(4, 5), torch.zeros(4).long())], max_duration="1ep")
 
         with pytest.raises(RuntimeError) as raised:
@@ -154,7 +154,7 @@ class TestErrorsOfTheModel:
         assert "float32[4, 5]" in note
 
     def test_in_prediction(self, make_trainer):
-        """A prediction names its event."""
+        """A prediction has its event in the note."""
         with pytest.raises(RuntimeError) as raised:
             make_trainer().predict([(torch.zeros(4, 5), torch.zeros(4).long())])
 
@@ -174,8 +174,8 @@ class TestSchedules:
             (-1, ValueError),
         ],
     )
-    def test_a_factor_must_be_a_number_from_zero_on(self, make_trainer, factor, kind):
-        """A function that forgets its return, or returns a rate that cannot be, is named."""
+    def test_invalid_factors_raise(self, make_trainer, factor, kind):
+        """A function that returns nothing or a negative factor raises with its name."""
 
         def half(state, ssr=1.0):
             return factor
@@ -184,8 +184,8 @@ class TestSchedules:
             make_trainer(schedulers=half, max_duration="1ba").fit()
 
     @pytest.mark.parametrize("factor", [1, True, torch.tensor(0.5)])
-    def test_other_kinds_of_numbers(self, make_trainer, factor):
-        """A whole number, a truth value and a tensor of one number are factors."""
+    def test_valid_factors(self, make_trainer, factor):
+        """An integer, a bool and a one-element tensor are factors."""
         trainer = make_trainer(schedulers=lambda state, ssr=1.0: factor, max_duration="1ba")
 
         trainer.fit()
@@ -193,8 +193,8 @@ class TestSchedules:
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * float(factor)
 
     @pytest.mark.parametrize("optimizers", [None, "own"])
-    def test_of_another_optimizer(self, make_trainer, optimizers):
-        """A torch scheduler that would set the rates of an optimizer that is not used is refused at once."""
+    def test_scheduler_of_another_optimizer(self, make_trainer, optimizers):
+        """A torch scheduler of an unused optimizer raises."""
         model = make_trainer.model()
         options = {} if optimizers is None else {"optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 1)
@@ -202,8 +202,8 @@ class TestSchedules:
         with pytest.raises(ValueError, match="schedulers: StepLR belongs to another optimizer"):
             make_trainer(model=model, schedulers=scheduler, **options)
 
-    def test_of_another_optimizer_in_fit(self, make_trainer):
-        """fit() refuses it, too."""
+    def test_scheduler_of_another_optimizer_in_fit(self, make_trainer):
+        """fit() raises too."""
         trainer = make_trainer(max_duration="1ep")
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), 1)
 
@@ -211,7 +211,7 @@ class TestSchedules:
             trainer.fit(schedulers=scheduler)
 
     @pytest.mark.parametrize("ratio", ["1", None, math.nan, math.inf, True, [1], 0, -1])
-    def test_ratio(self, make_trainer, ratio):
+    def test_invalid_ratio(self, make_trainer, ratio):
         """scale_schedule_ratio must be a number above 0, in the constructor and in fit()."""
         with pytest.raises((TypeError, ValueError), match="scale_schedule_ratio must be"):
             make_trainer(scale_schedule_ratio=ratio)
@@ -220,25 +220,25 @@ class TestSchedules:
 
 
 def nothing_for(number):
-    """Return a function that returns what it gets, but None the given time."""
+    """Return a function that returns its input, but None for one call."""
     calls = iter(range(1000))
     return lambda batch: None if next(calls) == number else batch
 
 
 def loaders_with_none():
-    """Return kinds of loaders whose batch 2 is None."""
+    """Return loaders of several kinds whose batch 2 is None."""
     batch = torch.randn(4, 4), torch.randint(3, (4,))
     samples, collate = [(torch.randn(4), 1)] * 20, torch.utils.data.default_collate
     dropping = nothing_for(2)
     return {
         "list": [batch, batch, None, batch],
-        "collate_fn": DataLoader(samples, batch_size=4, collate_fn=lambda given: dropping(collate(given))),
-        "iterator": OnceMore([batch, batch, None, batch]),
+        "collate_fn": DataLoader(samples, batch_size=4, collate_fn=lambda samples: dropping(collate(samples))),
+        "iterator": RepeatedBatches([batch, batch, None, batch]),
     }
 
 
-class OnceMore:
-    """Something to iterate over that is no list and no DataLoader."""
+class RepeatedBatches:
+    """An iterable that is neither a list nor a DataLoader."""
 
     def __init__(self, batches):
         """Of these batches."""
@@ -250,11 +250,11 @@ class OnceMore:
 
 
 class TestBatchesThatAreNone:
-    """A batch that is None is an error that names it, and does not end the epoch."""
+    """A batch that is None raises, and does not end the epoch."""
 
     @pytest.mark.parametrize("kind", loaders_with_none())
     def test_in_training(self, make_trainer, kind):
-        """Training stops at the batch, after those before it."""
+        """Training raises at the batch, after earlier ones."""
         trainer = make_trainer(train_dataloader=loaders_with_none()[kind], max_duration="8ba")
 
         with pytest.raises(ValueError, match=r"^train_dataloader gave None as batch 2 of the epoch"):
@@ -264,7 +264,7 @@ class TestBatchesThatAreNone:
 
     @pytest.mark.parametrize("kind", loaders_with_none())
     def test_in_evaluation(self, make_trainer, kind):
-        """The evaluator is named."""
+        """The error has the evaluator's label."""
         evaluator = Evaluator(label="held out", dataloader=loaders_with_none()[kind])
 
         with pytest.raises(ValueError, match=r"^eval_dataloader 'held out' gave None as batch 2 of the epoch"):
@@ -272,7 +272,7 @@ class TestBatchesThatAreNone:
 
     @pytest.mark.parametrize("kind", loaders_with_none())
     def test_in_prediction(self, make_trainer, kind):
-        """The parameter is named."""
+        """The error has the parameter's name."""
         with pytest.raises(ValueError, match=r"^dataloader gave None as batch 2 of the epoch"):
             make_trainer(max_duration="1ep").predict(loaders_with_none()[kind])
 
@@ -280,8 +280,8 @@ class TestBatchesThatAreNone:
         ("do", "whose"),
         [("fit", "train_dataloader"), ("eval", "eval_dataloader 'eval'"), ("predict", "dataloader")],
     )
-    def test_of_transforms(self, make_trainer, do, whose):
-        """A ``batch_transforms`` that returns nothing is named."""
+    def test_in_transforms(self, make_trainer, do, whose):
+        """A ``batch_transforms`` that returns nothing raises with its name."""
         spec = DataSpec(make_trainer.loader(), batch_transforms=nothing_for(2))
         trainer = make_trainer(max_duration="1ep", train_dataloader=spec)
 
@@ -289,7 +289,7 @@ class TestBatchesThatAreNone:
             getattr(trainer, do)(*[] if do == "fit" else [spec])
 
     def test_in_export(self, make_trainer, tmp_path):
-        """There is nothing to export with."""
+        """An export raises too."""
         trainer = make_trainer(train_dataloader=[None], max_duration="1ep")
 
         with pytest.raises(ValueError, match=r"first batch .* gave None as batch 0"):
@@ -298,8 +298,8 @@ class TestBatchesThatAreNone:
 
 class TestBatches:
     @pytest.mark.parametrize("where", ["train", "eval", "predict"])
-    def test_a_count_that_is_no_number(self, make_trainer, where):
-        """What get_num_samples_in_batch returns is checked wherever batches are counted."""
+    def test_invalid_count(self, make_trainer, where):
+        """The return value of get_num_samples_in_batch is checked wherever batches are counted."""
         spec = DataSpec(make_trainer.loader(), get_num_samples_in_batch=lambda batch: "4")
         options = {"eval": {"eval_dataloader": spec}, "train": {"train_dataloader": spec}}.get(where, {})
         trainer = make_trainer(max_duration="1ep", **options)
@@ -308,8 +308,8 @@ class TestBatches:
             trainer.predict(spec) if where == "predict" else trainer.fit()
 
     @pytest.mark.parametrize("parts", [[], None])
-    def test_nothing_left_of_a_batch(self, make_trainer, parts):
-        """A split_batch that returns nothing is named in training and evaluation, not accused of missing tokens."""
+    def test_split_batch_without_return(self, make_trainer, parts):
+        """A split_batch that returns nothing raises in training and evaluation with its name."""
         spec = DataSpec(make_trainer.loader(), split_batch=lambda batch, size: parts)
         evaluator = Evaluator(label="eval", dataloader=spec, device_eval_microbatch_size=2)
 
@@ -320,26 +320,26 @@ class TestBatches:
 
 
 def flags(function):
-    """Return the names of a function's arguments that are true or false."""
+    """Return the names of a function's Boolean arguments."""
     return [name for name, one in inspect.signature(function).parameters.items() if "bool" in str(one.annotation)]
 
 
 class TestFlags:
     @pytest.mark.parametrize("name", flags(Trainer))
     @pytest.mark.parametrize("value", ["yes", "False", 1])
-    def test_of_the_constructor(self, make_trainer, name, value):
-        """A text is not true or false: every flag of the trainer refuses it by its name."""
+    def test_constructor_flags(self, make_trainer, name, value):
+        """Every flag of the trainer rejects strings with its name."""
         with pytest.raises(TypeError, match=f"{name} must be True or False.*, got {value!r}"):
             make_trainer(**{name: value})
 
     @pytest.mark.parametrize("name", flags(Trainer.fit))
-    def test_of_fit(self, make_trainer, name):
-        """fit() refuses it, too."""
+    def test_fit_flags(self, make_trainer, name):
+        """fit() rejects them too."""
         with pytest.raises(TypeError, match=f"{name} must be True or False.*, got 'no'"):
             make_trainer(max_duration="1ep").fit(**{name: "no"})
 
-    def test_of_prediction_and_saving(self, make_trainer, tmp_path):
-        """So do predict() and save_checkpoint(), which writes nothing."""
+    def test_predict_and_save_flags(self, make_trainer, tmp_path):
+        """predict() and save_checkpoint() reject them too, and nothing is written."""
         trainer = make_trainer()
 
         with pytest.raises(TypeError, match="return_outputs must be True or False, got 'no'"):
@@ -361,30 +361,30 @@ class TestArguments:
             ({"train_dataloader_label": 5}, TypeError, "train_dataloader_label must be a text, got 5"),
         ],
     )
-    def test_texts_and_paths(self, make_trainer, options, kind, message):
-        """What must be a text is refused if it is a number, and if it is empty."""
+    def test_strings_and_paths(self, make_trainer, options, kind, message):
+        """A number or an empty string for a string parameter raises."""
         with pytest.raises(kind, match=message):
             make_trainer(**options)
 
     @pytest.mark.parametrize("second", [torch.optim.Adam, torch.optim.SGD])
-    def test_one_parameter_in_two_optimizers(self, make_trainer, second):
-        """Two optimizers that share parameters would change them twice in a step."""
+    def test_shared_parameters_of_optimizers(self, make_trainer, second):
+        """Two optimizers with common parameters raise."""
         model = make_trainer.model()
         both = [torch.optim.SGD(model.parameters(), lr=0.1), second(list(model.parameters())[1:2], lr=0.1)]
 
         with pytest.raises(ValueError, match=f"{second.__name__} holds 1 parameters that SGD holds, too"):
             make_trainer(model=model, optimizers=both)
 
-    def test_the_same_optimizer_twice(self, make_trainer):
-        """One optimizer given twice would step twice."""
+    def test_repeated_optimizer(self, make_trainer):
+        """An optimizer that is passed twice raises."""
         model = make_trainer.model()
 
         with pytest.raises(ValueError, match="SGD holds 4 parameters that SGD holds, too"):
             make_trainer(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)] * 2)
 
     @pytest.mark.parametrize("label", ["train", "mine"])
-    def test_an_evaluator_with_the_label_of_the_training_data(self, make_trainer, label):
-        """Its metrics would have the names of the training metrics, wherever it is given."""
+    def test_evaluator_with_training_label(self, make_trainer, label):
+        """Its metrics would have the names of the training metrics, wherever it is passed."""
         evaluator = Evaluator(label=label, dataloader=make_trainer.loader())
         options = {"train_dataloader_label": label, "max_duration": "1ep"}
 
@@ -395,8 +395,8 @@ class TestArguments:
         with pytest.raises(ValueError, match=f"must not have the label of the training data, got '{label}'"):
             make_trainer(**options).eval(evaluator)
 
-    def test_the_label_train_without_training_data(self, make_trainer):
-        """Who only evaluates may call the data "train"."""
+    def test_train_label_without_training_data(self, make_trainer):
+        """Without training data the label "train" is allowed."""
         evaluator = Evaluator(label="train", dataloader=make_trainer.loader())
 
         assert make_trainer(train_dataloader=None, eval_dataloader=evaluator).eval()["train"]
@@ -417,7 +417,7 @@ class TestEndlessLoaders:
     )
     @pytest.mark.parametrize("duration", ["2ep", "1iter"])
     def test_epochs_of_an_endless_loader(self, make_trainer, make, duration):
-        """An epoch that cannot end is refused when the trainer is made, or by fit()."""
+        """Endless epochs raise when the trainer is created, or in fit()."""
         with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
             make_trainer(train_dataloader=make(), max_duration=duration)
         with pytest.raises(ValueError, match="train_dataloader is endless, so an epoch of max_duration="):
@@ -425,14 +425,14 @@ class TestEndlessLoaders:
 
     @pytest.mark.parametrize("options", [{"max_duration": "3ba"}, {"train_subset_num_batches": 3, "max_duration": 1}])
     def test_batches_of_an_endless_loader(self, make_trainer, options):
-        """A length in batches, of the training or of an epoch, ends it."""
+        """A length in batches, of the training or the epochs, is allowed."""
         trainer = make_trainer(train_dataloader=itertools.cycle([BATCH]), **options)
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == 3
 
-    def test_repeated_a_number_of_times(self, make_trainer):
+    def test_repeated_iterator(self, make_trainer):
         """An iterator that ends is not endless."""
         trainer = make_trainer(train_dataloader=itertools.repeat(BATCH, 3), max_duration="1ep")
 
@@ -441,7 +441,7 @@ class TestEndlessLoaders:
         assert trainer.state.timestamp.batch == 3
 
     def test_very_many_batches(self, make_trainer, monkeypatch, caplog):
-        """An epoch of unknown length that does not end is reported, once."""
+        """An epoch of unknown length with very many batches gives one warning."""
         monkeypatch.setattr(composer.trainer.training_data, "_MANY", 3)
 
         class Stream:

@@ -11,7 +11,7 @@ from composer.trainer.clock import Clock
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock for which every look at the time takes a second."""
+    """A clock that advances by a second with each reading."""
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
     return Clock(State(model=None))
 
@@ -21,8 +21,8 @@ def test_elapsed_since_the_last_call(clock):
     assert [clock.elapsed(), clock.elapsed()] == [1_000_000, 1_000_000]
 
 
-def test_paused_time_does_not_count(clock):
-    """The time within a paused block is left out."""
+def test_paused_time_is_excluded(clock):
+    """The time within a paused block is excluded."""
     with clock.paused():
         time.perf_counter()
 

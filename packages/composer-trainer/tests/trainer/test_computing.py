@@ -1,4 +1,4 @@
-"""Precision in 8 bits, and compiled models: the names of the weights stay."""
+"""8-bit precision and compiled models preserve the names of weights."""
 
 import pytest
 import torch
@@ -9,19 +9,19 @@ from composer.trainer.computing import ComputeConfig
 
 
 def wide_model():
-    """Return a classifier whose first layer fits into 8-bit products."""
+    """Return a classifier whose first layer supports 8-bit products."""
     torch.manual_seed(0)
     return ComposerClassifier(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 3)), num_classes=3)
 
 
 class TestFP8:
-    def test_refused_where_the_device_has_none(self, make_trainer):
-        """On a device without 8-bit products, a sentence says what to use."""
+    def test_unsupported_device_raises(self, make_trainer):
+        """On a device without 8-bit matrix products, the error states the alternative."""
         with pytest.raises(ValueError, match=r"amp_fp8.*needs a GPU.*amp_bf16"):
             make_trainer(precision="amp_fp8")
 
     def test_emulated(self, make_trainer):
-        """Emulated, layers that fit compute in 8 bits, train, and keep their names and weights."""
+        """Emulated, matching layers compute in 8 bits, train, and keep their names and weights."""
         pytest.importorskip("torchao", reason="the extra fp8 is not installed")
         model = wide_model()
         before = dict(model.named_parameters())
@@ -41,20 +41,20 @@ class TestFP8:
         assert list(dict(model.named_parameters())) == list(before)
         assert not torch.equal(model.module[1].weight, start)
 
-    def test_nothing_to_change_warns(self, make_trainer):
-        """A model whose layers do not fit says so."""
+    def test_no_matching_layers_warn(self, make_trainer):
+        """A model without matching layers gives a warning."""
         pytest.importorskip("torchao", reason="the extra fp8 is not installed")
 
         with pytest.warns(UserWarning, match="changed none of the model's"):
             make_trainer(precision="amp_fp8", precision_config={"emulate": True})
 
-    def test_settings_without_fp8_are_refused(self, make_trainer):
-        """Settings that would be ignored are refused."""
+    def test_settings_without_fp8_raise(self, make_trainer):
+        """Settings without effect raise."""
         with pytest.raises(ValueError, match="precision_config is only for"):
             make_trainer(precision="amp_bf16", precision_config={"emulate": True})
 
-    def test_cannot_be_changed_later(self, make_trainer):
-        """The layers are made with the trainer, so a fit cannot ask for 8 bits."""
+    def test_cannot_be_enabled_in_fit(self, make_trainer):
+        """The layers are created with the trainer, so that fit cannot enable 8 bits."""
         trainer = make_trainer(max_duration="1ba")
 
         with pytest.raises(ValueError, match="Give precision to the Trainer"):
@@ -62,8 +62,8 @@ class TestFP8:
 
 
 class TestCompile:
-    def test_names_stay(self, make_trainer):
-        """A compiled model trains as the plain one does, under the same names."""
+    def test_names_are_preserved(self, make_trainer):
+        """A compiled model trains like the plain one, with equal names."""
         plain, compiled = (
             make_trainer(max_duration="3ba"),
             make_trainer(max_duration="3ba", compile_config={"backend": "eager"}),
@@ -76,14 +76,14 @@ class TestCompile:
         assert compiled.state.model._compiled_call_impl is not None
         torch.testing.assert_close(make_trainer.weights(compiled), make_trainer.weights(plain))
 
-    def test_is_a_dictionary(self, make_trainer):
-        """Anything else than arguments is refused."""
+    def test_invalid_config_raises(self, make_trainer):
+        """Other values than arguments raise."""
         with pytest.raises(TypeError, match=r"compile_config must be a dictionary of arguments.*\{\}"):
             make_trainer(compile_config=True)
 
 
-def test_microbatch_size_of_a_wrong_kind():
-    """A size is None, "auto" or a whole number from 1 on."""
+def test_invalid_microbatch_size_raises():
+    """A size is None, "auto" or a positive integer."""
     for wrong in (0, -1, 1.5, True, "all"):
         with pytest.raises(ValueError, match="device_train_microbatch_size must be"):
             ComputeConfig.make("cpu", None, None, None, wrong)

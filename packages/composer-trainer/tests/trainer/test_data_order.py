@@ -27,13 +27,13 @@ from composer.trainer.data_order import make_order
 
 
 def noisy(index):
-    """Return the index and a draw from each global generator."""
+    """Return the index and a draw of each global generator."""
     drawn = [torch.rand(()).item(), random.random(), np.random.rand()]  # noqa: NPY002  (the global one)
     return torch.tensor([index, *drawn], dtype=torch.float64)
 
 
 class Noisy(Dataset):
-    """Samples that draw from all three global generators: their index, then the draws."""
+    """Samples of their index and draws of all three global generators."""
 
     def __len__(self):
         """Twelve samples."""
@@ -45,14 +45,14 @@ class Noisy(Dataset):
 
 
 class NoisyBatches(Noisy):
-    """The same, loaded a batch at once."""
+    """The same, loaded in batches."""
 
     def __getitems__(self, indices):
         """Draw for each."""
         return [self[index] for index in indices]
 
 
-class Echo(Noisy):
+class IndexDataset(Noisy):
     """Loads a batch in one call and returns the requested indices."""
 
     def __getitems__(self, indices):
@@ -61,7 +61,7 @@ class Echo(Noisy):
 
 
 class Values(Dataset):
-    """Twelve numbers, or several of them at once."""
+    """Twelve numbers, or several at once."""
 
     def __len__(self):
         """Twelve."""
@@ -87,7 +87,7 @@ class NoisyStream(IterableDataset):
 
 
 class Reversed(Sampler):
-    """A sampler that nobody knows: draws from Python's generator where to begin."""
+    """An unknown sampler that draws its start from Python's generator."""
 
     def __init__(self, length):
         """Of so many samples."""
@@ -108,7 +108,7 @@ def batches(order, epoch, skip=0):
     return torch.cat([batch if batch.ndim > 1 else batch.flatten() for batch in order.begin(epoch, skip)])
 
 
-class TestSameWhateverTheWorkers:
+class TestIndependentOfWorkers:
     @pytest.mark.parametrize(
         "options",
         [{"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
@@ -117,7 +117,7 @@ class TestSameWhateverTheWorkers:
     @pytest.mark.parametrize("dataset", [Noisy(), NoisyBatches(), Subset(Noisy(), range(8))])
     @pytest.mark.parametrize("collate", [None, collate_noisily])
     def test_equals_no_workers(self, dataset, options, collate):
-        """Samples and batches draw the same with any number of workers, in each epoch and from any batch on."""
+        """Samples and batches have equal draws for any number of workers, in each epoch and from any batch on."""
         alone = make_order(DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=collate), seed=17)
         helped = make_order(DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=collate, **options), seed=17)
 
@@ -126,8 +126,8 @@ class TestSameWhateverTheWorkers:
         assert all(torch.equal(one, other) for one, other in pairs)
         assert not torch.equal(pairs[0][0][-4:], pairs[1][0][-4:])
 
-    def test_a_batch_draws_by_its_place(self):
-        """Whatever its samples are, a batch draws by its place in the epoch; other batches and epochs draw apart."""
+    def test_draws_depend_on_the_position(self):
+        """A batch's draws depend on its position in the epoch, not on its samples; other batches and epochs differ."""
         in_order = make_order(DataLoader(Noisy(), batch_size=4), seed=17)
         shuffled = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
 
@@ -142,12 +142,12 @@ class TestSameWhateverTheWorkers:
         """The batches after a skip draw what they draw without it."""
         order = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=workers), seed=17)
 
-        whole, rest = batches(order, 1), batches(order, 1, skip=2)
+        complete, rest = batches(order, 1), batches(order, 1, skip=2)
 
-        assert torch.equal(whole[8:], rest)
+        assert torch.equal(complete[8:], rest)
 
-    def test_processes_draw_apart(self, monkeypatch):
-        """Processes draw for their batches each in its own way, and share the order."""
+    def test_processes_have_different_draws(self, monkeypatch):
+        """Processes have different draws for their batches, and share the order."""
         first = make_order(DataLoader(Noisy(), batch_size=4, shuffle=True), seed=17)
         one = batches(first, 0)
         monkeypatch.setenv("RANK", "1")
@@ -167,8 +167,8 @@ class TestSameWhateverTheWorkers:
 
         assert not set(one[:, 1].tolist()) & set(other[:, 1].tolist())
 
-    def test_streams_draw_by_their_place(self):
-        """A stream's samples draw the same in each process, other things in each epoch, and each of their own."""
+    def test_draws_of_streams_depend_on_the_position(self):
+        """A stream's samples have equal draws in each process, and different ones in each epoch."""
         first, second = (make_order(DataLoader(NoisyStream(), batch_size=2), seed=17) for _ in range(2))
         torch.rand(3)
 
@@ -179,16 +179,16 @@ class TestSameWhateverTheWorkers:
         assert torch.equal(epochs[1][2:], batches(second, 1, skip=1))
         assert len({*epochs[0][:, 1].tolist(), *epochs[1][:, 1].tolist()}) == 12
 
-    def test_persistent_workers_of_a_stream_begin_again(self):
-        """An epoch that is begun a second time draws the same in workers that have outlived it."""
+    def test_persistent_workers_restart(self):
+        """A repeated epoch has equal draws in persistent workers."""
         order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=1, persistent_workers=True), seed=17)
 
         first, _, again = (batches(order, epoch) for epoch in (0, 1, 0))
 
         assert torch.equal(first, again)
 
-    def test_workers_of_streams_draw_apart(self):
-        """Two workers that go through copies of a stream do not draw the same."""
+    def test_workers_of_streams_have_different_draws(self):
+        """Two workers with copies of a stream have different draws."""
         order = make_order(DataLoader(NoisyStream(), batch_size=3, num_workers=2, persistent_workers=True), seed=17)
 
         epochs = torch.cat([batches(order, epoch) for epoch in (0, 1)])
@@ -218,8 +218,8 @@ class TestSamplers:
         data = TensorDataset(torch.arange(12.0))
         return DataLoader(_First(data), **make(data))
 
-    def test_the_order_hangs_on_seed_and_epoch(self, make):
-        """Whatever was drawn before, an epoch's order is the same; the next one's and another seed's are others."""
+    def test_order_depends_only_on_seed_and_epoch(self, make):
+        """Earlier draws do not change an epoch's order; other epochs and seeds have others."""
         first, second = (make_order(self.loader(make), seed=17) for _ in range(2))
         torch.rand(5)
         random.random()
@@ -231,14 +231,14 @@ class TestSamplers:
         assert not torch.equal(once, batches(first, 2))
         assert make is SAMPLERS["distributed"] or not torch.equal(once, batches(other, 1))
 
-    def test_skipping_leaves_the_rest_as_it_is(self, make):
-        """After a skip come exactly the batches that come without."""
+    def test_skipping_does_not_change_later_batches(self, make):
+        """After a skip the same batches follow."""
         order = make_order(self.loader(make), seed=17)
 
-        whole, rest = (list(order.begin(4, skip)) for skip in (0, 2))
+        complete, rest = (list(order.begin(4, skip)) for skip in (0, 2))
 
-        assert len(rest) == len(whole) - 2
-        assert all(torch.equal(one, other) for one, other in zip(whole[2:], rest, strict=True))
+        assert len(rest) == len(complete) - 2
+        assert all(torch.equal(one, other) for one, other in zip(complete[2:], rest, strict=True))
 
 
 class TestSeedsOfSamplers:
@@ -290,8 +290,8 @@ class _First(Dataset):
         return self.data[index][0]
 
 
-class TestSeedsOnceForEachBatch:
-    """To seed takes longer than to load many a sample."""
+class TestNumberOfSeedings:
+    """Seeding is slower than loading many samples."""
 
     @pytest.fixture
     def seeded(self, monkeypatch):
@@ -302,16 +302,16 @@ class TestSeedsOnceForEachBatch:
 
     @pytest.mark.parametrize("data", [Noisy(), NoisyBatches(), Subset(Noisy(), range(12))])
     @pytest.mark.parametrize("make", [DataLoader, type("Loader", (DataLoader,), {})], ids=["torch's", "a subclass"])
-    def test_a_dataset(self, seeded, data, make):
-        """Three batches of four samples take three seedings."""
+    def test_map_style_dataset(self, seeded, data, make):
+        """Three batches of four samples have three seedings."""
         order = make_order(make(data, batch_size=4, shuffle=True), seed=17)
 
         list(order.begin(0))
 
         assert len(set(seeded)) == len(seeded) == 3
 
-    def test_a_stream(self, seeded):
-        """Six samples in batches of four take a seeding for the iterator, and one for each batch."""
+    def test_stream(self, seeded):
+        """Six samples in batches of four have one seeding for the iterator and one per batch."""
         order = make_order(DataLoader(NoisyStream(), batch_size=4), seed=17)
 
         list(order.begin(0))
@@ -319,7 +319,7 @@ class TestSeedsOnceForEachBatch:
         assert len(set(seeded)) == len(seeded) == 3
 
     def test_samples_without_batches(self, seeded):
-        """A loader that does not batch loads each by a seed of its own."""
+        """Without batching each sample has its own seed."""
         order = make_order(DataLoader(Noisy(), batch_size=None), seed=17)
 
         list(order.begin(0))
@@ -327,12 +327,14 @@ class TestSeedsOnceForEachBatch:
         assert len(set(seeded)) == 12
 
 
-class TestAsTorchLoads:
+class TestEqualsTorchLoader:
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_batch_is_loaded_at_once(self, workers):
-        """A dataset with ``__getitems__`` gets a batch's indices as the sampler has put them together."""
+    def test_getitems(self, workers):
+        """A dataset with ``__getitems__`` receives a batch's indices as the sampler returned them."""
         sampler = [(3, 1), (2,)]
-        order = make_order(DataLoader(Echo(), batch_sampler=sampler, collate_fn=list, num_workers=workers), seed=17)
+        order = make_order(
+            DataLoader(IndexDataset(), batch_sampler=sampler, collate_fn=list, num_workers=workers), seed=17
+        )
 
         assert list(order.begin(0)) == [["loaded", (3, 1)], ["loaded", (2,)]]
 
@@ -349,17 +351,17 @@ class TestAsTorchLoads:
     )
     @pytest.mark.parametrize("data", [TensorDataset(torch.arange(12.0)), Values(), Subset(Values(), range(12))])
     def test_equals_the_plain_loader(self, make, options, data):
-        """What comes is what torch's loader gives, of datasets that draw nothing and of others."""
+        """Results equal torch's loader, for datasets with and without draws."""
         loader = make(data, **options)
 
-        given = list(make_order(loader, seed=17).begin(0))
+        value = list(make_order(loader, seed=17).begin(0))
 
-        assert repr(given) == repr(list(loader))
+        assert repr(value) == repr(list(loader))
 
 
-class TestLeavesOthersAlone:
-    def test_layers_draw_the_same(self):
-        """Torch's global generator, from which dropout draws, does not notice the data; nor does the user's loader."""
+class TestNoSideEffects:
+    def test_global_generator_is_not_advanced(self):
+        """Data loading changes neither dropout's draws nor the user's loader."""
         loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
         order = make_order(loader, seed=17)
         torch.manual_seed(3)
@@ -374,7 +376,7 @@ class TestLeavesOthersAlone:
         assert loader.generator is None
 
     def test_plain_data_is_not_wrapped(self):
-        """Tensors draw nothing, so their samples cost nothing more; a function that collates them might."""
+        """Tensor datasets are not wrapped, unless a collate_fn might draw."""
         data = ConcatDataset([TensorDataset(torch.arange(4.0)), Subset(TensorDataset(torch.arange(4.0)), [1, 2])])
 
         plain = make_order(DataLoader(data, num_workers=1), seed=17)
@@ -384,13 +386,13 @@ class TestLeavesOthersAlone:
         assert collated.loader.dataset is not data
 
     def test_dataset_of_this_process_is_not_wrapped(self):
-        """Without workers, the dataset that a collate_fn or a transform may refer to is the user's own."""
+        """Without workers, the dataset is the user's object, which a collate_fn may refer to."""
         data = Noisy()
 
         assert make_order(DataLoader(data), seed=17).loader.dataset is data
 
-    def test_dataset_that_raises_stop_iteration_does_not_end_the_epoch(self):
-        """A sample that raises StopIteration is an error; otherwise the epoch would end early without a word."""
+    def test_stop_iteration_in_a_dataset_raises(self):
+        """A sample that raises StopIteration is an error."""
 
         class Ending(Noisy):
             def __getitem__(self, index):
@@ -399,8 +401,8 @@ class TestLeavesOthersAlone:
         with pytest.raises(RuntimeError, match="StopIteration"):
             next(make_order(DataLoader(Ending()), seed=17).begin(epoch=0))
 
-    def test_attributes_of_the_dataset_are_reached(self):
-        """The function that initializes a worker accesses the dataset through its wrapper."""
+    def test_dataset_attributes_are_accessible(self):
+        """A worker_init_fn accesses the dataset through its wrapper."""
         data = Noisy()
         order = make_order(DataLoader(data, num_workers=1), seed=17)
 
@@ -410,7 +412,7 @@ class TestLeavesOthersAlone:
         assert len(order.loader.dataset) == 12
 
     def test_skipped_samples_are_not_loaded(self):
-        """To begin in the middle of an epoch, nothing before it is loaded."""
+        """Starting within an epoch loads no earlier samples."""
         loaded = []
 
         class Counting(Noisy):
@@ -426,8 +428,8 @@ class TestLeavesOthersAlone:
 
 
 class TestOtherLoaders:
-    def test_a_generator_function_draws_by_the_batch(self):
-        """What can only be iterated over draws the same again, from any batch on."""
+    def test_generator_function(self):
+        """An iterable has equal draws again, from any batch on."""
 
         class Batches:
             def __iter__(self):
@@ -437,14 +439,14 @@ class TestOtherLoaders:
         order = make_order(Batches(), seed=17)
         torch.manual_seed(3)
 
-        whole, rest = list(order.begin(1)), list(order.begin(1, skip=2))
+        complete, rest = list(order.begin(1)), list(order.begin(1, skip=2))
 
         assert not order.skips
-        assert torch.equal(torch.stack(whole[2:]), torch.stack(rest))
-        assert not torch.equal(whole[0], next(order.begin(2)))
+        assert torch.equal(torch.stack(complete[2:]), torch.stack(rest))
+        assert not torch.equal(complete[0], next(order.begin(2)))
 
-    def test_what_is_drawn_first_is_not_drawn_again(self):
-        """An order that is drawn when an epoch begins has other numbers than the first batch."""
+    def test_order_and_first_batch_have_different_draws(self):
+        """An order drawn at the start of an epoch has other numbers than the first batch."""
 
         def draws():
             return torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002  (the global one)
@@ -459,7 +461,7 @@ class TestOtherLoaders:
             assert drawn_first[1] != drawn[1]
             assert drawn_first[2] != drawn[2]
 
-    def test_a_loader_that_knows_its_place_is_left_alone(self):
+    def test_stateful_loader_is_not_wrapped(self):
         """A loader with state_dict and load_state_dict saves its position, and its set_epoch is called."""
 
         class Stateful(list):
@@ -481,18 +483,18 @@ class TestOtherLoaders:
 
         assert (rest, loader.epoch, order.state_dict()) == ([1, 2, 3], 5, {"place": 2})
 
-    def test_a_fingerprint_tells_unknown_orders_apart(self):
-        """Only where an unknown sampler chose the order there is a digest of it, one for each order."""
-        known = make_order(DataLoader(Noisy(), shuffle=True), seed=17)
+    def test_fingerprint_of_unknown_samplers(self):
+        """Only orders of unknown samplers have a fingerprint, which differs by order."""
+        expected_value = make_order(DataLoader(Noisy(), shuffle=True), seed=17)
         unknown = make_order(DataLoader(Noisy(), sampler=Reversed(12)), seed=17)
-        known.begin(0)
+        expected_value.begin(0)
 
         digests = set()
         for epoch in range(3):
             unknown.begin(epoch)
             digests.add(unknown.fingerprint(1))
 
-        assert known.fingerprint(1) is None
+        assert expected_value.fingerprint(1) is None
         assert len(digests) > 1
         assert None not in digests
 
@@ -500,8 +502,8 @@ class TestOtherLoaders:
 class TestFingerprint:
     @pytest.mark.parametrize("batched", [True, False])
     @pytest.mark.parametrize("has_set_epoch", [True, False])
-    def test_of_what_may_not_end(self, has_set_epoch, batched):
-        """Of a sampler without a length, or one that takes the epoch, it is that of the batches given so far."""
+    def test_of_endless_samplers(self, has_set_epoch, batched):
+        """For a sampler without a length, or one that takes the epoch, it is computed from the batches so far."""
         own = Endless()
         if has_set_epoch:
             own.set_epoch = lambda epoch: None
@@ -522,8 +524,8 @@ class TestFingerprint:
         own.begin = 1
         assert order.choose_again(0, 2) != digests[1]
 
-    def test_of_keys_that_are_no_numbers(self):
-        """Keys of other kinds have digests, too."""
+    def test_of_other_keys(self):
+        """Keys of other types have fingerprints too."""
         keys = [torch.tensor(1), torch.tensor(2)]
         order = make_order(DataLoader(_ByTensor(), batch_sampler=_Unending(keys)), seed=17)
         iterator = order.begin(0)
@@ -559,14 +561,14 @@ class _ByTensor(Dataset):
 
 @given(length=st.integers(1, 30), batch=st.integers(1, 7), drop=st.booleans(), skip=st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
-def test_every_sample_once(length, batch, drop, skip):
-    """What is skipped and what is given are together every sample once, but for those that are dropped."""
+def test_every_sample_is_loaded_once(length, batch, drop, skip):
+    """Skipped and loaded samples together are all samples once, except dropped ones."""
     loader = DataLoader(TensorDataset(torch.arange(length)), batch_size=batch, shuffle=True, drop_last=drop)
     order = make_order(loader, seed=3)
 
-    whole = [batch[0].tolist() for batch in order.begin(1)]
+    complete = [batch[0].tolist() for batch in order.begin(1)]
     rest = [batch[0].tolist() for batch in order.begin(1, skip)]
 
     expected = length - length % batch if drop else length
-    assert len({sample for part in whole for sample in part}) == expected
-    assert rest == whole[skip:]
+    assert len({sample for part in complete for sample in part}) == expected
+    assert rest == complete[skip:]

@@ -1,4 +1,4 @@
-"""When the trainer evaluates, on what, and that training does not notice."""
+"""Evaluation: interval, data, results, and no effect on training."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from composer.models import ComposerClassifier
 
 
 class CountEvaluations(Callback):
-    """Keeps the number of the batch after which each evaluation came."""
+    """Records the number of the batch before each evaluation."""
 
     def __init__(self):
         self.batches = []
@@ -34,7 +34,7 @@ class TestInterval:
         ],
     )
     def test_evaluates_when_it_is_due(self, make_trainer, interval, batches):
-        """An interval in any unit, and once more at the end if training ends between two."""
+        """Evaluations run at an interval in any unit, and at the end of the training."""
         count = CountEvaluations()
         trainer = make_trainer(
             eval_dataloader=make_trainer.loader(), eval_interval=interval, callbacks=count, max_duration="2ep"
@@ -44,8 +44,8 @@ class TestInterval:
 
         assert count.batches == batches
 
-    def test_iterations_are_counted_too(self, make_trainer):
-        """An interval in iterations is due when one ends, not only when training does."""
+    def test_interval_in_iterations(self, make_trainer):
+        """An interval in iterations is due when an iteration ends."""
         count = CountEvaluations()
         trainer = make_trainer(
             eval_dataloader=make_trainer.loader(), eval_interval="1iter", callbacks=count, max_duration="2iter"
@@ -56,10 +56,10 @@ class TestInterval:
         assert count.batches == [5, 10]
 
     def test_each_evaluator_has_its_own_interval(self, make_trainer):
-        """An evaluator's interval goes before the trainer's."""
+        """An evaluator's interval takes precedence over the trainer's."""
         labels = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def eval_start(self, state, logger):
                 labels.append(state.dataloader_label)
 
@@ -67,14 +67,16 @@ class TestInterval:
             Evaluator(label="often", dataloader=make_trainer.loader(), eval_interval="1ep"),
             Evaluator(label="seldom", dataloader=make_trainer.loader()),
         ]
-        trainer = make_trainer(eval_dataloader=evaluators, eval_interval="2ep", callbacks=Look(), max_duration="2ep")
+        trainer = make_trainer(
+            eval_dataloader=evaluators, eval_interval="2ep", callbacks=Observer(), max_duration="2ep"
+        )
 
         trainer.fit()
 
         assert labels == ["often", "often", "seldom"]
 
     def test_each_evaluator_keeps_its_own_values(self, make_trainer):
-        """Two evaluators with the same metrics do not overwrite each other's values in the state."""
+        """Two evaluators with the same metrics have separate values in the state."""
         inputs, targets = make_trainer.loader().dataset.tensors
         parts = {"first": slice(0, 5), "rest": slice(5, None)}
         evaluators = [
@@ -94,8 +96,8 @@ class TestInterval:
 
 class TestResult:
     @pytest.mark.parametrize("batch_size", [1, 3, 7, 20])
-    def test_equals_a_computation_by_hand_for_any_batch_size(self, make_trainer, batch_size):
-        """Accuracy and loss are those of all samples, however they are batched."""
+    def test_equals_manual_computation_for_any_batch_size(self, make_trainer, batch_size):
+        """Accuracy and loss are those of all samples, for any batch size."""
         trainer = make_trainer()
         inputs, targets = make_trainer.loader().dataset.tensors
         with torch.no_grad():
@@ -108,7 +110,7 @@ class TestResult:
         torch.testing.assert_close(results["eval"]["CrossEntropy"], nn.functional.cross_entropy(outputs, targets))
 
     def test_subset(self, make_trainer):
-        """Only so many batches are looked at."""
+        """Only the given number of batches is evaluated."""
         trainer = make_trainer()
         inputs, targets = (tensor[:8] for tensor in make_trainer.loader().dataset.tensors)
         with torch.no_grad():
@@ -118,8 +120,8 @@ class TestResult:
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
 
-    def test_each_evaluation_begins_anew(self, make_trainer):
-        """What an earlier evaluation counted is not in a later one."""
+    def test_metrics_are_reset(self, make_trainer):
+        """An earlier evaluation does not change a later one."""
         trainer = make_trainer(eval_dataloader=make_trainer.loader(), max_duration="3ep")
         trainer.eval()
         trainer.fit()
@@ -131,8 +133,8 @@ class TestResult:
 
         torch.testing.assert_close(results["eval"]["CrossEntropy"], expected)
 
-    def test_metric_names_choose(self, make_trainer):
-        """An evaluator computes the metrics that it names."""
+    def test_metric_names(self, make_trainer):
+        """An evaluator computes the listed metrics only."""
         trainer = make_trainer()
 
         results = trainer.eval(Evaluator(label="test", dataloader=make_trainer.loader(), metric_names=["*Accuracy"]))
@@ -141,7 +143,7 @@ class TestResult:
         assert list(results["test"]) == ["MulticlassAccuracy"]
 
     def test_other_data_under_the_same_label(self, make_trainer):
-        """What an evaluator measures stays, when other data of its label is evaluated on by all metrics in between."""
+        """An evaluator keeps its metrics if other data with its label are evaluated with all metrics in between."""
         chosen = Evaluator(label="eval", dataloader=make_trainer.loader(), metric_names=["*Accuracy"])
         trainer = make_trainer(eval_dataloader=chosen)
 
@@ -151,36 +153,36 @@ class TestResult:
         assert sorted(other["eval"]) == ["CrossEntropy", "MulticlassAccuracy"]
         assert list(results["eval"]) == ["MulticlassAccuracy"]
 
-    def test_microbatches_of_an_evaluation(self, make_trainer):
-        """The result does not depend on how many samples go through the model at once."""
+    def test_microbatches(self, make_trainer):
+        """The result does not depend on the microbatch size."""
         trainer = make_trainer()
 
-        whole = trainer.eval(make_trainer.loader(batch_size=10))["eval"]["CrossEntropy"]
+        complete = trainer.eval(make_trainer.loader(batch_size=10))["eval"]["CrossEntropy"]
         parts = trainer.eval(
             Evaluator(label="eval", dataloader=make_trainer.loader(batch_size=10), device_eval_microbatch_size=3)
         )
 
-        torch.testing.assert_close(parts["eval"]["CrossEntropy"], whole)
+        torch.testing.assert_close(parts["eval"]["CrossEntropy"], complete)
 
 
 class TestWhatIsEvaluated:
-    @pytest.mark.parametrize(("given", "batches"), [(None, 2), (3, 3), (-1, 5)])
-    def test_subset_of_the_constructor_holds_until_another_is_given(self, make_trainer, given, batches):
+    @pytest.mark.parametrize(("value", "batches"), [(None, 2), (3, 3), (-1, 5)])
+    def test_subset_of_the_constructor(self, make_trainer, value, batches):
         """eval() uses the trainer's number of batches by default."""
-        seen = []
+        recorded = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def eval_batch_end(self, state, logger):
-                seen.append(state.batch)
+                recorded.append(state.batch)
 
-        trainer = make_trainer(eval_dataloader=make_trainer.loader(), eval_subset_num_batches=2, callbacks=Look())
+        trainer = make_trainer(eval_dataloader=make_trainer.loader(), eval_subset_num_batches=2, callbacks=Observer())
 
-        trainer.eval(subset_num_batches=given)
+        trainer.eval(subset_num_batches=value)
 
-        assert len(seen) == batches
+        assert len(recorded) == batches
 
     def test_interval_can_be_changed_by_fit(self, make_trainer):
-        """fit(eval_interval=) holds for the evaluators that are there."""
+        """fit(eval_interval=) applies to existing evaluators."""
         count = CountEvaluations()
         trainer = make_trainer(eval_dataloader=make_trainer.loader(), callbacks=count, max_duration="1ep")
 
@@ -188,8 +190,8 @@ class TestWhatIsEvaluated:
 
         assert count.batches == [2, 4, 5]
 
-    def test_interval_of_the_constructor_holds_for_other_data(self, make_trainer):
-        """fit(eval_dataloader=) keeps the interval of the trainer."""
+    def test_interval_of_the_constructor(self, make_trainer):
+        """fit(eval_dataloader=) keeps the trainer's interval."""
         count = CountEvaluations()
         trainer = make_trainer(eval_interval="2ba", callbacks=count, max_duration="1ep")
 
@@ -197,25 +199,25 @@ class TestWhatIsEvaluated:
 
         assert count.batches == [2, 4, 5]
 
-    def test_several_loaders_need_names(self, make_trainer):
-        """Two loaders in a list are refused: their metrics would have the same names."""
+    def test_unlabelled_loaders_raise(self, make_trainer):
+        """Two loaders in a list raise, as their metrics would have equal names."""
         with pytest.raises(TypeError, match="Evaluator"):
             make_trainer(eval_dataloader=[make_trainer.loader(), make_trainer.loader()])
 
-    def test_a_loader_without_batches(self, make_trainer):
-        """An evaluation of nothing has no result."""
+    def test_empty_loader(self, make_trainer):
+        """An evaluation without batches raises."""
         with pytest.raises(ValueError, match="gave no batch"):
             make_trainer().eval([])
 
     def test_subset_out_of_range(self, make_trainer):
-        """Nought batches are none, and minus five are nothing."""
+        """Invalid numbers of batches raise."""
         with pytest.raises(ValueError, match="eval_subset_num_batches must be"):
             make_trainer(eval_subset_num_batches=0)
 
 
-class TestTrainingDoesNotNotice:
-    def test_the_same_bits_with_and_without_evaluations(self, make_trainer):
-        """Evaluations in between change no weight."""
+class TestNoSideEffects:
+    def test_evaluations_do_not_change_training(self, make_trainer):
+        """The weights are bit-identical with and without evaluations."""
         shuffled = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
         plain = make_trainer(model=make_trainer.model(), **shuffled)
         plain.fit()
@@ -229,8 +231,8 @@ class TestTrainingDoesNotNotice:
 
         assert torch.equal(make_trainer.weights(plain), make_trainer.weights(watched))
 
-    def test_mode_and_data_are_put_back_when_an_evaluation_raises(self, make_trainer):
-        """The model is in training mode again and the state has its own data."""
+    def test_mode_and_data_are_restored_after_an_error(self, make_trainer):
+        """The model is in training mode, and the state has its data."""
 
         class Fails(Callback):
             def eval_batch_end(self, state, logger):
@@ -244,8 +246,8 @@ class TestTrainingDoesNotNotice:
         assert trainer.state.model.training
         assert trainer.state.dataloader_label == "train"
 
-    def test_a_part_in_evaluation_mode_stays_in_it(self, make_trainer):
-        """A layer that is trained in evaluation mode, as frozen batch norm is, is so after an evaluation, too."""
+    def test_modules_keep_their_modes(self, make_trainer):
+        """A module in evaluation mode, such as a frozen batch norm, stays in it."""
 
         class Freeze(Callback):
             def epoch_start(self, state, logger):
@@ -261,8 +263,8 @@ class TestTrainingDoesNotNotice:
         assert trainer.state.model.training
         assert trainer.state.model.module[2].training
 
-    def test_evaluation_does_not_count_as_training_time(self, make_trainer):
-        """The training's clock stands still while an evaluation runs."""
+    def test_evaluation_time_is_excluded(self, make_trainer):
+        """The training clock stands still during an evaluation."""
         import time
 
         class Slow(Callback):
@@ -277,27 +279,27 @@ class TestTrainingDoesNotNotice:
 
 
 class TestErrors:
-    def test_nothing_to_evaluate_on(self, make_trainer):
-        """Eval without data says what to give."""
+    def test_missing_data(self, make_trainer):
+        """The error states the missing argument."""
         with pytest.raises(ValueError, match="eval_dataloader"):
             make_trainer().eval()
 
     def test_unknown_metric(self, make_trainer):
-        """A metric that the model does not have is refused at construction, with those it has."""
+        """An unknown metric raises at construction, with the model's metrics."""
         evaluator = Evaluator(label="eval", dataloader=make_trainer.loader(), metric_names=["F1"])
 
         with pytest.raises(ValueError, match=r"'F1'.*MulticlassAccuracy"):
             make_trainer(eval_dataloader=evaluator)
 
-    def test_two_evaluators_of_one_label(self, make_trainer):
-        """Their metrics would have the same names."""
+    def test_repeated_label(self, make_trainer):
+        """Two evaluators with one label raise."""
         evaluators = [Evaluator(label="eval", dataloader=make_trainer.loader()) for _ in range(2)]
 
         with pytest.raises(ValueError, match="label of its own"):
             make_trainer(eval_dataloader=evaluators)
 
-    def test_a_model_that_cannot_be_measured(self, make_trainer):
-        """A model without metrics is refused where it is to be evaluated."""
+    def test_model_without_metrics(self, make_trainer):
+        """A model without metrics raises when it is evaluated."""
 
         class OnlyLoss(nn.Linear):
             def forward(self, batch):
@@ -311,19 +313,19 @@ class TestErrors:
 
 
 class TestTrainingMetric:
-    def test_is_logged_each_epoch_with_the_labels_of_the_data(self, make_trainer):
-        """The training metric is computed from the outputs in training and reset in each epoch."""
+    def test_is_logged_each_epoch(self, make_trainer):
+        """The training metric is computed from the training outputs and reset in each epoch."""
         from composer.loggers import InMemoryLogger
 
         log = InMemoryLogger()
         outputs, targets = [], []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_forward(self, state, logger):
                 outputs.append(state.outputs.detach().argmax(dim=1))
                 targets.append(state.batch[1])
 
-        trainer = make_trainer(train_metrics=None, loggers=log, callbacks=Look(), max_duration="2ep")
+        trainer = make_trainer(train_metrics=None, loggers=log, callbacks=Observer(), max_duration="2ep")
 
         trainer.fit()
 
@@ -334,7 +336,7 @@ class TestTrainingMetric:
         ]
         assert logged == pytest.approx(by_epoch)
 
-    def test_a_model_may_have_no_metrics(self, make_trainer):
+    def test_no_training_metrics(self, make_trainer):
         """A classifier without training metrics trains."""
         model = ComposerClassifier(nn.Linear(4, 3), num_classes=3, train_metrics=[])
         trainer = make_trainer(model=model, max_duration="1ba")

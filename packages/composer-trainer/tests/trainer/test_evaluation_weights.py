@@ -1,4 +1,4 @@
-"""Whatever a run's weights are written by, they are those that it is evaluated with."""
+"""All saved weights are the evaluation weights."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from composer.core import Callback
 
 
 class Averaging(torch.optim.SGD):
-    """Evaluates with the mean of all weights so far, as schedule-free optimizers do."""
+    """Evaluates with the mean of all previous weights, as schedule-free optimizers do."""
 
     train_mode = True
 
@@ -18,8 +18,8 @@ class Averaging(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)
         for parameter in self._parameters():
-            held = self.state[parameter].setdefault("held", torch.zeros_like(parameter))
-            held.lerp_(parameter, 0.25)
+            average = self.state[parameter].setdefault("held", torch.zeros_like(parameter))
+            average.lerp_(parameter, 0.25)
 
     def eval(self):
         self._switch(train_mode=False)
@@ -35,15 +35,15 @@ class Averaging(torch.optim.SGD):
         for group in self.param_groups:
             if group.get("train_mode", True) != train_mode:
                 for parameter in group["params"]:
-                    held = self.state[parameter]["held"]
-                    kept = parameter.clone()
-                    parameter.copy_(held)
-                    held.copy_(kept)
+                    average = self.state[parameter]["held"]
+                    original = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(original)
             group["train_mode"] = train_mode
 
 
-class Look(Callback):
-    """Remembers the weights of the last evaluation."""
+class Observer(Callback):
+    """Records the weights of the last evaluation."""
 
     seen = None
 
@@ -63,14 +63,14 @@ RUNS = {
 
 @pytest.fixture(params=[False, True], ids=["alone", "SAM"])
 def with_sam(request):
-    """Whether the optimizer is inside SAM's."""
+    """Whether the optimizer is wrapped by SAM."""
     return request.param
 
 
 @pytest.fixture(params=RUNS, ids=str)
 def trained(request, with_sam, make_trainer, tmp_path):
-    """A trainer whose training and evaluation weights differ after its last evaluation, and the latter."""
-    look, model = Look(), make_trainer.model()
+    """A trainer whose training and evaluation weights differ, and the latter."""
+    look, model = Observer(), make_trainer.model()
     optimizer = Averaging if request.param == "schedule-free" else torch.optim.SGD
     trainer = make_trainer(
         model=model,
@@ -90,17 +90,17 @@ def trained(request, with_sam, make_trainer, tmp_path):
 
 
 def same(one, other):
-    """Return whether two sets of weights are equal, bit for bit."""
+    """Return whether two sets of weights are bit-identical."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-class TestWeightsThatAreWritten:
-    def test_by_the_saving_callback(self, trained, tmp_path):
-        """CheckpointSaver, and so save_weights_only, writes the evaluation's weights."""
+class TestSavedWeights:
+    def test_checkpoint_saver(self, trained, tmp_path):
+        """CheckpointSaver with save_weights_only writes the evaluation weights."""
         assert same(load_file(tmp_path / "saver" / "final" / "model.safetensors"), trained[1])
 
-    def test_by_the_trainer(self, trained, tmp_path):
-        """So does trainer.save_checkpoint(weights_only=True), and the run keeps its training weights."""
+    def test_save_checkpoint(self, trained, tmp_path):
+        """trainer.save_checkpoint(weights_only=True) does too, and the run keeps its training weights."""
         trainer, evaluated = trained
         before = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
 
@@ -109,7 +109,7 @@ class TestWeightsThatAreWritten:
         assert same(load_file(f"{path}/model.safetensors"), evaluated)
         assert same(trainer.state.model.state_dict(), before)
 
-    def test_by_an_export(self, trained, make_trainer, tmp_path):
+    def test_export(self, trained, make_trainer, tmp_path):
         """The callback and the trainer's method export them."""
         trainer, evaluated = trained
         trainer.export_for_inference("torchexport", tmp_path / "other.pt2")
@@ -124,9 +124,9 @@ class TestWeightsThatAreWritten:
             exported = torch.export.load(tmp_path / name).module()
             torch.testing.assert_close(exported(inputs), expected)
 
-    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of what Look remembers, by names
-    def test_by_a_full_save(self, trained, tmp_path):
-        """A checkpoint to go on from holds the training weights."""
+    @pytest.mark.filterwarnings("ignore:A run that is resumed:UserWarning")  # of the weights that Observer records
+    def test_full_checkpoint(self, trained, tmp_path):
+        """A resumable checkpoint has the training weights."""
         trainer, _ = trained
 
         path = trainer.save_checkpoint(tmp_path / "one")

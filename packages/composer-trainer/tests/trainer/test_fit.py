@@ -1,4 +1,4 @@
-"""How long fit trains, where it goes on, and what it computes."""
+"""fit: duration, continuation and results."""
 
 import datetime
 import time
@@ -21,15 +21,15 @@ class TestDuration:
         [("2ep", 10), ("7ba", 7), ("9sp", 3), (3, 15), (Time(1, "ep"), 5), ("1iter", 5)],
     )
     def test_trains_until_max_duration_is_reached(self, make_trainer, duration, batches):
-        """Training ends with the first batch at which the duration, in its own unit, is reached."""
+        """Training ends with the first batch at which the duration, in its unit, is reached."""
         trainer = make_trainer(max_duration=duration)
 
         trainer.fit()
 
         assert trainer.state.timestamp.batch == batches
 
-    def test_tokens_count(self, make_trainer):
-        """A duration in tokens ends by what the data spec counts."""
+    def test_duration_in_tokens(self, make_trainer):
+        """A duration in tokens ends by the data spec's counts."""
         spec = DataSpec(make_trainer.loader(), get_num_tokens_in_batch=lambda batch: 10)
         trainer = make_trainer(train_dataloader=spec, max_duration="25tok")
 
@@ -38,7 +38,7 @@ class TestDuration:
         assert trainer.state.timestamp.token == 30
 
     def test_clock_is_logged(self, make_trainer):
-        """Batches and samples are logged with every batch, epochs as one begins, tokens where there are some."""
+        """Batches and samples are logged with every batch, epochs at their start, tokens if counted."""
         log, counted = InMemoryLogger(), InMemoryLogger()
         spec = DataSpec(make_trainer.loader(), get_num_tokens_in_batch=lambda batch: 10)
 
@@ -57,8 +57,8 @@ class TestDuration:
         assert [value for _, value in counted.data["time/token"]] == [0, 10]
         assert [value for _, value in counted.data["time/token_in_epoch"]] == [0, 10]
 
-    def test_seconds_end_training(self, make_trainer):
-        """A duration in seconds ends with the first batch after it, by the training's own clock."""
+    def test_duration_in_seconds(self, make_trainer):
+        """A duration in seconds ends with the first batch after it, by the training clock."""
         trainer = make_trainer(max_duration="0.2sec")
 
         trainer.fit()
@@ -66,8 +66,8 @@ class TestDuration:
         spent = trainer.state.timestamp.total_wct
         assert datetime.timedelta(seconds=0.2) <= spent < datetime.timedelta(seconds=5)
 
-    def test_seconds_are_those_of_the_training(self, make_trainer):
-        """What callbacks do before the first epoch takes nothing from a duration in seconds."""
+    def test_time_before_training_is_excluded(self, make_trainer):
+        """Callbacks before the first epoch do not use up a duration in seconds."""
 
         class Slow(Callback):
             def fit_start(self, state, logger):
@@ -80,7 +80,7 @@ class TestDuration:
         assert trainer.state.timestamp.total_wct.total_seconds() < 0.3
 
     def test_clock_counts_the_time_of_batches(self, make_trainer):
-        """The time of a batch is what it takes by another clock, callbacks included."""
+        """A batch's time is its wall time, including callbacks."""
 
         class Slow(Callback):
             def batch_start(self, state, logger):
@@ -96,7 +96,7 @@ class TestDuration:
         assert 0.05 <= clock.batch_wct.total_seconds() <= passed - 0.1
         assert clock.total_wct == clock.iteration_wct == clock.epoch_wct
 
-    def test_nothing_left_returns_at_once(self, make_trainer):
+    def test_completed_training_returns_immediately(self, make_trainer):
         """A finished training is not trained on."""
         trainer = make_trainer(max_duration="1ep")
         trainer.fit()
@@ -107,8 +107,8 @@ class TestDuration:
         assert torch.equal(before, make_trainer.weights(trainer))
         assert trainer.state.timestamp.batch == 5
 
-    def test_duration_adds_to_what_is_done(self, make_trainer):
-        """fit(duration=) trains so much longer, whatever was done before."""
+    def test_fit_duration_is_added(self, make_trainer):
+        """fit(duration=) extends the training by that duration."""
         trainer = make_trainer(max_duration="1ep")
         trainer.fit()
 
@@ -116,8 +116,8 @@ class TestDuration:
 
         assert trainer.state.timestamp.batch == 8
 
-    def test_reset_time_begins_anew(self, make_trainer):
-        """With reset_time the clock starts at zero and the whole duration is trained again."""
+    def test_reset_time(self, make_trainer):
+        """With reset_time the clock starts at zero and the complete duration is trained again."""
         trainer = make_trainer(max_duration="1ep")
         trainer.fit()
 
@@ -126,8 +126,8 @@ class TestDuration:
         assert trainer.state.timestamp.copy(total_wct=datetime.timedelta()).batch == 5
         assert trainer.state.timestamp.epoch == 1
 
-    def test_stop_training_ends_with_the_batch(self, make_trainer):
-        """A callback can end the training; the batch under way is finished."""
+    def test_stop_training(self, make_trainer):
+        """A callback can stop the training; the current batch is completed."""
 
         class StopAtThree(Callback):
             def batch_end(self, state, logger):
@@ -143,7 +143,7 @@ class TestDuration:
     @pytest.mark.parametrize(("warmup", "duration"), [("3ep", "10ep"), ("30sp", "200sp"), ("10ba", "50ba")])
     @pytest.mark.parametrize("hook", ["after_train_batch", "batch_end", "epoch_end"])
     def test_stop_training_within_the_warmup(self, make_trainer, warmup, duration, hook):
-        """A training that ends within its warm-up ends like any other, for any unit of the schedule."""
+        """A training can be stopped within its warm-up, for any unit of the schedule."""
         ends = []
 
         class StopInTheFirstEpoch(Callback):
@@ -175,15 +175,15 @@ class TestDuration:
         assert trainer.state.timestamp.epoch == 2
 
     @pytest.mark.parametrize("ratio", [0.5, -1])
-    def test_a_ratio_with_nothing_to_stretch(self, make_trainer, ratio):
-        """A ratio that fit is given alone is refused, as the length was stretched when the trainer was made."""
+    def test_ratio_in_fit_without_schedule_raises(self, make_trainer, ratio):
+        """A ratio passed to fit alone raises, as the length was scaled by the trainer."""
         trainer = make_trainer(max_duration="1ep")
 
         with pytest.raises(ValueError, match=r"scale_schedule_ratio=.* give duration or schedulers"):
             trainer.fit(scale_schedule_ratio=ratio)
 
     def test_subset_shortens_the_epoch(self, make_trainer):
-        """An epoch has as many batches as train_subset_num_batches says."""
+        """An epoch has train_subset_num_batches batches."""
         trainer = make_trainer(max_duration="2ep", train_subset_num_batches=2)
 
         trainer.fit()
@@ -191,7 +191,7 @@ class TestDuration:
         assert trainer.state.timestamp.batch == 4
 
     def test_loader_without_a_length(self, make_trainer):
-        """A loader that does not know its length ends its epoch when it has nothing more."""
+        """A loader without a length ends its epoch when it is exhausted."""
 
         class Stream(torch.utils.data.IterableDataset):
             def __iter__(self):
@@ -205,22 +205,22 @@ class TestDuration:
         assert trainer.state.timestamp.epoch == 2
 
 
-class TestGoingOn:
+class TestContinueTraining:
     def test_two_fits_equal_one(self, make_trainer):
-        """Stopped in the middle of an epoch and called again, fit continues with bit-identical results."""
-        whole = make_trainer(
+        """After a stop within an epoch, another fit continues with bit-identical results."""
+        complete = make_trainer(
             model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True), max_duration="13ba"
         )
-        whole.fit()
+        complete.fit()
 
         parts = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
         for more in ("3ba", "4ba", "6ba"):
             parts.fit(duration=more)
 
-        assert torch.equal(make_trainer.weights(whole), make_trainer.weights(parts))
+        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(parts))
 
     def test_epoch_starts_once(self, make_trainer):
-        """Continuing in the middle of an epoch does not restart it."""
+        """Continuing within an epoch does not restart it."""
 
         class Count(Callback):
             starts = ends = 0
@@ -239,8 +239,8 @@ class TestGoingOn:
 
         assert (count.starts, count.ends) == (1, 1)
 
-    def test_an_iteration_that_was_done_is_counted_after_a_resume(self, make_trainer, tmp_path):
-        """A checkpoint of an epoch's end is older than its iteration's: the run that goes on counts that first."""
+    def test_iteration_is_counted_after_a_resume(self, make_trainer, tmp_path):
+        """A checkpoint at an epoch's end precedes the iteration's end, which the resumed run counts first."""
         make_trainer(max_duration="3iter", save_folder=str(tmp_path), run_name="run").fit()
 
         resumed = make_trainer(max_duration="3iter", load_path=str(tmp_path / "ep1-ba5"))
@@ -249,13 +249,13 @@ class TestGoingOn:
         clock = resumed.state.timestamp
         assert (clock.iteration, clock.epoch, clock.batch, clock.epoch_in_iteration) == (3, 3, 15, 0)
 
-    def test_a_checkpoint_saved_between_loading_and_training(self, make_trainer, tmp_path):
+    def test_checkpoint_between_loading_and_training(self, make_trainer, tmp_path):
         """It contains the loaded data position: a run resumed from it produces bit-identical results."""
         options = {"train_dataloader": make_trainer.loader(shuffle=True), "max_duration": "2ep"}
-        whole = make_trainer(
+        complete = make_trainer(
             **options, model=make_trainer.model(), save_folder=str(tmp_path / "whole"), save_interval="1ba"
         )
-        whole.fit()
+        complete.fit()
         between = make_trainer(
             **options, model=make_trainer.model(), load_path=str(tmp_path / "whole" / "ep0-ba3"), run_name="between"
         )
@@ -265,42 +265,42 @@ class TestGoingOn:
         resumed.fit()
 
         assert resumed.state.timestamp.batch == 10
-        assert torch.equal(make_trainer.weights(whole), make_trainer.weights(resumed))
+        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(resumed))
 
-    def test_a_loader_that_is_given_again_goes_on(self, make_trainer):
+    def test_same_loader_in_fit_continues(self, make_trainer):
         """Passing the current loader to fit again does not restart its epoch."""
-        whole = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
-        whole.fit(duration="8ba")
+        complete = make_trainer(model=make_trainer.model(), train_dataloader=make_trainer.loader(shuffle=True))
+        complete.fit(duration="8ba")
         loader = make_trainer.loader(shuffle=True)
 
         parts = make_trainer(model=make_trainer.model(), train_dataloader=None)
         for _ in range(4):
             parts.fit(train_dataloader=DataSpec(loader), duration="2ba")
 
-        assert torch.equal(make_trainer.weights(whole), make_trainer.weights(parts))
+        assert torch.equal(make_trainer.weights(complete), make_trainer.weights(parts))
         assert parts.state.timestamp.epoch == 1
 
 
 class TestStep:
-    def test_equals_a_loop_by_hand(self, make_trainer):
-        """What is learnt is what the plain loop learns, bit for bit."""
-        by_hand = make_trainer.model()
-        optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    def test_equals_a_plain_loop(self, make_trainer):
+        """The weights are bit-identical to a plain loop's."""
+        plain_model = make_trainer.model()
+        optimizer = torch.optim.SGD(plain_model.parameters(), lr=0.1)
         for _ in range(2):
             for inputs, targets in make_trainer.loader():
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(by_hand.module(inputs), targets).backward()
+                nn.functional.cross_entropy(plain_model.module(inputs), targets).backward()
                 optimizer.step()
 
         trainer = make_trainer(model=make_trainer.model(), max_duration="2ep")
         trainer.fit()
 
-        expected = torch.cat([parameter.detach().flatten() for parameter in by_hand.parameters()])
+        expected = torch.cat([parameter.detach().flatten() for parameter in plain_model.parameters()])
         assert torch.equal(make_trainer.weights(trainer), expected)
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
-    def test_split_into_microbatches_makes_no_difference(self, make_trainer, size):
-        """The weights are the same for any split of a batch, unequal parts included, up to rounding in float64."""
+    def test_microbatches_do_not_change_weights(self, make_trainer, size):
+        """Weights are equal for any split of a batch, also an uneven one, up to rounding in float64."""
 
         def train(microbatch_size):
             loader = DataSpec(
@@ -316,29 +316,29 @@ class TestStep:
             trainer.fit()
             return make_trainer.weights(trainer), trainer.state.total_loss
 
-        whole, whole_loss = train(None)
+        complete, whole_loss = train(None)
         split, split_loss = train(size)
 
-        torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(split, complete, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(split_loss, whole_loss, rtol=1e-12, atol=1e-14)
 
-    def test_the_batch_is_whole_again_after_its_microbatches(self, make_trainer):
-        """Who looks at the batch when it is done sees all of it."""
+    def test_batch_is_restored_after_microbatches(self, make_trainer):
+        """After its microbatches the state has the complete batch."""
         sizes = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_train_batch(self, state, logger):
                 sizes.append(len(state.batch[0]))
 
-        make_trainer(device_train_microbatch_size=1, callbacks=Look(), max_duration="2ba").fit()
+        make_trainer(device_train_microbatch_size=1, callbacks=Observer(), max_duration="2ba").fit()
 
         assert sizes == [4, 4]
 
     def test_several_optimizers_all_step(self, make_trainer):
-        """Every optimizer changes its own parameters."""
+        """Every optimizer updates its parameters."""
         model = make_trainer.model()
         first, last = model.module[0], model.module[2]
-        before = weights_of(model)
+        before = get_weights(model)
         trainer = make_trainer(
             model=model,
             optimizers=[torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.AdamW(last.parameters())],
@@ -349,8 +349,8 @@ class TestStep:
 
         assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
-    def test_optimizer_that_takes_a_closure(self, make_trainer):
-        """An optimizer that computes the loss several times a step gets it computed, events included."""
+    def test_optimizer_with_closure(self, make_trainer):
+        """An optimizer that computes the loss several times per step runs the events each time."""
 
         class CountForwards(Callback):
             count = 0
@@ -368,7 +368,7 @@ class TestStep:
         assert count.count > 2
         assert not torch.equal(before, make_trainer.weights(trainer))
 
-    def test_loss_in_parts_is_summed_and_logged(self, make_trainer):
+    def test_several_losses_are_summed_and_logged(self, make_trainer):
         """A model with several losses is trained on their sum; each is logged by its name."""
         from composer.loggers import InMemoryLogger
 
@@ -387,35 +387,35 @@ class TestStep:
         assert total == pytest.approx(sum(parts))
 
 
-def weights_of(model):
+def get_weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 class TestPrecision:
     def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(self, make_trainer):
-        """Autocast covers the forward pass, and not the weights."""
-        seen = []
+        """Autocast covers the forward pass; weights stay in float32."""
+        recorded = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_forward(self, state, logger):
-                seen.append(state.outputs.dtype)
+                recorded.append(state.outputs.dtype)
 
-        trainer = make_trainer(precision="amp_bf16", callbacks=Look(), max_duration="1ba")
+        trainer = make_trainer(precision="amp_bf16", callbacks=Observer(), max_duration="1ba")
 
         trainer.fit()
 
-        assert seen == [torch.bfloat16]
+        assert recorded == [torch.bfloat16]
         assert {parameter.dtype for parameter in trainer.state.model.parameters()} == {torch.float32}
 
     def test_fp16_scales_the_loss_and_trains(self, make_trainer):
-        """The loss is scaled, gradients are not by the time algorithms see them, and weights change."""
+        """The loss is scaled, gradients are unscaled before algorithms run, and weights change."""
         sizes = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_train_batch(self, state, logger):
                 sizes.append(max(parameter.grad.abs().max().item() for parameter in state.model.parameters()))
 
-        trainer = make_trainer(precision="amp_fp16", callbacks=Look(), max_duration="1ba")
+        trainer = make_trainer(precision="amp_fp16", callbacks=Observer(), max_duration="1ba")
         before = make_trainer.weights(trainer)
 
         trainer.fit()
@@ -424,15 +424,15 @@ class TestPrecision:
         assert sizes[0] < 10
         assert not torch.equal(before, make_trainer.weights(trainer))
 
-    def test_unknown_precision_is_refused(self, make_trainer):
-        """The error names the precisions that there are."""
+    def test_unknown_precision_raises(self, make_trainer):
+        """The error lists the precisions."""
         with pytest.raises(ValueError, match="precision must be one of fp32, amp_fp16"):
             make_trainer(precision="fp64")
 
 
 class TestErrors:
-    def test_an_error_in_a_callback_ends_the_run_and_closes_it(self, make_trainer):
-        """The error comes out as it is, after callbacks were closed."""
+    def test_callback_errors_propagate(self, make_trainer):
+        """The error propagates after callbacks were closed."""
 
         class Fails(Callback):
             closed = False
@@ -453,8 +453,8 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="closed"):
             trainer.fit()
 
-    def test_no_data(self, make_trainer):
-        """Without data, fit says what to give."""
+    def test_missing_data(self, make_trainer):
+        """The error states the missing argument."""
         model = make_trainer.model()
         trainer = Trainer(
             model=model, optimizers=torch.optim.SGD(model.parameters(), lr=1), max_duration=1, progress_bar=False
@@ -463,8 +463,8 @@ class TestErrors:
         with pytest.raises(ValueError, match="train_dataloader"):
             trainer.fit()
 
-    def test_no_duration(self, make_trainer):
-        """Without a duration, fit says what to give."""
+    def test_missing_duration(self, make_trainer):
+        """The error states the missing argument."""
         with pytest.raises(ValueError, match="max_duration"):
             make_trainer().fit()
 
@@ -484,7 +484,7 @@ class TestErrors:
         ],
     )
     def test_values_out_of_range(self, make_trainer, options, message):
-        """Every bad value is refused at construction, by its name."""
+        """Values out of range raise at construction with their names."""
         with pytest.raises(ValueError, match=message):
             make_trainer(**options)
 
@@ -499,18 +499,18 @@ class TestErrors:
             ({"train_dataloader": 3}, "dataloader must be an iterable"),
         ],
     )
-    def test_values_of_the_wrong_kind(self, make_trainer, options, message):
-        """Every argument of a wrong kind is refused, by its name."""
+    def test_values_of_wrong_types(self, make_trainer, options, message):
+        """Values of wrong types raise with their names."""
         with pytest.raises(TypeError, match=message):
             make_trainer(**options).fit()
 
-    def test_a_plain_module_is_refused(self):
-        """A module without a loss cannot be trained; the error says how to wrap it."""
+    def test_plain_module_raises(self):
+        """A module without a loss raises; the error states how to wrap it."""
         with pytest.raises(TypeError, match="ComposerClassifier"):
             Trainer(model=nn.Linear(2, 2))
 
     def test_missing_optimizer_warns(self, make_trainer):
-        """Without an optimizer there is a default, and a warning that says which."""
+        """Without an optimizer a default is used, with a warning that states it."""
         with pytest.warns(UserWarning, match=r"SGD.*lr=0.1") as warned:
             trainer = Trainer(model=make_trainer.model(), progress_bar=False, device="cpu")
 
@@ -520,7 +520,7 @@ class TestErrors:
 
 class TestSchedulers:
     def test_torch_schedulers_step_each_epoch(self, make_trainer):
-        """By default torch's own schedulers step at the end of an epoch."""
+        """By default torch schedulers step at the end of an epoch."""
         model = make_trainer.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
@@ -530,8 +530,8 @@ class TestSchedulers:
 
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
-    def test_torch_schedulers_step_each_batch_if_asked(self, make_trainer):
-        """step_schedulers_every_batch makes them step after each batch."""
+    def test_step_schedulers_every_batch(self, make_trainer):
+        """step_schedulers_every_batch steps them after each batch."""
         model = make_trainer.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -548,15 +548,17 @@ class TestSchedulers:
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
 
     def test_functions_set_each_batch_by_its_number(self, make_trainer):
-        """Batch k is trained with f(k): the schedule does not lag a batch behind."""
+        """Batch k is trained with f(k)."""
         rates = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_train_batch(self, state, logger):
                 rates.append(state.optimizers[0].param_groups[0]["lr"])
 
         trainer = make_trainer(
-            schedulers=lambda state, ssr=1.0: 1 - state.timestamp.batch.value / 10, callbacks=Look(), max_duration="4ba"
+            schedulers=lambda state, ssr=1.0: 1 - state.timestamp.batch.value / 10,
+            callbacks=Observer(),
+            max_duration="4ba",
         )
 
         trainer.fit()
@@ -565,7 +567,7 @@ class TestSchedulers:
 
 
 def test_clock_after_an_epoch(make_trainer):
-    """After an epoch the clock has counted its samples, batches and the epoch itself."""
+    """After an epoch the clock has its samples, batches and the epoch."""
     trainer = make_trainer(max_duration="1ep")
 
     trainer.fit()
@@ -575,57 +577,57 @@ def test_clock_after_an_epoch(make_trainer):
     assert isinstance(counted, Timestamp)
 
 
-def test_events_may_be_named_by_text(make_trainer):
-    """Whoever listens is called in the order of the drawing."""
-    seen = []
+def test_event_order(make_trainer):
+    """Callbacks are called in the order of the event diagram."""
+    recorded = []
 
     class Everything(Callback):
         def run_event(self, event, state, logger):
-            seen.append(event)
+            recorded.append(event)
 
     make_trainer(callbacks=Everything(), max_duration="1ba").fit()
 
-    assert seen[:4] == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START]
-    assert seen[-1] is Event.FIT_END
+    assert recorded[:4] == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START]
+    assert recorded[-1] is Event.FIT_END
 
 
 class TestSchedulesOverSeveralFits:
-    def test_a_longer_training_has_its_own_rates_from_its_first_batch(self, make_trainer):
-        """When fit(duration=) makes the training longer, a schedule over its whole length is followed at once."""
+    def test_extended_training_rescales_the_schedule(self, make_trainer):
+        """After fit(duration=) the schedule uses the new length from the first batch."""
         rates = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_train_batch(self, state, logger):
                 rates.append(state.optimizers[0].param_groups[0]["lr"])
 
         def falling(state, ssr=1.0):
             return 1 - state.timestamp.batch.value / state.max_duration.value
 
-        trainer = make_trainer(schedulers=falling, callbacks=Look(), max_duration="4ba")
+        trainer = make_trainer(schedulers=falling, callbacks=Observer(), max_duration="4ba")
 
         trainer.fit()
         trainer.fit(duration="4ba")
 
         assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.05, 0.0375, 0.025, 0.0125])
 
-    def test_several_functions_are_refused(self, make_trainer):
-        """Two functions for one learning rate cannot both be right."""
+    def test_several_functions_raise(self, make_trainer):
+        """Two functions for one learning rate raise."""
         constant = [lambda state, ssr=1.0: 1.0] * 2
 
         with pytest.raises(ValueError, match="returns the product"):
             make_trainer(schedulers=constant, max_duration="1ba")
 
-    def test_a_schedule_that_asks_for_the_epoch_is_followed_from_its_first_batch(self, make_trainer):
-        """What changes with the epoch changes with the epoch's first batch, not with its second."""
+    def test_epoch_schedule_applies_from_the_first_batch(self, make_trainer):
+        """A schedule by epoch changes with the epoch's first batch."""
         rates = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def after_train_batch(self, state, logger):
                 rates.append(state.optimizers[0].param_groups[0]["lr"])
 
         trainer = make_trainer(
             schedulers=lambda state, ssr=1.0: 0.5 if state.timestamp >= "1ep" else 1.0,
-            callbacks=Look(),
+            callbacks=Observer(),
             train_subset_num_batches=2,
             max_duration="2ep",
         )
@@ -634,8 +636,8 @@ class TestSchedulesOverSeveralFits:
 
         assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05])
 
-    def test_a_part_of_an_epoch_of_unknown_length_is_refused(self, make_trainer):
-        """A warm-up within an epoch that nobody knows the length of would never end."""
+    def test_fraction_of_an_epoch_of_unknown_length_raises(self, make_trainer):
+        """A warm-up within an epoch of unknown length raises."""
         from composer.optim import CosineAnnealingWithWarmupScheduler
 
         trainer = make_trainer(
@@ -647,20 +649,20 @@ class TestSchedulesOverSeveralFits:
 
 
 class Endless:
-    """A loader that does not know its length."""
+    """A loader without a length."""
 
     def __iter__(self):
         return iter([(torch.ones(2, 4), torch.ones(2, dtype=torch.long))] * 3)
 
 
 class TestOptimizers:
-    def test_one_of_another_model_is_refused(self, make_trainer):
-        """It would train what is not there."""
+    def test_optimizer_of_another_model_raises(self, make_trainer):
+        """Its parameters are not in the model."""
         with pytest.raises(ValueError, match="SGD holds 4 parameters of 4 that are not the model's"):
             make_trainer(optimizers=torch.optim.SGD(make_trainer.model().parameters(), lr=1))
 
-    def test_one_made_before_the_model_was_changed_is_refused(self, make_trainer):
-        """A layer that was replaced after the optimizer was made would never be trained."""
+    def test_stale_optimizer_raises(self, make_trainer):
+        """A layer that was replaced after the optimizer was created would not be trained."""
         model = make_trainer.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
         model.module[2] = nn.Linear(8, 3)
@@ -668,8 +670,8 @@ class TestOptimizers:
         with pytest.raises(ValueError, match="after the optimizer was made"):
             make_trainer(model=model, optimizers=optimizer)
 
-    def test_one_with_a_part_of_the_model_is_fine(self, make_trainer):
-        """Whoever gives only the last layer's parameters trains only those."""
+    def test_partial_optimizer(self, make_trainer):
+        """An optimizer with the last layer's parameters trains only those."""
         model = make_trainer.model()
         before = model.module[0].weight.detach().clone()
 
@@ -679,14 +681,14 @@ class TestOptimizers:
 
         assert torch.equal(before, model.module[0].weight)
 
-    def test_none_at_all_is_refused(self, make_trainer):
-        """An empty list would train nothing."""
+    def test_empty_list_raises(self, make_trainer):
+        """An empty list of optimizers raises."""
         with pytest.raises(ValueError, match="optimizers is empty"):
             make_trainer(optimizers=[])
 
 
-def test_a_loss_that_is_replaced_on_the_way(make_trainer):
-    """From the next batch on the model's new loss is used."""
+def test_replaced_loss(make_trainer):
+    """The model's new loss is used from the next batch on."""
     used = []
 
     class Replacing(Callback):
@@ -705,8 +707,8 @@ def test_a_loss_that_is_replaced_on_the_way(make_trainer):
     assert used == [2, 3, 4]
 
 
-def test_tokens_of_a_data_spec_of_ones_own(make_trainer):
-    """A class of one's own may count tokens in its method."""
+def test_custom_token_count(make_trainer):
+    """A subclass of DataSpec may count tokens in its method."""
 
     class Spec(DataSpec):
         def get_num_tokens_in_batch(self, batch, token_type="total"):
@@ -718,16 +720,16 @@ def test_tokens_of_a_data_spec_of_ones_own(make_trainer):
     assert (int(trainer.state.timestamp.batch), int(trainer.state.timestamp.token)) == (3, 300)
 
 
-def test_tokens_that_are_never_counted_are_refused(make_trainer):
-    """A training in tokens, of batches without any, would never end."""
+def test_uncounted_tokens_raise(make_trainer):
+    """A training in tokens with batches without tokens raises."""
     trainer = make_trainer(max_duration="20tok")
 
     with pytest.raises(ValueError, match="a whole epoch had no token"):
         trainer.fit()
 
 
-def test_an_error_at_init_closes_callbacks(make_trainer):
-    """What was opened before the error is finished."""
+def test_error_at_init_closes_callbacks(make_trainer):
+    """Callbacks are closed after an error at INIT."""
     closed = []
 
     class Fails(Callback):
@@ -743,8 +745,8 @@ def test_an_error_at_init_closes_callbacks(make_trainer):
     assert closed == [True]
 
 
-def test_a_batch_that_is_computed_again_draws_the_same_and_is_measured_once(make_trainer):
-    """However often an optimizer wants the gradients of a step, draws are equal and its samples count once."""
+def test_recomputed_batch_has_equal_draws(make_trainer):
+    """A batch that an optimizer computes several times has equal draws, and its samples are counted once."""
     draws, counted = [], []
 
     class Draw(Callback):
@@ -764,11 +766,11 @@ def test_a_batch_that_is_computed_again_draws_the_same_and_is_measured_once(make
     assert counted == [1]
 
 
-class TestLookingAround:
+class TestSAM:
     """SAM computes a step's gradients twice: at the weights, and at the worst weights nearby."""
 
-    def test_layers_drop_the_same_both_times(self, make_trainer):
-        """Where both places are the same weights, dropout gives the same outputs, too."""
+    def test_dropout_is_equal_in_both_passes(self, make_trainer):
+        """If both passes have equal weights, dropout gives equal outputs."""
         outputs = []
 
         class Note(Callback):
@@ -785,8 +787,8 @@ class TestLookingAround:
         assert torch.equal(outputs[2], outputs[3])
         assert not torch.equal(outputs[0] == 0, outputs[2] == 0)
 
-    def test_the_loss_that_is_logged_is_that_of_the_weights(self, make_trainer):
-        """What is logged for the first batch is the loss that it has without SAM."""
+    def test_logged_loss_is_unperturbed(self, make_trainer):
+        """The first batch's logged loss equals the loss without SAM."""
         losses = []
         for algorithms in ([], [SAM(rho=5.0)]):
             torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""States of generators: what is not one is refused before a generator is changed."""
+"""Invalid generator states raise before a generator is changed."""
 
 import copy
 
@@ -12,8 +12,8 @@ from composer.trainer.generator_states import generator_state, set_generator_sta
 @pytest.mark.parametrize(
     "make", [lambda: np.random.RandomState(3), lambda: np.random.Generator(np.random.MT19937(3))], ids=["old", "new"]
 )
-def test_a_place_beyond_numpys_memory(make, place):
-    """NumPy takes any place and reads the memory there; it is refused here."""
+def test_numpy_position_out_of_range(make, place):
+    """NumPy accepts any position and reads out of bounds; it raises here."""
     generator = make()
     state = copy.deepcopy(generator_state(generator))
     state["state"]["pos"] = place
@@ -25,8 +25,8 @@ def test_a_place_beyond_numpys_memory(make, place):
 
 
 @pytest.mark.parametrize("place", [-1, 5])
-def test_a_place_beyond_philoxs_buffer(place):
-    """The same holds for the buffer of Philox."""
+def test_philox_position_out_of_range(place):
+    """The same applies to the buffer of Philox."""
     generator = np.random.Generator(np.random.Philox(3))
     state = copy.deepcopy(generator_state(generator))
     state["buffer_pos"] = place

@@ -1,4 +1,4 @@
-"""What is logged of a run before it begins."""
+"""Logged hyperparameters of a run."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from composer.trainer.hyperparameters import commit, hardware, hyperparameters, 
 
 @pytest.fixture
 def trainer():
-    """Return a trainer with something of everything."""
+    """Return a trainer with components of each kind."""
     model = ComposerClassifier(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), num_classes=3)
     model.module[0].bias.requires_grad_(False)
     data = DataLoader(TensorDataset(torch.randn(20, 4), torch.randint(3, (20,))), batch_size=5)
@@ -48,25 +48,25 @@ def trainer():
 
 @pytest.fixture
 def described(trainer):
-    """Return what is said of it."""
+    """Return its hyperparameters."""
     return hyperparameters(
         trainer.state, loggers=trainer.logger.destinations, schedulers=[LinearWithWarmupScheduler("10ba")]
     )
 
 
-class TestOfARun:
+class TestRun:
     def test_is_plain_data(self, described):
-        """All of it can be written as JSON and read again."""
+        """The result has a JSON round trip."""
         assert json.loads(json.dumps(described, allow_nan=False)) == described
 
-    def test_the_run(self, described):
-        """Name, seed, device, precision and length stand at the top."""
+    def test_run_settings(self, described):
+        """Name, seed, device, precision and length are at the top level."""
         names = ("run_name", "rank_zero_seed", "device", "precision", "max_duration", "device_train_microbatch_size")
 
         assert [described[name] for name in names] == ["described", 17, "cpu", "fp32", "3ep", None]
 
     def test_algorithms_and_callbacks(self, described):
-        """Each stands there with its settings, defaults included."""
+        """Each has its settings, including defaults."""
         assert described["algorithms"]["MixUp"] == {
             "alpha": 0.3,
             "interpolate_loss": False,
@@ -78,22 +78,22 @@ class TestOfARun:
         assert described["callbacks"]["LRMonitor"] == {}
 
     def test_loggers(self, described):
-        """A logger says how often it is given metrics."""
+        """A logger has its interval."""
         assert described["loggers"] == {"InMemoryLogger": {"every": "10ba"}}
 
     def test_optimizers(self, described):
-        """The defaults of an optimizer, and of each group what differs."""
+        """An optimizer has its defaults, and each group's differences."""
         settings = described["optimizers"]["SGD"]
 
         assert (settings["lr"], settings["momentum"], settings["nesterov"]) == (0.1, 0, False)
         assert settings["groups"] == [{"num_parameters": 40, "lr": 0.5}, {"num_parameters": 27}]
 
     def test_schedulers(self, described):
-        """A schedule has its settings, times as text."""
+        """A schedule has its settings, with times as strings."""
         assert described["schedulers"]["LinearWithWarmupScheduler"]["t_warmup"] == "10ba"
 
     def test_torch_schedulers_and_functions(self, trainer):
-        """Schedulers of torch have the arguments they were made with; a function its name."""
+        """Torch schedulers have their arguments, a function its name."""
         ready = torch.optim.lr_scheduler.StepLR(trainer.state.optimizers[0], step_size=3, gamma=0.5)
 
         def halve(state, ssr):
@@ -104,7 +104,7 @@ class TestOfARun:
         assert schedulers == {"StepLR": {"step_size": 3, "gamma": 0.5}, "halve": {}}
 
     def test_model_and_data(self, described):
-        """How large the model is, and the batches."""
+        """The size of the model and the number of batches."""
         assert described["model"] == {
             "class": "composer.models.classifier.ComposerClassifier",
             "num_parameters": 40 + 27,
@@ -114,14 +114,14 @@ class TestOfARun:
         assert described["evaluators"]["test"]["eval_interval"] == "evaluate_periodically('2ep')"
 
     def test_extra(self, trainer):
-        """What the caller adds stands under its own name."""
+        """Additional entries are under their own names."""
         described = hyperparameters(trainer.state, extra={"eval_interval": "1ep", "model": trainer.state.model})
 
         assert described["trainer"]["eval_interval"] == "1ep"
         assert described["trainer"]["model"].startswith("object of composer.models.classifier")
 
-    def test_a_state_with_nothing(self):
-        """It works for an engine without a model or data, too."""
+    def test_empty_state(self):
+        """It works for an engine without a model or data."""
         described = hyperparameters(State(model=None))
 
         assert described["model"]["num_parameters"] == 0
@@ -146,7 +146,7 @@ class TestPlainSettings:
         ],
     )
     def test_secrets_are_hidden(self, name):
-        """What is called like a secret is not logged, however deep it lies."""
+        """Values with names like a secret's are hidden, at any depth."""
         plain = plain_settings({name: "s3cr3t", "inner": {"list": [{name: "s3cr3t"}]}})
 
         assert "s3cr3t" not in str(plain)
@@ -163,18 +163,18 @@ class TestPlainSettings:
             ("monkey", "a"),
         ],
     )
-    def test_what_is_no_secret_is_shown(self, name, value):
-        """Numbers, what is missing, and words that only look alike are shown."""
+    def test_other_values_are_shown(self, name, value):
+        """Numbers, None and names that only look similar are shown."""
         assert plain_settings({name: value}) == {name: value}
 
-    def test_password_in_an_address(self):
-        """Users and passwords in addresses are hidden."""
+    def test_password_in_a_url(self):
+        """Users and passwords in URLs are hidden."""
         plain = plain_settings({"tracking_uri": "postgresql://me:s3cr3t@host/db"})
 
         assert plain["tracking_uri"] == "postgresql://(hidden)@host/db"
 
-    def test_values_of_many_kinds(self):
-        """Times, intervals, types, tensors, sets and objects become what people would write."""
+    def test_values_of_many_types(self):
+        """Times, intervals, types, tensors, sets and objects have readable forms."""
 
         @attrs.define
         class Inner:
@@ -206,17 +206,17 @@ class TestPlainSettings:
             "long": "list of 1000",
         }
 
-    def test_endless_nesting(self):
-        """A list that holds itself ends somewhere."""
+    def test_self_referencing_list(self):
+        """The recursion is limited."""
         endless = []
         endless.append(endless)
 
         assert "list of 1" in str(plain_settings({"endless": endless}))
 
 
-class TestSurroundings:
+class TestEnvironment:
     def test_versions(self):
-        """Versions are those that the programs themselves say."""
+        """Versions are those of the packages."""
         said = subprocess.run([sys.executable, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
 
         assert versions()["python"] == said
@@ -225,15 +225,15 @@ class TestSurroundings:
 
     def test_hardware(self):
         """The machine has processors, memory and a name."""
-        found = hardware(torch.device("cpu"))
+        result = hardware(torch.device("cpu"))
 
-        assert found["num_cpus"] >= 1
-        assert found["memory_gib"] > 0.1
-        assert found["hostname"]
+        assert result["num_cpus"] >= 1
+        assert result["memory_gib"] > 0.1
+        assert result["hostname"]
 
     @pytest.fixture
     def repository(self, tmp_path, monkeypatch):
-        """Return a folder with a repository of one commit, which is the working folder."""
+        """Return the working directory with a repository of one commit."""
         for command in ["init -q", "config user.email a@b", "config user.name n"]:
             subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
         (tmp_path / "program.py").write_text("print(1)\n")
@@ -244,7 +244,7 @@ class TestSurroundings:
         return tmp_path
 
     def test_commit(self, repository):
-        """The commit is the one that git knows, and clean until a file changes."""
+        """The commit is git's, and clean until a file changes."""
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
         (repository / "output.txt").write_text("git does not know this file")
@@ -254,27 +254,27 @@ class TestSurroundings:
         assert clean == {"commit": head, "is_dirty": False}
         assert commit() == {"commit": head, "is_dirty": True}
 
-    def test_the_programs_folder_comes_before_the_working_folder(self, repository, tmp_path_factory, monkeypatch):
-        """A program that is started from elsewhere is of its own repository."""
+    def test_repository_of_the_program(self, repository, tmp_path_factory, monkeypatch):
+        """The repository of the program's file precedes that of the working directory."""
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
         assert commit()["is_dirty"] is False
 
     def test_no_repository(self, tmp_path, monkeypatch):
-        """Outside of a repository there is no commit, and no error."""
+        """Outside a repository there is no commit and no error."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
 
         assert commit() == {"commit": None, "is_dirty": None}
 
     def test_no_git(self, repository, monkeypatch):
-        """Where git is not installed there is no commit, and no error."""
+        """Without git there is no commit and no error."""
         monkeypatch.setenv("PATH", "/nowhere")
 
         assert commit() == {"commit": None, "is_dirty": None}
 
     def test_slow_git(self, repository, monkeypatch):
-        """A git that takes too long is given up."""
+        """Git has a timeout."""
         slow = repository / "git"
         slow.write_text("#!/bin/sh\nexec sleep 20\n")
         slow.chmod(0o755)

@@ -1,4 +1,4 @@
-"""``device_train_microbatch_size="auto"``: found by trying, without a trace of the tries."""
+"""``device_train_microbatch_size="auto"``: trials without side effects."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from composer.models import ComposerClassifier, ComposerModel
 from composer.trainer.microbatch_search import is_out_of_memory
 
 
-class Small(nn.Module):
-    """A network with batch norm and dropout on a device that holds no more than ``capacity`` samples."""
+class LimitedMemory(nn.Module):
+    """A network with batch norm and dropout on a device for at most ``capacity`` samples."""
 
     def __init__(self, capacity):
         """Of equal weights each time."""
@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 def trained(make_trainer, capacity, size, **options):
     """Return a trainer after three batches of eight, and its network."""
-    network = Small(capacity)
+    network = LimitedMemory(capacity)
     model = ComposerClassifier(network, num_classes=3)
     trainer = make_trainer(
         model=model,
@@ -50,31 +50,31 @@ def trained(make_trainer, capacity, size, **options):
 
 
 class TestAuto:
-    @pytest.mark.parametrize(("capacity", "found"), [(100, 8), (8, 8), (7, 4), (3, 2)])
-    def test_finds_what_fits(self, make_trainer, capacity, found):
-        """Sizes are halved from the whole batch until they fit, and found once."""
+    @pytest.mark.parametrize(("capacity", "result"), [(100, 8), (8, 8), (7, 4), (3, 2)])
+    def test_finds_the_size(self, make_trainer, capacity, result):
+        """Sizes are halved from the complete batch until they fit, once."""
         trainer, network = trained(make_trainer, capacity, "auto")
 
-        assert max(size for size in network.tried[-3:]) == min(found, 8)
-        assert trainer.state.device_train_microbatch_size in {found, None}
+        assert max(size for size in network.tried[-3:]) == min(result, 8)
+        assert trainer.state.device_train_microbatch_size in {result, None}
 
     @pytest.mark.parametrize("capacity", [7, 3])
-    def test_no_trace_of_what_failed(self, make_trainer, capacity):
-        """Weights, running statistics and metrics are, bit for bit, those of the size that was found."""
+    def test_failed_trials_have_no_side_effects(self, make_trainer, capacity):
+        """Weights, running statistics and metrics are bit-identical to those with the final size."""
         searched, _ = trained(make_trainer, capacity, "auto", loggers=(log := InMemoryLogger()))
-        given, _ = trained(
+        passed, _ = trained(
             make_trainer, 100, searched.state.device_train_microbatch_size, loggers=(want := InMemoryLogger())
         )
 
         for one, other in zip(
-            searched.state.model.state_dict().values(), given.state.model.state_dict().values(), strict=True
+            searched.state.model.state_dict().values(), passed.state.model.state_dict().values(), strict=True
         ):
             assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
         for name in ("loss/train/total", "metrics/train/MulticlassAccuracy"):
             assert [value for _, value in log.data[name]] == [value for _, value in want.data[name]]
 
-    def test_a_try_that_fails_after_the_gradients_were_unscaled(self, make_trainer):
-        """With a scaled loss, a batch that fails after its backward pass is computed again like any other."""
+    def test_trial_that_fails_after_unscaling(self, make_trainer):
+        """With a scaled loss, a batch that fails after its backward pass is computed again."""
 
         class Fails(Callback):
             calls = 0
@@ -91,25 +91,25 @@ class TestAuto:
         assert trainer.state.scaler.get_scale() == 65536
 
     def test_is_logged(self, make_trainer):
-        """The size in use is logged with each batch."""
+        """The size is logged with each batch."""
         log = InMemoryLogger()
 
         trained(make_trainer, 3, "auto", loggers=log)
 
         assert [value for _, value in log.data["trainer/device_train_microbatch_size"]] == [2, 2, 2]
 
-    def test_nothing_fits(self, make_trainer):
-        """Where not a single sample fits, a sentence says so."""
+    def test_no_size_fits(self, make_trainer):
+        """If a single sample does not fit, an error is raised."""
         with pytest.raises(RuntimeError, match="a single sample needs more memory"):
             trained(make_trainer, 0, "auto")
 
-    def test_without_auto_the_error_is_the_devices(self, make_trainer):
-        """Without "auto", running out of memory ends the run."""
+    def test_without_auto_the_error_propagates(self, make_trainer):
+        """Without "auto", an out-of-memory error propagates."""
         with pytest.raises(torch.OutOfMemoryError):
             trained(make_trainer, 3, None)
 
     def test_other_errors_are_not_caught(self, make_trainer):
-        """An error that has nothing to do with memory goes on."""
+        """Other errors propagate."""
 
         class Broken(Callback):
             def after_forward(self, state, logger):
@@ -127,8 +127,8 @@ class TestAuto:
             (MemoryError("out of memory"), False),
         ],
     )
-    def test_what_counts(self, error, expected):
-        """Errors of the device's allocator and of libraries that could not allocate count."""
+    def test_out_of_memory_errors(self, error, expected):
+        """Errors of the device's allocator and of libraries that could not allocate are recognized."""
         assert is_out_of_memory(error) is expected
 
 
@@ -152,8 +152,8 @@ class Tokens(ComposerModel):
 
 
 class TestByTokens:
-    def test_parts_count_by_their_tokens(self, make_trainer):
-        """Weighed by tokens, a batch in parts gives the gradients of the whole, whatever is padded in each part."""
+    def test_weighted_by_tokens(self, make_trainer):
+        """Weighted by tokens, microbatches give the complete batch's gradients, for any padding."""
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(1, 10, (6, 5), generator=generator)
         ids[0, 1:] = ids[1, 2:] = 0

@@ -7,7 +7,7 @@ from composer.trainer.microbatching import LossSum
 
 
 def test_microbatches_are_summed_by_weight():
-    """The losses of all microbatches are summed, each times its weight, and the state has the total."""
+    """The losses of all microbatches are summed with their weights, and the state has the total."""
     state = State(model=None)
     losses = LossSum(state)
     losses.times_computed = 1
@@ -20,7 +20,7 @@ def test_microbatches_are_summed_by_weight():
 
 
 def test_first_computation_is_logged():
-    """Of a batch that is computed twice in a step, the first losses are logged, and the last total is returned."""
+    """If a batch is computed twice in a step, the first losses are logged, and the last total is returned."""
     state = State(model=None)
     losses = LossSum(state)
     state.microbatch = 0

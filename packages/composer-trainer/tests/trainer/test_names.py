@@ -1,4 +1,4 @@
-"""Names of other trainers, and misspelt ones, are answered with ours."""
+"""Names of other trainers, and misspelled ones, are answered with suggestions."""
 
 import inspect
 
@@ -29,32 +29,32 @@ class TestConstructor:
             ("xyz", "see help(Trainer)."),
         ],
     )
-    def test_a_name_that_does_not_exist(self, make_trainer, name, answer):
-        """The error names the argument and what to use instead."""
+    def test_unknown_name(self, make_trainer, name, answer):
+        """The error states the argument and the alternative."""
         with pytest.raises(TypeError) as raised:
             make_trainer(**{name: 3})
 
         assert str(raised.value).startswith(f"Trainer has no argument '{name}': {answer}")
 
-    def test_several_at_once(self, make_trainer):
-        """All unknown names are answered together."""
+    def test_several_unknown_names(self, make_trainer):
+        """All unknown names are reported together."""
         with pytest.raises(TypeError, match=r"(?s)'max_epochs'.*'grad_accum'"):
             make_trainer(max_epochs=3, grad_accum=2)
 
-    def test_arguments_without_names(self, make_trainer):
+    def test_positional_arguments(self, make_trainer):
         """The error for Trainer(model) shows the correct call."""
         with pytest.raises(TypeError, match=r"Trainer takes its arguments by name, such as model=\.\.\., got 1"):
             Trainer(make_trainer.model())
 
-    def test_the_signature_stays(self):
-        """What inspect shows is what the constructor takes, without **kwargs."""
+    def test_signature_is_preserved(self):
+        """Inspect shows the constructor's arguments, without **kwargs."""
         parameters = inspect.signature(Trainer).parameters
 
         assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
         assert {"model", "max_duration", "compile_config"} <= parameters.keys()
 
-    def test_no_name_of_ours_is_called_another_librarys(self):
-        """The table holds no argument of the trainer."""
+    def test_table_has_no_own_names(self):
+        """The table contains no argument of the trainer."""
         assert not _OURS.keys() & inspect.signature(Trainer).parameters.keys()
 
 
@@ -73,8 +73,8 @@ class TestMethods:
             ("save_checkpoint", "weight_only", "did you mean 'weights_only'?"),
         ],
     )
-    def test_a_name_that_does_not_exist(self, make_trainer, method, name, answer):
-        """A method answers with its own arguments and with those of the constructor."""
+    def test_unknown_name(self, make_trainer, method, name, answer):
+        """The error suggests arguments of the method and of the constructor."""
         with pytest.raises(TypeError) as raised:
             getattr(make_trainer(), method)(**{name: 3})
 
@@ -83,7 +83,7 @@ class TestMethods:
 
 class TestPrecision:
     @pytest.mark.parametrize(
-        ("precision", "ours"),
+        ("precision", "actual"),
         [
             ("bf16-mixed", "amp_bf16"),
             ("bf16", "amp_bf16"),
@@ -97,8 +97,8 @@ class TestPrecision:
             ("amp_bf61", "amp_bf16"),
         ],
     )
-    def test_of_another_library(self, make_trainer, precision, ours):
-        """The constructor and fit() answer another library's name with ours."""
+    def test_name_of_another_library(self, make_trainer, precision, actual):
+        """The constructor and fit() suggest the equivalent name."""
         for use in (lambda: make_trainer(precision=precision), lambda: make_trainer().fit(precision=precision)):
-            with pytest.raises(ValueError, match=rf"precision must be one of .*; did you mean '{ours}'\?"):
+            with pytest.raises(ValueError, match=rf"precision must be one of .*; did you mean '{actual}'\?"):
                 use()

@@ -1,4 +1,4 @@
-"""Optimizers of all kinds: with a scaled loss, with closures, with weights of their own to evaluate on."""
+"""Optimizers with a scaled loss, with closures, and with evaluation weights."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from composer.loggers import InMemoryLogger
 
 
 class Huge(Callback):
-    """Makes the gradients of one batch infinite, as a loss scale that is too large does."""
+    """Makes one batch's gradients infinite, as a too large loss scale does."""
 
     def __init__(self, batch):
         """In this batch."""
@@ -24,16 +24,16 @@ class Huge(Callback):
 
 class TestScaledLoss:
     def test_skipped_steps_are_counted(self, make_trainer):
-        """A step with infinite gradients changes no weight, and is counted and logged."""
+        """A step with infinite gradients does not change weights, and is counted and logged."""
         log = InMemoryLogger()
         trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), loggers=log, max_duration="3ba")
         weights = []
 
-        class Weigh(Callback):
+        class RecordWeights(Callback):
             def batch_end(self, state, logger):
                 weights.append(make_trainer.weights(trainer))
 
-        trainer.state.callbacks.append(Weigh())
+        trainer.state.callbacks.append(RecordWeights())
         trainer.fit()
 
         assert torch.equal(weights[0], weights[1])
@@ -41,7 +41,7 @@ class TestScaledLoss:
         assert [int(value) for _, value in log.data["trainer/skipped_steps"]] == [0, 1, 1]
         assert [float(value) for _, value in log.data["trainer/loss_scale"]] == [65536.0, 32768.0, 32768.0]
 
-    def test_the_scale_goes_on_when_the_precision_is_given_again(self, make_trainer):
+    def test_same_precision_keeps_the_scale(self, make_trainer):
         """fit(precision=) with the current precision keeps the loss scale."""
         trainer = make_trainer(precision="amp_fp16", callbacks=Huge(1), max_duration="3ba")
         trainer.fit()
@@ -51,7 +51,7 @@ class TestScaledLoss:
         assert trainer.state.scaler.get_scale() == 32768
 
     def test_sam(self, make_trainer):
-        """SAM, which computes the gradients twice, trains with a scaled loss, near to what it does without."""
+        """SAM trains with a scaled loss, close to the result without."""
         weights = {}
         for precision in ("fp32", "amp_fp16"):
             trainer = make_trainer(precision=precision, algorithms=SAM(), max_duration="5ba")
@@ -60,8 +60,8 @@ class TestScaledLoss:
 
         torch.testing.assert_close(weights["amp_fp16"], weights["fp32"], rtol=0.02, atol=0.005)
 
-    def test_lbfgs_is_refused(self, make_trainer):
-        """An optimizer that computes the loss several times and knows of no scale is refused with a sentence."""
+    def test_lbfgs_raises(self, make_trainer):
+        """An optimizer with several loss computations and without support for scaling raises."""
         model = make_trainer.model()
         trainer = make_trainer(model=model, optimizers=torch.optim.LBFGS(model.parameters()), precision="amp_fp16")
 
@@ -69,7 +69,7 @@ class TestScaledLoss:
             trainer.fit(duration="1ba")
 
 
-class TestWeightsToEvaluateOn:
+class TestEvaluationWeights:
     def schedule_free(self, make_trainer, **options):
         """Return a trainer with a schedule-free optimizer, and the optimizer."""
         schedulefree = pytest.importorskip("schedulefree", reason="it is an optional optimizer")
@@ -77,30 +77,30 @@ class TestWeightsToEvaluateOn:
         optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
         return make_trainer(model=model, optimizers=optimizer, **options), optimizer
 
-    def test_evaluated_on_its_averages_trained_on_the_rest(self, make_trainer):
-        """An evaluation uses the optimizer's averages; training goes on, bit for bit, as without an evaluation."""
+    def test_evaluation_uses_the_averages(self, make_trainer):
+        """An evaluation uses the optimizer's averages and does not change training."""
         plain, _ = self.schedule_free(make_trainer)
         evaluated, optimizer = self.schedule_free(make_trainer)
-        seen = []
+        recorded = []
 
-        class Look(Callback):
+        class Observer(Callback):
             def eval_batch_start(self, state, logger):
-                seen.append((optimizer.param_groups[0]["train_mode"], make_trainer.weights(evaluated)))
+                recorded.append((optimizer.param_groups[0]["train_mode"], make_trainer.weights(evaluated)))
 
-        evaluated.state.callbacks.append(Look())
+        evaluated.state.callbacks.append(Observer())
         loader = DataLoader(TensorDataset(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64)))
 
         plain.fit(duration="10ba")
         evaluated.fit(duration="10ba", eval_dataloader=loader, eval_interval="2ba", eval_subset_num_batches=1)
 
-        assert len(seen) == 5
-        assert not any(mode for mode, _ in seen)
+        assert len(recorded) == 5
+        assert not any(mode for mode, _ in recorded)
         assert torch.equal(make_trainer.weights(plain), make_trainer.weights(evaluated))
-        assert not torch.equal(seen[-1][1], make_trainer.weights(evaluated))
+        assert not torch.equal(recorded[-1][1], make_trainer.weights(evaluated))
         assert optimizer.param_groups[0]["train_mode"]
 
-    def test_the_averages_are_the_optimizers(self, make_trainer):
-        """What is evaluated is what the optimizer's own eval() gives."""
+    def test_averages_equal_the_optimizers_eval_mode(self, make_trainer):
+        """The evaluated weights are those of the optimizer's eval()."""
         trainer, optimizer = self.schedule_free(make_trainer)
         trainer.fit(duration="5ba")
 

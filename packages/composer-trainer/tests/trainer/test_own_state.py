@@ -1,4 +1,4 @@
-"""State that the user's own objects keep in attributes: a resumed run has it again, or a warning names it."""
+"""State in attributes of user objects is restored on resume, or a warning names it."""
 
 import collections
 import functools
@@ -29,7 +29,7 @@ def noisy(sample, noise):
 
 
 class Samples(Dataset):
-    """Twelve samples, each changed by what a subclass draws or counts."""
+    """Twelve samples, each changed by a draw or counter of a subclass."""
 
     def __len__(self):
         return 12
@@ -93,7 +93,7 @@ class StatefulDataset(Samples):
 
 
 class Transformed(Samples):
-    """A dataset whose transform has a transform that counts."""
+    """A dataset with a nested transform that counts."""
 
     def __init__(self):
         self.transform = functools.partial(_Step(_Step()), 1.0)
@@ -122,7 +122,7 @@ class Collate:
 
 
 def closure():
-    """Return a function that keeps its state in its closure."""
+    """Return a function with state in its closure."""
     generator, times = random.Random(3), 0
 
     def collate(samples):
@@ -150,7 +150,7 @@ class OwnSampler(Sampler):
 
 
 class EpochSampler(OwnSampler):
-    """A sampler with set_epoch that draws from its own generator nevertheless."""
+    """A sampler with set_epoch that draws from its own generator."""
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -166,7 +166,7 @@ class EndlessSampler(OwnSampler):
 
 
 class Stream(IterableDataset):
-    """A stream that goes on where it was in the last epoch."""
+    """A stream that continues from its position in the last epoch."""
 
     def __init__(self):
         self.place, self.generator = 0, torch.Generator().manual_seed(3)
@@ -178,7 +178,7 @@ class Stream(IterableDataset):
 
 
 class Loader:
-    """A loader of the user's own, with its own place."""
+    """A custom loader with a position."""
 
     def __init__(self):
         self.place = 0
@@ -222,7 +222,7 @@ class BufferNetwork(CountingNetwork):
 
 
 class RememberingNetwork(CountingNetwork):
-    """A network with a tensor in a plain attribute that is None until the first step, and one of the last graph."""
+    """A network with a plain tensor attribute that is None until the first step, and one with a graph."""
 
     def __init__(self):
         super().__init__()
@@ -235,7 +235,7 @@ class RememberingNetwork(CountingNetwork):
 
 
 class WarmUp(Callback):
-    """Scales the learning rate by what it has counted in plain attributes."""
+    """Scales the learning rate by counts in plain attributes."""
 
     def __init__(self):
         self.count, self.values, self.best, self.since = 0, [], None, None
@@ -259,7 +259,7 @@ class Unfreeze(Callback):
 
 @attrs.define(eq=False)
 class Scale(Algorithm):
-    """An algorithm with a plain attribute, in slots."""
+    """An algorithm with a plain attribute in slots."""
 
     _times: int = attrs.field(default=0, init=False)
 
@@ -335,7 +335,7 @@ STOPS = ["ep0-ba3", "ep1-ba3", "ep1-ba5"]
 
 
 def saves(state, event):
-    """Return whether to save: after an epoch's last batch, at its end, and in the middle of one."""
+    """Return whether to save: after an epoch's last batch, at its end, and within one."""
     batch = int(state.timestamp.batch)
     return batch == 3 or (batch == 5 and event is Event.BATCH_CHECKPOINT)
 
@@ -366,7 +366,7 @@ def train(folder, options, load_path=None):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Return a function that gives the weights of an uninterrupted run and the folder of its checkpoints, once each."""
+    """Return a function that returns an uninterrupted run's weights and checkpoint folder."""
 
     @functools.cache
     def run(case):
@@ -379,8 +379,8 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:train_dataloader cannot begin in the middle:UserWarning")
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("case", EXACT)
-def test_exact(uninterrupted, tmp_path, case, stop):
-    """A run that stops at an epoch's end, or in the middle of one, goes on to the same weights without a warning."""
+def test_resume_is_exact(uninterrupted, tmp_path, case, stop):
+    """A run that stops at or within an epoch resumes with identical weights and no warning."""
     expected, folder = uninterrupted(case)
 
     weights, trainer = train(tmp_path, EXACT[case](), str(folder / stop))
@@ -389,8 +389,8 @@ def test_exact(uninterrupted, tmp_path, case, stop):
     assert torch.equal(weights, expected)
 
 
-def test_twice(uninterrupted, tmp_path):
-    """A run that is resumed twice has the state of the first, where the second has not changed it."""
+def test_second_resume(uninterrupted, tmp_path):
+    """A run that is resumed twice restores the first state where the second did not change it."""
     case = "a dataset's counters"
     expected, folder = uninterrupted(case)
     train(tmp_path / "again", EXACT[case](), str(folder / "ep1-ba3"))
@@ -400,8 +400,8 @@ def test_twice(uninterrupted, tmp_path):
     assert torch.equal(weights, expected)
 
 
-def test_what_is_ignored_stays(uninterrupted, tmp_path):
-    """The attributes of a component whose state is not loaded are not restored either."""
+def test_ignored_components_are_not_restored(uninterrupted, tmp_path):
+    """Attributes of a component with ignored state are not restored."""
     _, folder = uninterrupted("a callback's attributes")
     callback = WarmUp()
 
@@ -412,7 +412,7 @@ def test_what_is_ignored_stays(uninterrupted, tmp_path):
 
 
 def test_checkpoints_of_earlier_releases(uninterrupted, make_trainer):
-    """A checkpoint without this part is loaded as before."""
+    """A checkpoint without this part is loaded."""
     trainer = make_trainer(max_duration="1ep")
     saved = trainer._progress.to_data()
     del saved["own_state"]
@@ -423,7 +423,7 @@ def test_checkpoints_of_earlier_releases(uninterrupted, make_trainer):
 
 
 class Noting(Callback):
-    """A callback that changes an attribute to something that is given, from the first batch on."""
+    """A callback that sets an attribute to a given value, from the first batch on."""
 
     def __init__(self, before, after):
         self.held, self.count, self.after = before, 0, after
@@ -439,7 +439,7 @@ class Making(Callback):
 
 
 class Opening(Callback):
-    """A callback that opens a file when it first needs it."""
+    """A callback that opens a file at first use."""
 
     def __init__(self, path):
         self.path, self.file = path, None
@@ -454,7 +454,7 @@ class Opening(Callback):
 
 
 class Helper:
-    """An object of the user's own."""
+    """A user object."""
 
 
 REPORTED = {
@@ -478,8 +478,8 @@ REPORTED = {
 
 class TestReported:
     @pytest.mark.parametrize(("make", "reason"), REPORTED.values(), ids=REPORTED.keys())
-    def test_by_name(self, tmp_path, make, reason):
-        """What has changed and cannot be saved is named, with the reason, once in a run."""
+    def test_changed_attributes_are_named(self, tmp_path, make, reason):
+        """A changed attribute that cannot be saved is reported with the reason, once per run."""
         with pytest.warns(UserWarning, match=reason) as caught:
             train(tmp_path, {"callbacks": [make()]})
 
@@ -487,26 +487,26 @@ class TestReported:
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_copies_in_workers(self, tmp_path):
-        """A generator of a dataset that workers have copies of cannot be saved."""
+        """A dataset generator with copies in workers cannot be saved."""
         with pytest.warns(UserWarning, match=r"dataset.generator is copied into each worker process") as caught:
             train(tmp_path, loader(TorchDataset(), num_workers=1))
 
         assert len(caught) == 1
 
-    def test_not_of_weights_alone(self, tmp_path):
-        """Where only weights are saved nothing is resumed, and nothing is reported."""
+    def test_weights_only_does_not_warn(self, tmp_path):
+        """Nothing is reported if only weights are saved."""
         _, trainer = train(tmp_path, {"callbacks": [Making()], "save_weights_only": True})
 
         assert trainer.saved_checkpoints
 
-    def test_not_of_files(self, tmp_path):
-        """A file that is opened in training is no state: a new process opens it again."""
+    def test_open_files_do_not_warn(self, tmp_path):
+        """A file opened during training is not state."""
         train(tmp_path / "run", {"callbacks": [Opening(tmp_path / "text")]})
 
         assert (tmp_path / "text").exists()
 
-    def test_nothing_of_a_graph(self, tmp_path):
-        """Outputs with their graph belong to a step, from which none goes on."""
+    def test_graphs_do_not_warn(self, tmp_path):
+        """Outputs with their graph belong to a step."""
 
         class Keeping(Callback):
             def __init__(self):
@@ -522,7 +522,7 @@ class TestReported:
 
 
 class TestLoad:
-    """What a checkpoint says decides only the values of attributes that are found here and are of its kind."""
+    """A checkpoint only determines the values of existing attributes of the same type."""
 
     def watched(self, one):
         own = OwnState()
@@ -534,8 +534,8 @@ class TestLoad:
 
     @pytest.mark.parametrize("value", ["b", ["b"], {"b": 1}, {1: "b"}, ("b",), [{"b": 1}], 3 + 1j])
     @pytest.mark.parametrize("before", [None, 3, "a", [1], {"a": 1}, (1,), {1}, torch.zeros(1), Helper()])
-    def test_never_text(self, before, value):
-        """Text gets neither into an attribute nor among the keys of one."""
+    def test_strings_are_not_restored(self, before, value):
+        """Strings are restored neither as attributes nor as keys."""
         one = Noting(before, Helper)
         own = self.watched(one)
         text = repr(before)
@@ -548,8 +548,8 @@ class TestLoad:
         assert repr(one.held) == text
 
     @pytest.mark.parametrize("name", ["batch_end", "missing", "__class__", "after"])
-    def test_only_data_that_is_there(self, name):
-        """Methods, functions and attributes that the object does not have stay as they are."""
+    def test_only_existing_data_is_restored(self, name):
+        """Methods, functions and missing attributes do not change."""
         one = Noting(0, Helper)
         own = self.watched(one)
         before = dict(vars(one))
@@ -559,8 +559,8 @@ class TestLoad:
         assert problem.startswith(f"one.{name} is ")
         assert vars(one) == before
 
-    def test_objects_that_are_not_there(self):
-        """What was saved of an object that this program does not have is named."""
+    def test_missing_objects_warn(self):
+        """State of an object that does not exist is reported."""
         one = Noting(0, Helper)
         saved = {
             "attributes": {"other": {"held": {"value": 1, "on_device": False}}},
@@ -588,8 +588,8 @@ class TestLoad:
             lambda: np.random.SFC64(3),
         ],
     )
-    def test_generators_refuse_other_states(self, make):
-        """A generator takes only a state of its own kind, and stays as it is otherwise."""
+    def test_generators_reject_other_states(self, make):
+        """A generator only accepts its own kind of state, and does not change otherwise."""
         others = [random.Random(5), np.random.default_rng(5), torch.Generator()]
         one = Noting(make(), Helper)
         own, states = self.watched(one), {"one.held": {}}
@@ -603,8 +603,8 @@ class TestLoad:
 
         assert own.to_data() == {}
 
-    def test_a_broken_state_of_a_generator(self):
-        """A state with nonsense in it is refused by the generator, and named."""
+    def test_invalid_generator_state(self):
+        """An invalid state is rejected by the generator and reported."""
         generator = random.Random(3)
         own = self.watched(Noting(generator, Helper))
         generator.random()
@@ -616,7 +616,7 @@ class TestLoad:
         assert problem.startswith("one.held was saved with a state that Random refuses")
 
     def test_in_place(self):
-        """Containers and tensors stay the same objects, so that whoever else holds them sees the change."""
+        """Containers and tensors stay the same objects, so that other references see the change."""
         numbers, counts, values = collections.deque([1], maxlen=2), collections.defaultdict(int), torch.zeros(2)
         one = Helper()
         one.numbers, one.counts, one.values, one.time = numbers, counts, values, Time(0, "ba")
@@ -639,8 +639,8 @@ class TestLoad:
         assert one.time == Time(5, "ba")
 
 
-def test_modules_outside_of_the_model(tmp_path):
-    """A callback's own module, whose weights nobody else saves, goes on from them."""
+def test_modules_outside_the_model(tmp_path):
+    """A callback's own module is restored."""
 
     class Averaging(Callback):
         def __init__(self):
@@ -660,8 +660,8 @@ def test_modules_outside_of_the_model(tmp_path):
     assert torch.equal(first.average.weight, second.average.weight)
 
 
-def test_a_module_held_twice(tmp_path):
-    """A callback that holds a part of the model does not save its weights again."""
+def test_shared_module(tmp_path):
+    """A callback's reference to a part of the model is not saved again."""
     network = nn.Linear(4, 3)
 
     _, trainer = train(tmp_path, {"network": lambda: network, "callbacks": [Noting(network, lambda: network)]})
@@ -670,7 +670,7 @@ def test_a_module_held_twice(tmp_path):
 
 
 def watched(**values):
-    """Return a helper with attributes, and what watches it beside a model that owns some of them."""
+    """Return an object with attributes, and its observer, next to a model that owns some of them."""
     model, one, own = values.pop("model", nn.Linear(1, 1)), Helper(), OwnState()
     vars(one).update(values)
     own.watch({"model": model, "one": one})
@@ -678,12 +678,12 @@ def watched(**values):
 
 
 class TestReferences:
-    """Tensors of modules are saved with these; others only refer to them."""
+    """Tensors of modules are saved with them; other components only refer to them."""
 
     @pytest.mark.parametrize("size", [2, 600])
     @pytest.mark.parametrize("collect", [list, lambda parameters: dict.fromkeys(parameters, 0.0)])
     def test_weights_in_containers(self, size, collect):
-        """A container of the model's weights is no state, and does not keep other attributes from being saved."""
+        """A container of the model's weights is not state, and does not prevent other attributes from being saved."""
         model = nn.Linear(size, size)
         one, own = watched(model=model, weights=collect(model.parameters()), weight=model.weight, times=0)
         with torch.no_grad():
@@ -695,7 +695,7 @@ class TestReferences:
         assert saved == {"attributes": {"one": {"times": {"value": 3, "on_device": False}}}}
 
     def test_weights_in_a_changed_list(self):
-        """A list that weights are added to is named: restored, it would hold copies that nobody trains."""
+        """A list to which weights are added is reported: restored, it would contain untrained copies."""
         model = nn.Linear(2, 2)
         one, own = watched(model=model, weights=[])
         one.weights.append(model.weight)
@@ -705,7 +705,7 @@ class TestReferences:
             own.report()
 
     def test_tensors_as_keys(self):
-        """A dictionary with tensors as keys is named: equal tensors are different keys."""
+        """A dictionary with tensor keys is reported: equal tensors are different keys."""
         one, own = watched(slow={torch.zeros(2): 0.0})
         one.slow[next(iter(one.slow))] = 1.0
 
@@ -715,7 +715,7 @@ class TestReferences:
 
 
 class Failing:
-    """An object whose own methods raise an error."""
+    """An object whose methods raise."""
 
     def __init__(self, fails_to_save=False):
         self.fails_to_save, self.times = fails_to_save, 0
@@ -730,18 +730,18 @@ class Failing:
 
 
 class TestObjectsThatFail:
-    """Methods that nobody has called before do not end a run by their errors."""
+    """Errors of methods that are only called for saving do not end a run."""
 
-    def test_state_dict(self):
-        """An object whose state_dict() fails is named."""
+    def test_failing_state_dict(self):
+        """An object whose state_dict() fails is reported."""
         _, own = watched(held=Failing(fails_to_save=True))
 
         assert own.to_data() == {}
         with pytest.warns(UserWarning, match=r"one\.held has a state_dict\(\) that fails: RuntimeError: not consol"):
             own.report()
 
-    def test_a_large_state_in_several_processes(self, monkeypatch):
-        """A large state is named where every process would send its own to all others."""
+    def test_large_state_in_several_processes(self, monkeypatch):
+        """A large state is reported if every process would send its own to all others."""
         one, own = watched(held=torch.optim.SGD([nn.Parameter(torch.zeros(300_000))], lr=0.1, momentum=0.9))
         one.held.param_groups[0]["params"][0].grad = torch.ones(300_000)
         one.held.step()
@@ -753,8 +753,8 @@ class TestObjectsThatFail:
         with pytest.warns(UserWarning, match=r"one\.held has a state_dict\(\) of more than 1 MiB"):
             own.report()
 
-    def test_load_state_dict(self):
-        """An object that refuses its state is named."""
+    def test_failing_load_state_dict(self):
+        """An object that rejects its state is reported."""
         one, own = watched(held=Failing())
         one.held.times = 3
 
@@ -764,7 +764,7 @@ class TestObjectsThatFail:
 
 
 def holding_itself(kind):
-    """Return a container that holds itself."""
+    """Return a self-referencing container."""
     one = {} if kind is dict else []
     one.update(itself=one) if kind is dict else one.append(one)
     return one
@@ -772,8 +772,8 @@ def holding_itself(kind):
 
 class TestNested:
     @pytest.mark.parametrize("kind", [list, dict])
-    def test_holding_itself(self, kind):
-        """A container that holds itself is watched, and named once it has changed."""
+    def test_self_referencing_container(self, kind):
+        """A self-referencing container is observed, and reported once it has changed."""
         one, own = watched(held=holding_itself(kind))
         before = own.to_data()
         one.held.update({5: 1}) if kind is dict else one.held.append(1)
@@ -782,33 +782,33 @@ class TestNested:
         with pytest.warns(UserWarning, match=r"one\.held is nested more than 32 deep, or holds itself"):
             own.report()
 
-    def test_too_deep_for_a_checkpoint(self):
-        """A value that is nested too deep to be written to a file is named."""
+    def test_deep_nesting(self):
+        """A value nested too deeply for a file is reported."""
         one, own = watched(held=[])
         for _ in range(60):
             one.held = [one.held]
 
         assert own.to_data() == {}
 
-    def test_large(self):
-        """A large nested list that has grown is saved, though its items are not compared."""
+    def test_large_list(self):
+        """A large nested list that has grown is saved, without comparing its items."""
         one, own = watched(held=[[place] for place in range(20_000)])
         one.held.append([1])
 
         assert len(own.to_data()["attributes"]["one"]["held"]["value"]) == 20_001
 
-    def test_time(self):
-        """Looking for generators in millions of nested numbers ends after the first of them."""
-        held = [[[[0] * 50] * 100] * 100] * 100
+    def test_search_is_bounded(self):
+        """The search for generators in millions of nested numbers stops after the first ones."""
+        nested = [[[[0] * 50] * 100] * 100] * 100
         began = time.perf_counter()
 
-        watched(held=held)
+        watched(held=nested)
 
         assert time.perf_counter() - began < 1
 
 
-def test_tensors_that_cannot_be_written_to():
-    """A tensor of which several elements are one in memory is replaced by what was saved."""
+def test_expanded_tensors():
+    """An expanded tensor is replaced by the saved one."""
     one, own = watched(held=torch.zeros(1).expand(3))
     one.held = torch.ones(1).expand(3)
     saved = own.to_data()
@@ -819,13 +819,13 @@ def test_tensors_that_cannot_be_written_to():
 
 
 class Defaults:
-    """A class with values for attributes that objects do not have yet."""
+    """A class with default values for missing attributes."""
 
     count, names, runs = 0, [1], {"a": 1}
 
 
 @pytest.mark.parametrize(("name", "value"), [("names", [5]), ("runs", {"a": 5})])
-def test_containers_of_classes_stay(name, value):
+def test_class_attributes_are_unchanged(name, value):
     """A checkpoint does not change a container that all objects of a class share."""
     own = OwnState()
     own.watch({"one": Defaults()})
@@ -837,8 +837,8 @@ def test_containers_of_classes_stay(name, value):
     assert repr(getattr(Defaults, name)) == before
 
 
-def test_numbers_of_library_classes_stay():
-    """A checkpoint does not set attributes that a class of a library declares, such as a module's."""
+def test_library_attributes_are_unchanged():
+    """A checkpoint does not set attributes that a library class declares, such as a module's."""
     network, own = CountingNetwork(), OwnState()
     own.watch({"model": network})
 

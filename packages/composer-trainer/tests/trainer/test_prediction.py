@@ -1,4 +1,4 @@
-"""Prediction: outputs of every batch, without a trace in training."""
+"""Prediction: outputs of every batch, without effect on training."""
 
 import pytest
 import torch
@@ -8,29 +8,29 @@ from composer.core import Callback, DataSpec
 
 
 class Seen(Callback):
-    """Remembers the events and what the state shows at them."""
+    """Records the events and the state at them."""
 
     def __init__(self):
         """Nothing yet."""
         self.events, self.outputs, self.clock = [], [], []
 
     def predict_start(self, state, logger):
-        """Note the label and length of the data."""
+        """Record the label and length of the data."""
         self.events.append((state.dataloader_label, state.dataloader_len))
 
     def predict_batch_end(self, state, logger):
-        """Take the outputs, and look at the clock."""
+        """Record outputs and clock."""
         self.outputs.append(state.outputs)
         self.clock.append((int(state.predict_timestamp.batch), int(state.predict_timestamp.sample)))
 
     def predict_end(self, state, logger):
-        """Note it."""
+        """Record the event."""
         self.events.append("end")
 
 
 class TestPredict:
     def test_returns_the_outputs_of_each_batch(self, make_trainer):
-        """Outputs are the model's in evaluation mode, without gradients, in order."""
+        """Outputs are computed in evaluation mode, without gradients, in order."""
         trainer, loader = make_trainer(), make_trainer.loader(samples=10, batch_size=4)
 
         outputs = trainer.predict(loader)
@@ -42,30 +42,30 @@ class TestPredict:
         assert not outputs[0].requires_grad
 
     def test_streams_to_callbacks(self, make_trainer):
-        """Callbacks see each batch's outputs and the clock, whether or not outputs are returned."""
-        seen = Seen()
-        trainer = make_trainer(callbacks=seen)
+        """Callbacks receive each batch's outputs and the clock, also with return_outputs=False."""
+        recorder = Seen()
+        trainer = make_trainer(callbacks=recorder)
 
         returned = trainer.predict(make_trainer.loader(samples=10, batch_size=4), 2, return_outputs=False)
 
         assert returned == []
-        assert seen.clock == [(1, 4), (2, 8)]
-        assert len(seen.outputs) == 2
-        assert seen.events == [("predict", 2), "end"]
+        assert recorder.clock == [(1, 4), (2, 8)]
+        assert len(recorder.outputs) == 2
+        assert recorder.events == [("predict", 2), "end"]
 
     @pytest.mark.parametrize(("subset", "length"), [(-1, 3), (2, 2), (100, 3)])
     def test_length_of_the_data(self, make_trainer, subset, length):
-        """The state says how many batches there will be, if fewer are there than asked for as well."""
-        seen = Seen()
-        trainer = make_trainer(callbacks=seen)
+        """The state has the number of batches, also if fewer are available than requested."""
+        recorder = Seen()
+        trainer = make_trainer(callbacks=recorder)
 
         trainer.predict(make_trainer.loader(samples=10, batch_size=4), subset)
 
-        assert seen.events == [("predict", length), "end"]
-        assert len(seen.outputs) == length
+        assert recorder.events == [("predict", length), "end"]
+        assert len(recorder.outputs) == length
 
-    def test_leaves_training_as_it_is(self, make_trainer):
-        """Training goes on with the same bits, in the same mode, after a prediction in between."""
+    def test_does_not_change_training(self, make_trainer):
+        """Training continues with bit-identical results in the same mode."""
         plain, predicting = make_trainer(), make_trainer()
 
         for trainer in (plain, predicting):
@@ -89,8 +89,8 @@ class TestPredict:
         with torch.no_grad():
             assert torch.equal(outputs, trainer.state.model((torch.ones(2, 4), None)))
 
-    def test_a_model_without_metrics(self, make_trainer):
-        """A model needs no more than forward."""
+    def test_model_without_metrics(self, make_trainer):
+        """Only forward is required."""
 
         class Line(torch.nn.Linear):
             def loss(self, outputs, batch):
@@ -104,6 +104,6 @@ class TestPredict:
 
     @pytest.mark.parametrize(("loader", "subset", "kind"), [(5, -1, TypeError), ([], 0, ValueError)])
     def test_bad_input(self, make_trainer, loader, subset, kind):
-        """What cannot be iterated over and a number of batches out of range are refused."""
+        """A non-iterable and a number of batches out of range raise."""
         with pytest.raises(kind, match=r"iterable|subset_num_batches"):
             make_trainer().predict(loader, subset)

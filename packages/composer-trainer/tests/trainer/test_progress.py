@@ -1,4 +1,4 @@
-"""What a trainer saves beside the state: checked before anything is loaded, and gone on with where it says."""
+"""The trainer's additional saved state is checked before loading and used on resume."""
 
 import json
 
@@ -16,7 +16,7 @@ from composer.trainer.metrics import load_metrics, save_metrics
 
 
 class Seen(Callback):
-    """Remembers the first number of each batch, and the clock after it."""
+    """Records the first number of each batch, and the clock after it."""
 
     def __init__(self):
         """Nothing yet."""
@@ -32,7 +32,7 @@ COUNTED = []
 
 
 class Counting(Sampler):
-    """A sampler whose order depends on what nobody finds: a list in its module."""
+    """A sampler whose order depends on a list in its module, which is not found."""
 
     def __iter__(self):
         """Begin one further on each time."""
@@ -45,14 +45,14 @@ class Counting(Sampler):
 
 
 class CountingByEpoch(Counting):
-    """The same, and does nothing with the epoch that it is given."""
+    """The same, with a set_epoch that does nothing."""
 
     def set_epoch(self, epoch):
         """Leave it."""
 
 
 class Endless(Counting):
-    """The same, again and again, so that it has no length."""
+    """The same, repeated forever, without a length."""
 
     def __iter__(self):
         """Never end."""
@@ -69,7 +69,7 @@ SAMPLERS = {"with a length": Counting, "with set_epoch": CountingByEpoch, "witho
 
 @pytest.fixture
 def stopped(make_trainer, tmp_path):
-    """Return the path of a checkpoint in the middle of the second epoch of five batches."""
+    """Return the path of a checkpoint within the second epoch of five batches."""
     trainer = make_trainer(train_dataloader=plain_loader(), max_duration="8ba")
     trainer.fit()
     return trainer.save_checkpoint(str(tmp_path / "stopped"))
@@ -115,8 +115,8 @@ class TestCheck:
             ("own_state", [{"trained": {"weight": 3}}]),
         ],
     )
-    def test_nonsense(self, make_trainer, tmp_path, part, value):
-        """A state that no trainer saved raises an error with its name before anything is loaded."""
+    def test_invalid_state_raises(self, make_trainer, tmp_path, part, value):
+        """An invalid state raises with its name before anything is loaded."""
         trainer = make_trainer(max_duration="1ep")
         extra = {**trainer._progress.to_data(), part: value}
         path = save_checkpoint(trainer.state, tmp_path / "one", extra=extra)
@@ -161,8 +161,8 @@ class TestCheck:
             ("skipped_steps", torch.zeros(2)),
         ],
     )
-    def test_nonsense_within(self, make_trainer, tmp_path, path, value):
-        """Each part is looked into, and the run is as it was: weights, clock and generators."""
+    def test_invalid_parts_raise(self, make_trainer, tmp_path, path, value):
+        """Each part is checked, and the run does not change: weights, clock and generators."""
         first, own = (
             [FileLogger(str(tmp_path / "{run_name}.txt")), TensorboardLogger(str(tmp_path)), InMemoryLogger()]
             for _ in range(2)
@@ -184,8 +184,8 @@ class TestCheck:
         assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(7).get_state())  # the trainer's seed
 
-    def test_what_is_ignored_need_not_fit(self, make_trainer, stopped):
-        """With a clock of its own a run has no use for the saved place, which may be beyond its data."""
+    def test_ignored_state_is_not_checked(self, make_trainer, stopped):
+        """With an ignored clock the saved position may be beyond the data."""
         trainer = make_trainer(
             train_dataloader=plain_loader(batch_size=10),
             max_duration="1ep",
@@ -199,55 +199,55 @@ class TestCheck:
 
 
 class TestResume:
-    def test_with_a_clock_of_its_own(self, make_trainer, stopped):
-        """A run that ignores the saved clock begins with a whole epoch, not with the rest of the saved one."""
-        seen = Seen()
+    def test_ignored_clock(self, make_trainer, stopped):
+        """A run that ignores the saved clock starts with a complete epoch."""
+        recorder = Seen()
 
         make_trainer(
             train_dataloader=plain_loader(),
             max_duration="1ep",
             load_path=stopped,
             load_ignore_keys="timestamp",
-            callbacks=[seen],
+            callbacks=[recorder],
         ).fit()
 
-        assert seen.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
+        assert recorder.batches == [(0, 1, 0), (0, 2, 16), (0, 3, 32), (0, 4, 48), (0, 5, 64)]
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata's own
-    def test_with_another_kind_of_loader(self, make_trainer, stopped):
-        """A loader that knows its place, but was not there when the run was saved, is brought to it."""
+    def test_new_stateful_loader(self, make_trainer, stopped):
+        """A stateful loader that was not saved is fast-forwarded."""
         module = pytest.importorskip("torchdata.stateful_dataloader", reason="it is an optional loader")
-        seen = Seen()
+        recorder = Seen()
         trainer = make_trainer(
             train_dataloader=plain_loader(module.StatefulDataLoader),
             max_duration="2ep",
             load_path=stopped,
-            callbacks=[seen],
+            callbacks=[recorder],
         )
 
         with pytest.warns(UserWarning, match="first 3 batches are loaded again"):
             trainer.fit()
 
-        assert seen.batches == [(1, 4, 48), (1, 5, 64)]
+        assert recorder.batches == [(1, 4, 48), (1, 5, 64)]
 
-    def test_epochs_that_have_become_too_short(self, make_trainer, stopped):
-        """A place in an epoch that the data do not have is refused, with the reason that is likely."""
+    def test_position_beyond_the_epoch_raises(self, make_trainer, stopped):
+        """The error states the likely reason."""
         with pytest.raises(
             CheckpointMismatchError, match=r"3 batches .* were done, and train_dataloader has 2\. .* same batch size"
         ):
             make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", load_path=stopped)
 
     @pytest.mark.parametrize(("batch_size", "length", "left"), [(5, 4, [(1, 4, 60)]), (7, 3, []), (3, 7, None)])
-    def test_epochs_of_another_length(self, make_trainer, stopped, batch_size, length, left):
-        """A run goes on in an epoch that has become shorter or longer, and says that it is not the same samples."""
-        seen = Seen()
-        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [seen]}
+    def test_other_epoch_length_warns(self, make_trainer, stopped, batch_size, length, left):
+        """A run resumes in an epoch of another length with a warning that samples differ."""
+        recorder = Seen()
+        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [recorder]}
         trainer = make_trainer(train_dataloader=plain_loader(batch_size=batch_size), **options)
 
         with pytest.warns(UserWarning, match=f"had 5 batches when the run stopped in an epoch, and has {length}, so"):
             trainer.fit()
 
-        assert seen.batches == (left or [(1, place, 12 * place - 12) for place in range(4, length + 1)])
+        assert recorder.batches == (left or [(1, place, 12 * place - 12) for place in range(4, length + 1)])
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -256,14 +256,14 @@ class TestResume:
             ({"samples": 19}, "had 20 samples when .*, and has 19, so"),
         ],
     )
-    def test_as_many_batches_of_other_samples(self, make_trainer, stopped, options, message):
-        """As many batches as before are not the same batches if their size or the number of samples has changed."""
+    def test_other_batch_size_with_equal_length_warns(self, make_trainer, stopped, options, message):
+        """Equal numbers of batches with another batch size or number of samples give a warning."""
         trainer = make_trainer(train_dataloader=plain_loader(**options), max_duration="2ep", load_path=stopped)
 
         with pytest.warns(UserWarning, match=f"^train_dataloader {message} some samples of this epoch may"):
             trainer.fit()
 
-    def test_another_batch_size_of_a_list(self, make_trainer, tmp_path):
+    def test_other_batch_size_of_a_list(self, make_trainer, tmp_path):
         """The samples of a list's first batches are counted."""
         trainer = make_trainer(train_dataloader=list(plain_loader(batch_size=6)), max_duration="1ep")
         trainer.fit(duration="2ba")
@@ -273,8 +273,8 @@ class TestResume:
         with pytest.warns(UserWarning, match="had 12 samples in the first 2 batches when .*, and has 10, so"):
             other.fit()
 
-    def test_another_batch_size_of_what_is_loaded_again(self, make_trainer, tmp_path):
-        """The samples that are loaded again are counted."""
+    def test_other_batch_size_of_replayed_batches(self, make_trainer, tmp_path):
+        """The samples of replayed batches are counted."""
         trainer = make_trainer(train_dataloader=OnlyIterable(6), max_duration="1ep")
         trainer.fit(duration="2ba")
         path = trainer.save_checkpoint(str(tmp_path / "one"))
@@ -286,28 +286,28 @@ class TestResume:
         ):
             other.fit()
 
-    def test_another_length_from_the_next_epoch_on(self, make_trainer, tmp_path):
-        """Between two epochs data may change without a word."""
+    def test_other_length_between_epochs(self, make_trainer, tmp_path):
+        """Between two epochs data may change without a warning."""
         options = {"save_folder": str(tmp_path), "save_interval": "5ba"}
         make_trainer(train_dataloader=plain_loader(), max_duration="1ep", **options).fit()
-        seen, [path] = Seen(), tmp_path.glob("*-ba5")
-        options = {"load_path": path, "callbacks": [seen]}
+        recorder, [path] = Seen(), tmp_path.glob("*-ba5")
+        options = {"load_path": path, "callbacks": [recorder]}
 
         make_trainer(train_dataloader=plain_loader(batch_size=10), max_duration="2ep", **options).fit()
 
-        assert seen.batches == [(1, 1, 0), (1, 2, 40)]
+        assert recorder.batches == [(1, 1, 0), (1, 2, 40)]
 
-    def test_a_subset_of_the_batches(self, make_trainer, stopped):
-        """To end the epoch earlier than before changes nothing in what comes: not a word."""
-        seen = Seen()
-        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [seen]}
+    def test_subset_of_the_batches(self, make_trainer, stopped):
+        """Ending the epoch earlier gives no warning."""
+        recorder = Seen()
+        options = {"max_duration": "2ep", "load_path": stopped, "callbacks": [recorder]}
 
         make_trainer(train_dataloader=plain_loader(), train_subset_num_batches=4, **options).fit()
 
-        assert seen.batches == [(1, 4, 48)]
+        assert recorder.batches == [(1, 4, 48)]
 
-    def test_a_sampler_that_goes_its_own_way(self, make_trainer, tmp_path):
-        """Indices that come in another order than before are noticed."""
+    def test_unreproducible_sampler_warns(self, make_trainer, tmp_path):
+        """Indices in another order than before are detected."""
         first = make_trainer(train_dataloader=plain_loader(sampler=list(range(20))), max_duration="1ep")
         first.fit(duration="3ba")
         path = first.save_checkpoint(str(tmp_path / "one"))
@@ -319,8 +319,8 @@ class TestResume:
 
     @pytest.mark.parametrize("place", ["in an epoch", "after its last batch", "at its end"])
     @pytest.mark.parametrize("kind", ["with a length", "with set_epoch", "without a length"])
-    def test_a_sampler_with_state_that_is_not_found(self, make_trainer, tmp_path, kind, place):
-        """An order that cannot be restored is noticed wherever the run stopped, and whatever the sampler has."""
+    def test_stateful_sampler_warns(self, make_trainer, tmp_path, kind, place):
+        """An order that cannot be restored is detected at any position and for any sampler."""
         options = {"train_subset_num_batches": 5, "max_duration": "3ep"}
 
         def saves(state, event):
@@ -346,8 +346,8 @@ class TestResume:
         with pytest.warns(UserWarning, match="sampler gives another order than before the run stopped"):
             again.fit()
 
-    def test_weights_alone_are_told(self, make_trainer, tmp_path, caplog):
-        """A run that saves only weights cannot resume from them, and warns when it restarts."""
+    def test_weights_only_warns(self, make_trainer, tmp_path, caplog):
+        """A run that saves only weights cannot resume, and warns when it is restarted."""
         options = {"save_folder": str(tmp_path), "run_name": "blur", "autoresume": True, "save_weights_only": True}
         make_trainer(max_duration="1ep", **options).fit()
 
@@ -367,19 +367,19 @@ class TestMetricState:
         ],
         ids=["one", "wrapped", "collected"],
     )
-    def test_counts_go_on(self, make):
-        """What a metric has counted comes back, also where another one does the counting for it."""
-        whole, again = make(), make()
+    def test_metric_state_is_restored(self, make):
+        """A metric's state is restored, also for another instance."""
+        complete, again = make(), make()
         batches = [(torch.eye(3), torch.tensor(targets)) for targets in ([0, 1, 1], [0, 0, 2])]
-        whole.update(*batches[0])
-        load_metrics({"m": again}, save_metrics({"m": whole}), torch.device("cpu"))
-        whole.update(*batches[1])
+        complete.update(*batches[0])
+        load_metrics({"m": again}, save_metrics({"m": complete}), torch.device("cpu"))
+        complete.update(*batches[1])
         again.update(*batches[1])
 
-        assert json.dumps(values(again)) == json.dumps(values(whole))
+        assert json.dumps(values(again)) == json.dumps(values(complete))
 
-    def test_only_what_a_metric_counts(self):
-        """What was saved cannot set anything else of a metric, such as its methods."""
+    def test_only_metric_states_are_restored(self):
+        """A checkpoint cannot set other attributes of a metric, such as methods."""
         metric = MulticlassAccuracy(3)
         saved = save_metrics({"m": metric})
         saved["m"][""]["state"] |= {"update": 3, "num_classes": 7}

@@ -1,4 +1,4 @@
-"""A callback or a logger that is used a second time does what a new one does."""
+"""A reused callback or logger works like a new one."""
 
 import io
 import itertools
@@ -61,7 +61,7 @@ def nothing(component):
 
 @attrs.frozen
 class Case:
-    """How a component is made in a folder, and what is looked at besides what it logs."""
+    """How a component is created in a folder, and what is compared besides its logs."""
 
     make: object
     look: object = nothing
@@ -142,7 +142,7 @@ COMPONENTS = {**CALLBACKS, **LOGGERS}
 
 
 class Recorder(LoggerDestination):
-    """Keeps what a run logs; with ``names_only`` only the names of metrics."""
+    """Stores a run's logs; with ``names_only`` only the metrics' names."""
 
     def __init__(self, names_only=False):
         self.entries, self.names_only = [], names_only
@@ -165,7 +165,7 @@ def _plain(value):
 
 
 class Probe(Callback):
-    """Notes what a progress bar shows when an epoch begins, and waits until a thread has looked at the machine."""
+    """Records a progress bar at an epoch's start, and waits until a thread has measured the machine."""
 
     def __init__(self, component):
         self.component, self.shown = component, []
@@ -184,7 +184,7 @@ class Probe(Callback):
 
 
 class Model(ComposerClassifier):
-    """A linear classifier of images that is right about everything, or about what the seed makes of it; it "writes"."""
+    """A linear image classifier that is always right, or as the seed determines."""
 
     def __init__(self, is_right):
         network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
@@ -214,12 +214,12 @@ def make_data(seed):
 
 @pytest.fixture
 def make_run(make_trainer, monkeypatch):
-    """Return a function that makes a trainer whose steps change nothing, with what was seen of its component."""
+    """Return a function that creates a trainer whose steps change nothing, with records of its component."""
     # Time passes with each look at the clock, so that measurements are the same each time.
     monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
     monkeypatch.setattr("composer.callbacks.export_for_inference.export_for_inference", _note_sample)
     for tracker in TRACKERS:
-        _let_store(monkeypatch, tracker)
+        _make_storable(monkeypatch, tracker)
     monkeypatch.setattr("slack_sdk.WebClient.chat_postMessage", _post)
 
     def make(component, *, is_first=False, other_data=False):
@@ -259,8 +259,8 @@ def _write_weights(path):
     save_file(Model(is_right=True).state_dict(), path)
 
 
-def _let_store(monkeypatch, tracker):
-    """Let a tracker keep in a list, a new one for each run, what its product would store."""
+def _make_storable(monkeypatch, tracker):
+    """Let a tracker store a run's records in a list."""
 
     def open_run(self, state):
         assert self.run_id is None
@@ -276,7 +276,7 @@ def _let_store(monkeypatch, tracker):
 
 
 def look(component, recorder, probe):
-    """Return all that a component has done in a run: lists of what happened, and values."""
+    """Return all records of a component in a run."""
     case = COMPONENTS[type(component)]
     if isinstance(component, SlackLogger):
         component.close(None, None)  # waits for the thread that sends; the next message starts another
@@ -285,12 +285,12 @@ def look(component, recorder, probe):
 
 
 def since(before, now):
-    """Return what has happened since a look."""
+    """Return the records after an earlier look."""
     return {name: one[len(before.get(name, [])) :] if isinstance(one, list) else one for name, one in now.items()}
 
 
-def break_off(trainer, batch):
-    """Let a training end by an error, between two events of a batch."""
+def abort_at(trainer, batch):
+    """Raise an error between two events of a batch."""
 
     def fail(state, logger):
         if state.timestamp.batch == batch:
@@ -302,17 +302,17 @@ def break_off(trainer, batch):
 
 
 def expected_of(kind, make_run, folder):
-    """Return what a new component does."""
+    """Return the records of a new component."""
     new = COMPONENTS[kind].make(folder / "new")
-    trainer, *seen = make_run(new)
+    trainer, *observers = make_run(new)
     trainer.fit()
     trainer.close()
-    return look(new, *seen)
+    return look(new, *observers)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with weights in each place that a component may load them from."""
+    """Return a folder with weights at each path that a component may load from."""
     for place in ("new", "used"):
         (tmp_path / place).mkdir()
         _write_weights(tmp_path / place / "weights.safetensors")
@@ -322,40 +322,40 @@ def folder(tmp_path):
 @pytest.mark.parametrize("is_broken_off", [False, True], ids=["ended", "broken off"])
 @pytest.mark.parametrize("kind", COMPONENTS)
 def test_in_a_second_trainer(kind, is_broken_off, make_run, folder):
-    """After one run, ended or broken off, a component does in a second what a new one does."""
+    """After a completed or aborted run, a component works in a second trainer like a new one."""
     expected = expected_of(kind, make_run, folder)
     used = COMPONENTS[kind].make(folder / "used")
-    first, *seen = make_run(used, is_first=True, other_data=True)
-    break_off(first, COMPONENTS[kind].broken_off_at) if is_broken_off else first.fit()
+    first, *observers = make_run(used, is_first=True, other_data=True)
+    abort_at(first, COMPONENTS[kind].broken_off_at) if is_broken_off else first.fit()
     first.close()
-    before = {"lines": look(used, *seen)["lines"]} if isinstance(used, ConsoleLogger) else {}
+    before = {"lines": look(used, *observers)["lines"]} if isinstance(used, ConsoleLogger) else {}
 
-    second, *seen = make_run(used)
+    second, *observers = make_run(used)
     second.fit()
     second.close()
 
-    assert since(before, look(used, *seen)) == expected
+    assert since(before, look(used, *observers)) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind, case in COMPONENTS.items() if not case.goes_on])
-def test_after_the_clock_was_set_back(kind, make_run, folder):
-    """In a training that begins again with the same trainer, a component does what a new one does."""
+def test_after_reset_time(kind, make_run, folder):
+    """After reset_time, a component works like a new one."""
     expected = expected_of(kind, make_run, folder)
     used = COMPONENTS[kind].make(folder / "used")
-    trainer, *seen = make_run(used, is_first=True)
+    trainer, *observers = make_run(used, is_first=True)
     trainer.fit()
-    before = look(used, *seen)
+    before = look(used, *observers)
     trainer.state.model.load_state_dict(Model(is_right=False).state_dict())
 
     trainer.fit(reset_time=True, duration="3ep")
     trainer.close()
 
-    assert since(before, look(used, *seen)) == expected
+    assert since(before, look(used, *observers)) == expected
 
 
 @pytest.mark.parametrize("kind", [FileLogger, *TRACKERS])
-def test_a_logger_of_a_run_that_is_open(kind, make_run, folder):
-    """A logger that another run still writes to is refused."""
+def test_logger_of_an_open_run_raises(kind, make_run, folder):
+    """A logger that another run still uses raises."""
     used = COMPONENTS[kind].make(folder / "used")
     make_run(used, is_first=True)
 
@@ -363,8 +363,8 @@ def test_a_logger_of_a_run_that_is_open(kind, make_run, folder):
         make_run(used)
 
 
-def test_numbers_that_mlflow_leaves_out(make_loop_of, monkeypatch):
-    """What MLFlowLogger leaves out as a repetition is a number of the same run."""
+def test_mlflow_repetitions(make_loop_factory, monkeypatch):
+    """MLFlowLogger omits repetitions within a run only."""
     product = MagicMock()
     product.entities.Metric = lambda name, number, time, step: (name, number, step)
     product.MlflowClient.return_value.log_batch.return_value = None
@@ -372,27 +372,27 @@ def test_numbers_that_mlflow_leaves_out(make_loop_of, monkeypatch):
     logger = MLFlowLogger(log_system_metrics=False)
 
     for _ in range(2):
-        make_loop_of(logger, step=3)
+        make_loop_factory(logger, step=3)
 
     written = [call.kwargs.get("metrics") for call in product.MlflowClient.return_value.log_batch.call_args_list]
     assert written == [[("loss", 0.5, 3)]] * 2
 
 
-def test_steps_of_wandb(make_loop_of, monkeypatch):
-    """In a second run of WandBLogger steps begin at 0."""
+def test_wandb_steps(make_loop_factory, monkeypatch):
+    """Steps of a second run of WandBLogger start at 0."""
     product = MagicMock(run=None)
     monkeypatch.setattr("composer.loggers.wandb_logger.import_product", lambda *_: product)
     logger = WandBLogger()
 
-    make_loop_of(logger, step=7)
-    make_loop_of(logger, step=0)
+    make_loop_factory(logger, step=7)
+    make_loop_factory(logger, step=0)
 
     assert [call.kwargs["step"] for call in product.init.return_value.log.call_args_list] == [7, 0]
 
 
 @pytest.fixture
-def make_loop_of():
-    """Return a function that logs one number in a run of its own."""
+def make_loop_factory():
+    """Return a function that logs one number in a separate run."""
 
     def run(logger, step):
         state = State(model=None, run_name="run")
@@ -405,7 +405,7 @@ def make_loop_of():
     return run
 
 
-def test_every_callback_and_logger_is_looked_at():
+def test_every_callback_and_logger_is_tested():
     """A component that is missing from the table fails here."""
     public = {getattr(module, name) for module in (composer.callbacks, composer.loggers) for name in module.__all__}
     kinds = {one for one in public if issubclass(one, Callback)} - {Callback, LoggerDestination}

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run cleanly, shown with real processes and real signals."""
+"""Ctrl-C and SIGTERM end a run cleanly, with real processes and signals."""
 
 import json
 import signal
@@ -46,8 +46,8 @@ finally:
 """
 
 
-def stopped_by(number, path, times=1):
-    """Return the exit code and the lines of a run that gets a signal in its second batch."""
+def run_with_signals(number, path, times=1):
+    """Return the exit code and the output lines of a run that receives a signal in its second batch."""
     program = textwrap.dedent(PROGRAM)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -66,26 +66,26 @@ def stopped_by(number, path, times=1):
 
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_the_batch_ends_and_all_is_closed(self, tmp_path, number):
-        """The batch is finished, the end of the fit and the closing are seen, and the process goes as it should."""
-        code, lines = stopped_by(number, path := tmp_path / "log.jsonl")
+    def test_sigterm_completes_the_batch_and_closes(self, tmp_path, number):
+        """The batch is completed, FIT_END and close run, and the process exits as expected."""
+        code, lines = run_with_signals(number, path := tmp_path / "log.jsonl")
 
         assert lines == ["step", "done", "step", "done", "end", "closed", "left"]
         assert code == (143 if number is signal.SIGTERM else -signal.SIGINT)
         records = [json.loads(line) for line in path.read_text().splitlines()]
         assert [record["batch"] for record in records if "loss/train/total" in record.get("metrics", {})] == [0, 1]
 
-    def test_a_second_one_acts_at_once(self, tmp_path):
-        """A second SIGTERM ends the process in the middle of the batch."""
-        code, lines = stopped_by(signal.SIGTERM, tmp_path / "log.jsonl", times=2)
+    def test_second_signal_exits_immediately(self, tmp_path):
+        """A second SIGTERM ends the process within the batch."""
+        code, lines = run_with_signals(signal.SIGTERM, tmp_path / "log.jsonl", times=2)
 
         assert code in {-signal.SIGTERM, 143}
         assert code == 143 or "end" not in lines
 
 
 class TestListening:
-    def test_handlers_are_put_back(self):
-        """Afterwards signals do what they did before."""
+    def test_handlers_are_restored(self):
+        """Afterwards the previous handlers are active."""
         before = signal.getsignal(signal.SIGTERM)
 
         with StopSignals():
@@ -94,8 +94,8 @@ class TestListening:
         assert during is not before
         assert signal.getsignal(signal.SIGTERM) is before
 
-    def test_the_programs_own_handler_is_called_at_the_end(self):
-        """A handler that the program has set is called when the run has ended, not in its middle."""
+    def test_user_handler_is_called_at_the_end(self):
+        """A handler of the program is called when the run has ended."""
         called = []
         before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
         try:
@@ -108,8 +108,8 @@ class TestListening:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def test_what_is_ignored_stays_so(self):
-        """A signal that the program ignores, as one that nohup has started does, stops nothing."""
+    def test_ignored_signals_stay_ignored(self):
+        """A signal that the program ignores, such as with nohup, stops nothing."""
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             with StopSignals() as signals:
@@ -119,16 +119,16 @@ class TestListening:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def test_other_threads_do_not_listen(self):
-        """Only a main thread can; in others training simply goes on."""
-        seen = []
+    def test_other_threads_install_no_handlers(self):
+        """Outside the main thread training runs without handlers."""
+        recorded = []
 
         def listen():
             with StopSignals() as signals:
-                seen.append(signals.received)
+                recorded.append(signals.received)
 
         thread = threading.Thread(target=listen)
         thread.start()
         thread.join()
 
-        assert seen == [None]
+        assert recorded == [None]
