@@ -1,4 +1,4 @@
-"""Finds phrases that are not plain technical English, in Python files and in pages.
+"""Finds phrases that are not plain technical English, in Python files, in names of tests and in pages.
 
 ``python tests/check_words.py`` prints each place with a better wording, and exits with 1 if there is any. A phrase is a
 regular expression in which a space matches any break between two words: also the end of a line, of a comment or of one
@@ -37,6 +37,25 @@ EVERYWHERE = {
     "with nothing left to do": "if training is already complete",
     "(has|have|had) (no )?words for": "supports, does not support",
 }
+# Phrases to avoid in names of tests, helpers and classes of tests; a space matches an underscore.
+NAMES_IN_TESTS = {
+    "ask|asked|asks": "is_due, called",
+    "begin anew|begins anew|anew": "restart",
+    "by hand": "matches_the_formula, worked_example, reference_",
+    "(are|is) refused": "raise, raises",
+    "(come|comes|came) back": "round_trip, restored",
+    "(go|goes|going|went) on": "continues, resumes",
+    "know|knows": "has, supports",
+    "(let|lets) go": "released",
+    "(left|leaves) alone": "unchanged",
+    "nobody": "no component, none",
+    "no bit": "does_not_change",
+    "ones own|one s own": "custom",
+    "say|says|said": "warns, raises, states",
+    "stir": "randomize",
+    "tell|tells|told": "reported, raises",
+    "what is no": "invalid, non_",
+}
 # Words to avoid in all files outside of the packages.
 OUTSIDE_PACKAGES = {
     "asks|asked": "calls, requires, requested",
@@ -49,14 +68,24 @@ OUTSIDE_PACKAGES = {
 }
 
 
+def find_names(text: str, phrases: dict[str, str]) -> list[tuple[int, str, str]]:
+    """Return the line, the phrase and the better wording of all names of functions and classes that contain one."""
+    result = []
+    for definition in re.finditer(r"\b(?:def|class) (\w+)", text):
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", definition[1]).replace("_", " ")
+        line = text.count("\n", 0, definition.start()) + 1
+        result += [(line, f"{definition[1]}: {phrase}", better) for _, phrase, better in find(words, phrases)]
+    return result
+
+
 def find(text: str, words: dict[str, str]) -> list[tuple[int, str, str]]:
     """Return the line, the phrase and the better wording of all that is found in a text, in the order of ``words``."""
-    found = []
+    result = []
     for phrase, better in words.items():
         pattern = rf"\b(?:{phrase})\b".replace(" ", r'(?:\s|[#>*]|"|\bf")+')
         matches = re.finditer(pattern, text, re.IGNORECASE)
-        found += [(text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), better) for match in matches]
-    return found
+        result += [(text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), better) for match in matches]
+    return result
 
 
 def main() -> int:
@@ -70,7 +99,9 @@ def main() -> int:
         if not path.exists() or path == Path(__file__):
             continue
         words = EVERYWHERE if name.startswith("packages/") else EVERYWHERE | OUTSIDE_PACKAGES
-        for line, phrase, better in find(path.read_text(), words):
+        text = path.read_text()
+        in_names = find_names(text, NAMES_IN_TESTS) if "tests" in path.parts and path.suffix == ".py" else []
+        for line, phrase, better in [*find(text, words), *in_names]:
             print(f"{name}:{line}: {phrase!r}; better: {better}")
             failed = True
     return int(failed)

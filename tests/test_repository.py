@@ -37,6 +37,19 @@ def test_words_are_found_across_lines_and_literals():
     find = runpy.run_path(str(ROOT / "tests" / "check_words.py"))["find"]
     text = 'one\n# green\n# house\nraise ValueError("Green " f"house")\n'
 
-    found = find(text, {"green house": "conservatory"})
+    result = find(text, {"green house": "conservatory"})
 
-    assert [(line, better) for line, _, better in found] == [(2, "conservatory"), (4, "conservatory")]
+    assert [(line, better) for line, _, better in result] == [(2, "conservatory"), (4, "conservatory")]
+
+
+def test_words_are_found_in_names_of_tests():
+    """A phrase is found in the name of a function, between underscores, and of a class, between capitals."""
+    find_names = runpy.run_path(str(ROOT / "tests" / "check_words.py"))["find_names"]
+    text = "class TestGreenHouse:\n    def test_a_green_house(self): ...\n\n    def test_house(self): ...\n"
+
+    result = find_names(text, {"green house": "conservatory"})
+
+    assert [(line, phrase) for line, phrase, _ in result] == [
+        (1, "TestGreenHouse: Green House"),
+        (2, "test_a_green_house: green house"),
+    ]
