@@ -97,7 +97,7 @@ class TestKernels:
 
         assert [figure["variant"] for figure in figures] == ["kornia", "torchvision v2, one magnitude for the batch"]
 
-    def test_other_results_are_refused(self, benchmark):
+    def test_other_results_raise(self, benchmark):
         """A variant whose result differs by more than the tolerance is not timed."""
         kernels, cases = benchmark("kernels"), benchmark("_kernel_cases")
         one = torch.ones(2)

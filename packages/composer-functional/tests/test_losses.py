@@ -73,7 +73,7 @@ class TestEnsureTargetsOneHot:
         assert one_hot.tolist() == [[0, 0], [0, 1], [0, 0]]
 
     def test_probabilities_are_not_copied(self):
-        """What is already right is not copied."""
+        """Probabilities are returned unchanged."""
         target = torch.rand(4, 3)
 
         assert cf.ensure_targets_one_hot(torch.rand(4, 3), target) is target

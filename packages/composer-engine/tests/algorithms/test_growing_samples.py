@@ -72,7 +72,7 @@ class TestProgressiveResizing:
         ],
     )
     def test_bad_settings(self, settings):
-        """Settings out of range are refused by name."""
+        """Settings out of range raise, with their names."""
         with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
             ProgressiveResizing(**settings)
 
@@ -123,6 +123,6 @@ class TestSeqLengthWarmup:
         ],
     )
     def test_bad_settings(self, settings):
-        """Settings out of range are refused by name."""
+        """Settings out of range raise, with their names."""
         with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
             SeqLengthWarmup(**settings)

@@ -149,6 +149,6 @@ def test_missing_max_duration_raises(deep, make_engine, end_epoch):
 
 @pytest.mark.parametrize("settings", [{"freeze_start": 1.5}, {"freeze_level": -0.1}, {"freeze_start": "late"}])
 def test_bad_settings(settings):
-    """Settings out of range are refused by name."""
+    """Settings out of range raise, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         LayerFreezing(**settings)

@@ -422,6 +422,6 @@ class TestNoOpModel:
     ],
 )
 def test_bad_settings(make, name):
-    """Settings out of range are refused by name when the algorithm is made."""
+    """Settings out of range raise at construction, with their names."""
     with pytest.raises((TypeError, ValueError), match=name):
         make()

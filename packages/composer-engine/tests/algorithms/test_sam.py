@@ -96,6 +96,6 @@ def test_warns_without_optimizers():
 
 @pytest.mark.parametrize("settings", [{"rho": -1}, {"epsilon": 0}, {"interval": 0}, {"interval": 1.5}, {"rho": "far"}])
 def test_bad_settings(settings):
-    """Settings out of range are refused by name."""
+    """Settings out of range raise, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         SAM(**settings)

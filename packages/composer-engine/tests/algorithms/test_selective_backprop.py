@@ -193,7 +193,7 @@ def test_two_instances_raise():
     [{"start": -0.1}, {"end": 0.2}, {"keep": 0}, {"keep": 1.5}, {"scale_factor": 0}, {"interrupt": -1}],
 )
 def test_bad_settings(settings):
-    """Settings out of range are refused by name."""
+    """Settings out of range raise, with their names."""
     with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
         SelectiveBackprop(**settings)
 

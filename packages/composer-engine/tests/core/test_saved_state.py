@@ -587,7 +587,7 @@ class TestRoundTrip:
     @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {1: inner}])
     @pytest.mark.parametrize("through", [lambda state: state, through_files], ids=["memory", "files"])
     def test_depth(self, through, wrap):
-        """A field of any depth is either refused when it is saved, or loaded."""
+        """A field of any depth either raises when it is saved, or is loaded."""
         loaded = []
         for depth in range(55, 70):
             watch, other = OwnWatch(), OwnWatch()

@@ -264,7 +264,7 @@ class TestBadInput:
         ],
     )
     def test_what_does_not_fit(self, call: object, changes: dict[str, object], error: type, text: str):
-        """What does not fit the images, or cannot be mixed, is refused in one sentence."""
+        """Annotations that do not match the images, or cannot be mixed, raise."""
         arguments = (None,) if call in (cf.cutmix_batch, cf.mixup_batch) else ()
 
         with pytest.raises(error, match=text):

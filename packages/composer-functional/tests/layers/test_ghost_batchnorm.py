@@ -165,7 +165,7 @@ class TestGhostBatchNorm:
     def test_dtype_and_memory_format_are_preserved(
         self, dtype: torch.dtype, format: torch.memory_format, device: torch.device
     ):
-        """What comes in leaves as it came."""
+        """The output has the dtype and memory format of the input."""
         layer = cf.GhostBatchNorm2d(3, 2, device=device, dtype=dtype)
         images = torch.rand(4, 3, 5, 5, device=device, dtype=dtype).contiguous(memory_format=format)
 

@@ -117,7 +117,7 @@ class TestLowPrecisionNorms:
             _make(kind, precision)
 
     def test_repr_has_the_precision(self, kind: str):
-        """The precision stands beside the plain layer's settings."""
+        """The repr has the precision after the plain layer's settings."""
         text = str(_make(kind, torch.bfloat16))
 
         assert "eps=0.001" in text

@@ -204,7 +204,7 @@ class TestStochasticDepthBlock:
 
     @given(rate=st.floats(0, 1), training=st.booleans(), method=st.sampled_from(["block", "sample"]))
     def test_shape_and_dtype_are_preserved(self, rate: float, training: bool, method: str):
-        """Whatever is dropped, the output is like the input."""
+        """The output has the shape and dtype of the input, for any draws."""
         for dtype in (torch.float64, torch.bfloat16):
             block = _stochastic(Plain().to(dtype).train(training), rate, method)
 

@@ -243,7 +243,7 @@ class TestDiceLoss:
         ],
     )
     def test_contradictory_settings_raise(self, settings, sentence):
-        """Contradictions are refused at construction."""
+        """Contradictory settings raise at construction."""
         with pytest.raises(ValueError, match=sentence):
             DiceLoss(**settings)
 

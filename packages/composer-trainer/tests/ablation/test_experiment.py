@@ -113,11 +113,11 @@ class TestWrongArguments:
         ],
     )
     def test_values_out_of_range(self, options, message):
-        """Each is refused with its name before anything runs."""
+        """Each raises with its name before anything runs."""
         with pytest.raises(ValueError, match=message):
             ablate(print, {}, metric="eval/Accuracy", **options)
 
     def test_an_algorithm_instead_of_a_function(self, problem):
-        """An algorithm that all runs would share is refused."""
+        """An algorithm that all runs would share raises."""
         with pytest.raises(TypeError, match=r"Write lambda: Nothing\(…\)"):
             ablate(print, {"nothing": problem.Nothing()}, metric="eval/Accuracy")

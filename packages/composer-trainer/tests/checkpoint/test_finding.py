@@ -95,7 +95,7 @@ class TestLocate:
         ],
     )
     def test_links_without_a_checkpoint(self, tmp_path, target, reason):
-        """A link to itself, to nothing or below a file is refused with that reason."""
+        """A link to itself, to nothing or below a file raises with that reason."""
         (tmp_path / "file").write_text("")
         (tmp_path / "link").symlink_to(target)
 
