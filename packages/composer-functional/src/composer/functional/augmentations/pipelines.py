@@ -210,7 +210,7 @@ def _apply(augmentation: nn.Module, draws: AugmentationDraws, items: dict[str, T
         if len(items) == 1:
             output = augmentation(input) if draws.params is None else augmentation(input, params=draws.params)
             return {"input": output}
-        from kornia.augmentation import AugmentationSequential  # noqa: PLC0415  (importing kornia takes seconds)
+        from kornia.augmentation import AugmentationSequential  # noqa: PLC0415  (kornia is imported at first use)
         from kornia.augmentation.container.params import ParamItem  # noqa: PLC0415
 
         container, params = augmentation, draws.params
@@ -250,7 +250,7 @@ def _check_images(input: Tensor) -> None:
 
 def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
     """Refuse modules that would change the images and leave what belongs to them where it was."""
-    from kornia import augmentation as ka  # noqa: PLC0415  (importing kornia takes seconds)
+    from kornia import augmentation as ka  # noqa: PLC0415  (kornia is imported at first use)
     from kornia.augmentation.base import _AugmentationBase  # noqa: PLC0415
     from kornia.augmentation.container.base import SequentialBase  # noqa: PLC0415
 
