@@ -263,7 +263,7 @@ class TestBadInput:
             (cf.cutout_batch, {"input": torch.zeros(3, 14, 18)}, ValueError, r"input must have shape \(N, C, H, W\)"),
         ],
     )
-    def test_what_does_not_fit(self, call: object, changes: dict[str, object], error: type, text: str):
+    def test_invalid_annotations_raise(self, call: object, changes: dict[str, object], error: type, text: str):
         """Annotations that do not match the images, or cannot be mixed, raise."""
         arguments = (None,) if call in (cf.cutmix_batch, cf.mixup_batch) else ()
 

@@ -312,8 +312,8 @@ class TestReadTensors:
         with pytest.raises(CheckpointError, match="file has been changed while it was read"):
             read_tensors(path, Digest())
 
-    def test_replaced_between_its_two_openings(self, tmp_path):
-        """A file in whose place another one is put while it is opened is refused, not read half and half."""
+    def test_replaced_while_opening(self, tmp_path):
+        """A file that is replaced while it is opened raises."""
         tensors = {"a": torch.zeros(1 << 20), "b": torch.zeros(1 << 20)}
         write(tmp_path / "file", tensors)
         write(tmp_path / "other", {name: tensor + 1 for name, tensor in tensors.items()})
@@ -328,7 +328,7 @@ class TestReadTensors:
         with pytest.raises(CheckpointError, match="file has been changed while it was read"):
             read_tensors(Replaced(tmp_path / "file"))
 
-    def test_a_header_of_impossible_length(self, tmp_path):
+    def test_header_of_invalid_length(self, tmp_path):
         """A header longer than the format allows is not read, also in a file of that length."""
         path = tmp_path / "file"
         path.write_bytes((100_000_001).to_bytes(8, "little"))
@@ -392,8 +392,8 @@ class TestReadTensors:
             }
 
     @pytest.mark.parametrize("shape", ["", {}, None, 0, [0, 1 << 63], [0, -1], [0, True], [0, 0.0]], ids=str)
-    def test_shapes_that_are_not_made_of_sizes(self, tmp_path, shape):
-        """A shape that is no list, or contains something that is not the size of a dimension, is refused."""
+    def test_invalid_shapes_raise(self, tmp_path, shape):
+        """A shape that is not a list of dimension sizes raises."""
         path = header(tmp_path / "file", {"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 0]}})
         scalar = header(tmp_path / "scalar", {"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}, b"1")
 

@@ -18,7 +18,7 @@ def printed(stream):
 
 
 class TestConsoleLogger:
-    def test_a_line_at_every_interval_and_at_the_end_of_epochs(self, make_loop):
+    def test_line_at_every_interval_and_epoch_end(self, make_loop):
         """A line has the clock and the latest values; printed values are not printed again."""
         stream = io.StringIO()
 
@@ -96,7 +96,7 @@ class TestConsoleLogger:
         assert printed(stream) == ["[batch 1, test] metrics/test/Accuracy=0.9375"]
 
     def test_remaining_values_are_printed_at_the_end(self, make_loop):
-        """Training that ends between two intervals prints what is left."""
+        """Values logged after the last interval are printed at the end of training."""
         stream = io.StringIO()
 
         make_loop(ConsoleLogger("100ba", stream), max_duration="3ba").fit(epochs=1)

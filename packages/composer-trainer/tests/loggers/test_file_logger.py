@@ -76,7 +76,7 @@ def writes(monkeypatch):
 
 
 class TestFileLogger:
-    def test_a_line_for_each_logged_dictionary(self, make_loop, tmp_path):
+    def test_one_line_per_logged_dictionary(self, make_loop, tmp_path):
         """Each line has the clock and the values."""
         make_loop(FileLogger(str(tmp_path / "log.txt"))).fit(evaluate=True)
 
@@ -130,7 +130,7 @@ class TestFileLogger:
 
     @pytest.mark.parametrize("name", ["{epoch}.txt", "{}.txt", "{run_name.txt"])
     def test_unknown_placeholder_raises(self, name):
-        """A name that cannot be filled in is refused at once."""
+        """An unknown placeholder raises at construction."""
         with pytest.raises(ValueError, match=r"filename .*\{run_name\} and \{rank\}"):
             FileLogger(name)
 
@@ -476,8 +476,8 @@ class TestResuming:
 
         assert (tmp_path / "log").read_bytes() == before
 
-    def test_a_copy_at_another_path(self, make_loop, tmp_path):
-        """A file that begins as the saved one is not truncated at another path, for a run of another name."""
+    def test_copy_at_another_path(self, make_loop, tmp_path):
+        """A file with the same content at another path is not truncated, for a run of another name."""
         first = FileLogger(str(tmp_path / "a"))
         make_loop(first, run_name="a").fit(epochs=1).engine.close()
         before = (tmp_path / "a").read_bytes()

@@ -259,7 +259,7 @@ class TestSchedule:
         assert {batch: len(table) for batch, table in calls.items()} == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0}
         assert len(keeping.windows) == 1
 
-    def test_a_loop_without_init(self):
+    def test_loop_without_init(self):
         """The error for a custom loop states what is missing."""
         engine = Engine(State(model=None, callbacks=make_profiler(cyclic_schedule(), Keeping())))
 
@@ -372,7 +372,7 @@ class TestMachine:
         assert all(rate >= 0 for rates in counters["system/net, MiB per second"] for rate in rates.values())
 
     @pytest.mark.skipif(not HAS_PSUTIL, reason="the extra is not installed")
-    def test_the_thread_ends_with_the_active_batches(self, train, watch):
+    def test_thread_ends_with_the_active_batches(self, train, watch):
         """While batches are skipped, there is no thread."""
         there = {}
 

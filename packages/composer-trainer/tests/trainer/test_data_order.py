@@ -247,7 +247,7 @@ class TestSeedsOfSamplers:
         return batches(make_order(DataLoader(Values(), batch_size=4, **options), seed=17), 1).tolist()
 
     def test_of_the_loader(self):
-        """The seed of the loader's own generator counts, and not what was drawn from it."""
+        """The seed is the one of the loader's generator, independent of its draws."""
         drawn = torch.Generator().manual_seed(3)
         torch.rand(5, generator=drawn)
         generators = [torch.Generator().manual_seed(3), drawn, torch.Generator().manual_seed(4)]
@@ -258,7 +258,7 @@ class TestSeedsOfSamplers:
         assert one != other
 
     def test_of_a_distributed_sampler(self):
-        """The sampler's own seed counts."""
+        """The seed is the sampler's own."""
         samplers = [DistributedSampler(Values(), num_replicas=2, rank=0, seed=seed) for seed in (0, 0, 1)]
 
         one, same, other = (self.order(sampler=sampler) for sampler in samplers)
