@@ -75,6 +75,41 @@ def make_unseeded_trainer(algorithms, seed):
     return trainer
 
 
+SEEN = []
+"""What each Draws received: the names of the run's algorithms, its seed, the batch and the numbers drawn."""
+
+
+class Draws(Algorithm):
+    """Draws numbers, and notes them with the batch."""
+
+    runs_at = {Event.AFTER_DATALOADER: Stage.AUGMENT}
+
+    def apply(self, event, state, logger):
+        drawn = torch.rand(3, generator=state.generator(self))
+        names = tuple(type(one).__name__ for one in state.algorithms)
+        SEEN.append((names, state.rank_zero_seed, [part.tolist() for part in state.batch], drawn.tolist()))
+
+
+class OtherDraws(Draws):
+    """Draws other numbers before, and notes nothing."""
+
+    runs_at = {Event.AFTER_DATALOADER: Stage.SELECT}
+
+    def apply(self, event, state, logger):
+        torch.rand(5, generator=state.generator(self))
+
+
+def run_slow_study(folder):
+    """Run a study in this process whose runs take long enough to be killed in between."""
+    from conftest import InThisProcess
+
+    from composer.ablation import ablate
+
+    algorithms = {"bonus": Bonus, "slow": lambda: Slow(0.02)}
+    settings = {"folder": folder, "executor": InThisProcess(), "progress_bar": False}
+    ablate(make_trainer, algorithms, metric="eval/Accuracy", arms=["each", "all"], seeds=3, **settings)
+
+
 class Nothing(Algorithm):
     """Changes nothing."""
 
@@ -93,13 +128,22 @@ class Bonus(Algorithm):
         state.model.bonus = 0.25
 
 
+SLEPT = {}
+"""The seconds that Slow has taken by seed. A busy machine makes them longer than intended."""
+
+
 class Slow(Algorithm):
     """Takes 50 ms a batch."""
 
     runs_at = {Event.BATCH_END: Stage.WEIGHTS}
 
+    def __init__(self, seconds=0.05):
+        self.seconds = seconds
+
     def apply(self, event, state, logger):
-        time.sleep(0.05)
+        began, seed = time.perf_counter(), state.rank_zero_seed
+        time.sleep(self.seconds)
+        SLEPT[seed] = SLEPT.get(seed, 0.0) + time.perf_counter() - began
 
 
 class Broken(Algorithm):

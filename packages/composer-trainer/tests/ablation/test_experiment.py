@@ -1,10 +1,12 @@
 """Studies: arms, pairing, failures, continuing, and wrong arguments."""
 
 import json
+import multiprocessing
+import time
 
 import pytest
 
-from composer.ablation import ablate
+from composer.ablation import Study, ablate
 from composer.ablation.experiment import make_arms
 
 
@@ -35,10 +37,11 @@ class TestResults:
 
     def test_a_known_cost_is_found(self, study, problem):
         """Nine batches of 50 ms more are measured within 10 %."""
-        result = study({"slow": problem.Slow}, arms=["each"])
+        result = study({"slow": problem.Slow}, arms=["each"], seeds=3)
 
-        baseline, slow = result.rows
-        assert slow.seconds - baseline.seconds == pytest.approx(9 * 0.05, rel=0.1)
+        seconds = {(run.arm, run.seed): run.seconds for run in result.results}
+        errors = [seconds[("slow",), s] - seconds[(), s] - slept for s, slept in problem.SLEPT.items()]
+        assert min(map(abs, errors)) < 0.1 * 9 * 0.05  # the least disturbed by other processes
 
     def test_failures_are_results(self, study, problem):
         """An exception and a NaN are reported with their reasons, and the other arms are measured."""
@@ -50,7 +53,79 @@ class TestResults:
         assert result.rows[0].runs == 1
 
 
+class TestPairing:
+    def test_batches_and_draws(self, study, problem):
+        """Two arms that differ in one algorithm have the same batches, and the same draws of the other algorithm."""
+        study({"draws": problem.Draws, "other": problem.OtherDraws}, arms=[["draws"], ["draws", "other"]])
+
+        alone = [seen[1:] for seen in problem.SEEN if seen[0] == ("Draws",)]
+        beside = [seen[1:] for seen in problem.SEEN if seen[0] == ("Draws", "OtherDraws")]
+        assert alone == beside
+        assert len(alone) == 2 * 9
+        assert alone[0] != alone[9]
+
+    def test_an_algorithm_may_change_the_data(self, study, problem, monkeypatch):
+        """Other first batches are no error where a repetition of the baseline has its batches again."""
+
+        class Reversed(problem.Nothing):
+            def match(self, event, state):
+                return True
+
+        def make_trainer(algorithms, seed):
+            return problem.make_trainer(algorithms, seed, **({"train_subset_num_batches": 1} if algorithms else {}))
+
+        assert not any(row.failures for row in study({"reversed": Reversed}, make_trainer).rows)
+
+
+class TestGreedy:
+    def test_the_best_is_added(self, study, problem):
+        """The search adds what helps, and stops when nothing else does."""
+        result = study({"nothing": problem.Nothing, "bonus": problem.Bonus}, arms=["greedy"])
+
+        assert [row.label for row in result.rows] == ["baseline", "nothing", "bonus", "nothing + bonus"]
+        assert result.best_recipe() == ("bonus",)
+
+
+class TestBudget:
+    def test_worse_arms_are_stopped(self, study, problem):
+        """Where the time is not sufficient for all, the worse half stops after a seed, and the table states it."""
+        algorithms = {"bonus": problem.Bonus, "slow": problem.Slow, "nothing": lambda: problem.Slow(0.1)}
+
+        result = study(algorithms, arms=["each"], seeds=8, budget=3)
+
+        runs = {row.label: row.runs for row in result.rows}
+        assert runs["bonus"] == runs["baseline"] > runs["nothing"]
+        assert "stopped early to stay within the budget, after 1 of 8 seeds" in str(result)
+
+
 class TestContinuing:
+    def test_killed_five_times(self, problem, study, tmp_path):
+        """A study that SIGKILL ends five times has the results of one without interruption."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["composer.ablation", "torch._dynamo", "scipy.stats"])
+        path = tmp_path / "killed" / "results.jsonl"
+        for kill in range(5):
+            before = len(path.read_bytes().splitlines()) if path.exists() else 0
+            process = context.Process(target=problem.run_slow_study, args=(path.parent,))
+            process.start()
+            while not path.exists() or len(path.read_bytes().splitlines()) < before + 1 + (kill == 0):
+                assert process.is_alive()
+                time.sleep(0.01)
+            time.sleep(0.03 * kill)
+            process.kill()
+            process.join()
+        killed = len(path.read_bytes().splitlines())
+
+        problem.run_slow_study(path.parent)
+        problem.run_slow_study(tmp_path / "uninterrupted")
+
+        def table(folder):
+            values = {(run.arm, run.seed): [value for _, value in run.curve] for run in Study.load(folder).results}
+            return values, [(row.label, row.metric, row.difference, row.adjusted_p) for row in Study.load(folder).rows]
+
+        assert killed < 13
+        assert table(path.parent) == table(tmp_path / "uninterrupted")
+
     def test_runs_with_results_are_not_repeated(self, study, problem):
         """A second call executes only what the first did not: the runs of a new algorithm and of a new seed."""
         first = study({"nothing": problem.Nothing}, arms=["each"])

@@ -123,11 +123,15 @@ def run_job(job: Job) -> Result:
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-    measured = json.loads(answer) if answer and code == 0 else {"failure": _describe_exit(code, folder / "log.txt")}
+    seconds = time.perf_counter() - began
+    if code or not answer:
+        failure = _describe_exit(code, folder / "log.txt")
+        return Result(job.arm, job.seed, wall_seconds=seconds, failure=failure)
+    measured = json.loads(answer)
     if "error" in measured:
         raise StudyError(measured["error"])
-    details = {"arm": list(job.arm), "seed": job.seed, "wall_seconds": time.perf_counter() - began}
-    result: Result = from_data(measured | details, Result, "the result of a run")
+    measured |= {"arm": list(job.arm), "seed": job.seed, "wall_seconds": seconds}
+    result: Result = from_data(measured, Result, "the result of a run")
     return result
 
 
