@@ -8,6 +8,7 @@ import pytest
 
 from composer.ablation import Study, ablate
 from composer.ablation.experiment import make_arms
+from composer.algorithms import EMA, SWA
 
 
 class TestArms:
@@ -50,6 +51,13 @@ class TestResults:
         reasons = {row.label: [reason for _, reason in row.failures] for row in result.rows}
         assert reasons["broken"] == ["RuntimeError: no such luck"]
         assert "loss is nan after 3 batches" in reasons["nan"][0]
+        assert result.rows[0].runs == 1
+
+    def test_algorithms_that_conflict(self, study):
+        """Two algorithms that cannot work together fail with the engine's sentence; the others are measured."""
+        result = study({"ema": lambda: EMA("2ba"), "swa": SWA}, arms=["all"], seeds=1)
+
+        assert "the weights used for evaluation" in dict(result.rows[1].failures)[0]
         assert result.rows[0].runs == 1
 
 

@@ -79,6 +79,19 @@ class TestRows:
         assert "noisy (about 49)" in str(study)
         assert study.best_recipe() == ()
 
+    def test_many_arms(self):
+        """Where an interval excludes 0 but the adjusted p-value is not small, the table states it."""
+        gains = {"a": [0.02, 0.03, 0.045], "b": [0.01, -0.01, 0.0], "c": [0.02, 0.0, -0.03]}
+        results = [Result((), seed, ((1.0, 0.5),), 1.0) for seed in range(3)]
+        for name, values in gains.items():
+            results += [Result((name,), seed, ((1.0, 0.5 + gain),), 1.0) for seed, gain in enumerate(values)]
+
+        among_three, alone = Study(SETTINGS, results), Study(SETTINGS, results[:6])
+
+        assert "3 arms are compared with the baseline" in str(among_three)
+        assert "these differences may be chance: a." in str(among_three)
+        assert "may be chance" not in str(alone)
+
 
 class TestData:
     def test_json(self, tmp_path):

@@ -154,6 +154,12 @@ class Study:
                     f"{len(settings.seeds)} seeds are too few to distinguish these from no effect; in parentheses, the "
                     f"number of seeds if the difference is as measured: {listed}."
                 )
+        chance = [row.label for row in rows if row.difference and row.difference.is_clear and not _is_significant(row)]
+        if chance:
+            found.append(
+                f"{len(differences)} arms are compared with the baseline; with p-values adjusted for that, these "
+                f"differences may be chance: {', '.join(chance)}."
+            )
         if settings.is_rough:
             found.append("Times are rough (~): runs were executed beside each other.")
         found += [f"{row.label}: {row.note}." for row in rows if row.note]
@@ -288,6 +294,10 @@ class Study:
             _text(row.memory and row.memory / 2**20, "{:.0f} MiB"),
             str(len(row.failures)),
         ]
+
+
+def _is_significant(row: Row) -> bool:
+    return row.adjusted_p is not None and row.adjusted_p < _SIGNIFICANT
 
 
 def _paired(
