@@ -170,9 +170,19 @@ class TestWrongArguments:
             study({"nothing": problem.Nothing}, metric="eval/Acuracy")
 
     def test_weights_that_are_not_seeded(self, study, problem):
-        """The same seed with other initial weights is an error that names the cause."""
+        """The same seed with other initial weights is an error that names the cause, also without other arms."""
         with pytest.raises(ValueError, match="initial weights of baseline with seed 0 differ when it is repeated"):
-            study({"nothing": problem.Nothing}, problem.make_unseeded_trainer)
+            study({}, problem.make_unseeded_trainer)
+
+    def test_arms_with_other_weights(self, study, problem):
+        """Where only a later seed has other weights, the comparison of its arms shows it."""
+
+        def make_trainer(algorithms, seed):
+            make = problem.make_unseeded_trainer if seed == 1 else problem.make_trainer
+            return make(algorithms, seed)
+
+        with pytest.raises(ValueError, match="initial weights of baseline with seed 1 differ"):
+            study({"nothing": problem.Nothing}, make_trainer)
 
     def test_a_seed_that_is_not_passed(self, study, problem):
         """A trainer with a seed of its own is an error."""
