@@ -8,13 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import kornia.augmentation as ka
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Callback, Trainer, distributed
-from composer.algorithms import EMA, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
+from composer.algorithms import EMA, SWA, Augment, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 
@@ -129,8 +130,45 @@ def resume(folder):
     return results
 
 
+class Recorder(Callback):
+    """Records the images of each batch after they are augmented."""
+
+    def __init__(self):
+        self.seen = []
+
+    def batch_start(self, state, logger):
+        self.seen.append(state.batch[0].flatten().tolist())
+
+
+def augment():
+    """Return the augmented images of each batch, of two equal trainings on copies of one image."""
+    seen = []
+    for _ in range(2):
+        image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(5))
+        dataset = TensorDataset(image.expand(8, 3, 8, 8), torch.arange(8) % 3)
+        loader = DataLoader(dataset, batch_size=2, sampler=distributed.get_sampler(dataset))
+        model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), num_classes=3)
+        pipeline = ka.AugmentationSequential(ka.RandomAffine(30.0, p=1.0), ka.RandomPlasmaBrightness(p=1.0))
+        recorder = Recorder()
+        trainer = Trainer(
+            model=model,
+            train_dataloader=loader,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            max_duration="1ep",
+            algorithms=[Augment(pipeline)],
+            callbacks=[recorder],
+            seed=17,
+            device="cpu",
+            progress_bar=False,
+        )
+        trainer.fit()
+        trainer.close()
+        seen.append(recorder.seen)
+    return seen
+
+
 def main(folder):
-    results = {name: train(options) for name, options in RUNS.items()}
+    results = {name: train(options) for name, options in RUNS.items()} | {"augmented": augment()}
     if distributed.get_world_size() > 1:
         saved = distributed.from_rank_zero(tempfile.mkdtemp())
         results |= {"stopped": stop(), "by time": end_by_time(), "resumed": resume(saved)}

@@ -1,4 +1,4 @@
-"""Kill a training repeatedly at random moments and resume it; started by ``test_faults.py``.
+"""Kill a training repeatedly, at random moments or in a given batch, and resume it; started by ``test_faults.py``.
 
 Modules are imported once and each training is a fork, so that a hundred kills take a minute instead of an hour. The
 output is one line of JSON with the numbers of runs and kills, and the runs whose results differ.
@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from composer import Trainer
-from composer.algorithms import EMA, SAM, MixUp
+from composer import Callback, Trainer
+from composer.algorithms import EMA, SAM, Augment, MixUp
 from composer.checkpoint import find_checkpoints, verify_checkpoint
 from composer.models import ComposerClassifier
 
@@ -40,6 +40,41 @@ class Points(Dataset):
         """Draw."""
         point = torch.randn(8, generator=torch.Generator().manual_seed(index))
         return point + 0.1 * torch.rand(8) + 0.1 * random.random(), int(point[:3].argmax())
+
+
+class Killer(Callback):
+    """Kills the process in a batch, before the forward pass."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def before_forward(self, state, logger):
+        """Kill."""
+        if int(state.timestamp.batch) == self.batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_augmented(folder, result, pipeline, workers, kill_in):
+    """Train on images that a pipeline of kornia augments, as :func:`train` does."""
+    from test_resume import PIPELINES, Images, image_model
+
+    trainer = Trainer(
+        model=image_model(),
+        train_dataloader=DataLoader(Images(), batch_size=4, shuffle=True, num_workers=workers),
+        algorithms=[Augment(PIPELINES[pipeline]())],
+        callbacks=[] if kill_in is None else [Killer(kill_in)],
+        max_duration="3ep",
+        run_name="run",
+        save_folder=folder,
+        save_interval="2ba",
+        autoresume=True,
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+    )
+    trainer.fit()
+    trainer.close()
+    Path(result).write_text(digest(trainer.state))
 
 
 def train(folder, result):
@@ -96,15 +131,15 @@ def digest(state):
     return result.hexdigest()
 
 
-def forked(folder, result):
-    """Start a training in a new process and return its id."""
+def forked(folder, result, *augmented):
+    """Start a training in a new process, with a pipeline if there are settings for it, and return its id."""
     child = os.fork()
     if child:
         return child
     try:
         torch.set_num_threads(1)
         sys.stderr = Path(f"{result}.log").open("a")  # noqa: SIM115  (the process ends with it)
-        train(folder, result)
+        train_augmented(folder, result, *augmented) if augmented else train(folder, result)
         os._exit(0)
     except BaseException:  # noqa: BLE001
         traceback.print_exc(file=sys.stderr)
@@ -123,6 +158,25 @@ def wait(child, seconds):
     return None
 
 
+def kill_in_mid_epoch(pipeline):
+    """Kill a training with a pipeline in its second epoch, with 0 and 2 workers of the loader; return a report."""
+    home, report = Path(tempfile.mkdtemp(prefix="faults-")), {"resumed from": [], "failed": []}
+    status = wait(forked(f"{home}/uninterrupted", f"{home}/uninterrupted.txt", pipeline, 0, None), 300)
+    if status != 0:
+        report["failed"].append(Path(f"{home}/uninterrupted.txt.log").read_text()[-2000:])
+        return report
+    for workers in (0, 2):
+        folder, result = f"{home}/{workers}", f"{home}/{workers}.txt"
+        killed = wait(forked(folder, result, pipeline, workers, 5), 300)
+        report["resumed from"].append(sorted(Path(found.path).name for found in find_checkpoints(folder))[-1])
+        status = wait(forked(folder, result, pipeline, workers, None), 300)
+        same = status == 0 and Path(result).read_text() == Path(f"{home}/uninterrupted.txt").read_text()
+        if killed != signal.SIGKILL or not same:
+            log = Path(f"{result}.log").read_text()[-2000:]
+            report["failed"].append({"workers": workers, "killed": killed, "status": status, "log": log})
+    return report
+
+
 def main():
     """Run, kill, compare, report."""
     parser = argparse.ArgumentParser()
@@ -130,7 +184,11 @@ def main():
     parser.add_argument("--kills", type=int, default=8, help="maximum in each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--remote", action="store_true", help="save through fsspec")
+    parser.add_argument("--pipeline", help="a pipeline of test_resume.py, for a training that is killed in one batch")
     options = parser.parse_args()
+    if options.pipeline is not None:
+        print(json.dumps(kill_in_mid_epoch(options.pipeline)))
+        return
     choose, home = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="faults-"))
     scheme = "slowfile://" if options.remote else ""
     if options.remote:

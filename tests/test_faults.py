@@ -1,7 +1,8 @@
 """A training that is killed repeatedly at random moments produces bit-identical results to an uninterrupted one.
 
-With ``FAULTS=all`` in the environment it is killed hundreds of times, otherwise a few dozen times. Each test takes more
-than 5 seconds, because every kill is followed by another start of the training.
+With ``FAULTS=all`` in the environment it is killed hundreds of times, otherwise a few dozen times, and each pipeline of
+kornia is tested, otherwise one. Each test takes more than 5 seconds, because every kill is followed by another start of
+the training.
 """
 
 import json
@@ -14,6 +15,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("faults_program.py")
 MANY = os.environ.get("FAULTS") == "all"
+PIPELINES = ["drawn while applied"] + (["colours", "geometry", "one of", "policy"] if MANY else [])
 
 
 def report_of(*options):
@@ -42,3 +44,11 @@ class TestKills:
         record_property("report", json.dumps(report))
         assert report["failed"] == []
         assert report["kills"] >= (30 if MANY else 4)
+
+    @pytest.mark.parametrize("pipeline", PIPELINES)
+    def test_augmentations_resume_exactly(self, pipeline):
+        """A run with Augment, killed in its second epoch, resumes exactly with 0 and with 2 workers of the loader."""
+        report = report_of("--pipeline", pipeline)
+
+        assert report["failed"] == []
+        assert set(report["resumed from"]) <= {"ep0-ba2", "ep1-ba4"}  # the newest that was complete
