@@ -1,13 +1,16 @@
 """Kornia augmentations on batches: draws, images and annotations."""
 
 import inspect
+import sys
 
+import kornia
 import kornia.augmentation as ka
 import kornia.augmentation.auto as kauto
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kornia.geometry.boxes import Boxes
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -16,6 +19,7 @@ from composer import functional as cf
 
 ARGUMENTS = {
     "CenterCrop": (16,),
+    "CenterCrop3D": (8,),
     "ColorJiggle": (0.1, 0.1, 0.1, 0.1),
     "ColorJitter": (0.1, 0.1, 0.1, 0.1),
     "Denormalize": (torch.full((3,), 0.5), torch.full((3,), 0.5)),
@@ -23,15 +27,19 @@ ARGUMENTS = {
     "Normalize": (torch.full((3,), 0.5), torch.full((3,), 0.5)),
     "PadTo": ((40, 40),),
     "RandomAffine": (30.0,),
+    "RandomAffine3D": ((15.0, 15.0, 15.0),),
     "RandomBrightness": ((0.5, 1.5),),
     "RandomContrast": ((0.5, 1.5),),
     "RandomCrop": ((16, 16),),
+    "RandomCrop3D": ((8, 8, 8),),
     "RandomGamma": ((0.5, 1.5),),
     "RandomFisheye": (torch.tensor([-0.3, 0.3]), torch.tensor([-0.3, 0.3]), torch.tensor([0.9, 1.1])),
     "RandomGaussianBlur": ((3, 3), (0.1, 2.0)),
     "RandomMotionBlur": (3, 30.0, 0.5),
+    "RandomMotionBlur3D": (3, (30.0, 30.0, 30.0), 0.5),
     "RandomResizedCrop": ((16, 16),),
     "RandomRotation": (30.0,),
+    "RandomRotation3D": ((15.0, 15.0, 15.0),),
     "RandomRotation90": ((1, 3),),
     "RandomShear": (10.0,),
     "RandomTranslate": ((0.1, 0.1), (0.1, 0.1)),
@@ -41,13 +49,31 @@ ARGUMENTS = {
 LEFT_OUT = {
     "RandomDissolving": "downloads a diffusion model",
     "RandomTransplantation": "needs masks to draw from",
+    "RandomTransplantation3D": "needs masks to draw from",
+    "ManyToManyAugmentationDispather": "takes several batches, one for each of its augmentations",
+    "ManyToOneAugmentationDispather": "returns several batches, one for each of its augmentations",
+    "PolicySequential": "is a part of the policies",
+    "VideoSequential": "takes videos, see test_videos",
 }
-CLASSES = sorted(
+CONTAINERS = {"AugmentationSequential", "ImageSequential", "PatchSequential"}
+POLICIES = {"AutoAugment", "RandAugment", "TrivialAugment"}
+EXPORTED = {
     name
-    for name, kind in inspect.getmembers(ka, inspect.isclass)
-    if not any(part in name for part in ("Base", "3D", "Sequential", "Dispather"))
-)
-DETERMINISTIC = {"CenterCrop", "Denormalize", "LongestMaxSize", "Normalize", "PadTo", "Resize", "SmallestMaxSize"}
+    for module in (ka, kauto, ka.container)
+    for name, kind in inspect.getmembers(module, inspect.isclass)
+    if "Base" not in name
+}
+CLASSES = sorted(EXPORTED - LEFT_OUT.keys() - CONTAINERS - POLICIES)
+DETERMINISTIC = {
+    "CenterCrop",
+    "CenterCrop3D",
+    "Denormalize",
+    "LongestMaxSize",
+    "Normalize",
+    "PadTo",
+    "Resize",
+    "SmallestMaxSize",
+}
 
 
 def make(name):
@@ -67,21 +93,29 @@ def images(count=8, size=32, seed=3):
     return torch.rand(count, 3, size, size, generator=seeded(seed))
 
 
+def batch_for(name):
+    """Return images, or volumes for the augmentations of these."""
+    return torch.rand(4, 3, 10, 12, 12, generator=seeded(3)) if "3D" in name else images()
+
+
 PIPELINES = {
     "AugmentationSequential": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.ColorJitter(0.2, 0.2, 0.2)),
     "AutoAugment": kauto.AutoAugment,
     "ImageSequential": lambda: ka.ImageSequential(ka.RandomAffine(30.0), ka.RandomHorizontalFlip(), random_apply=1),
+    "PatchSequential": lambda: ka.PatchSequential(
+        ka.ColorJitter(0.2, 0.2, 0.2), ka.RandomErasing(), grid_size=(2, 2), patchwise_apply=False
+    ),
     "RandAugment": lambda: kauto.RandAugment(2, 10),
     "TrivialAugment": kauto.TrivialAugment,
     "dropout": lambda: nn.Dropout2d(0.5),
-} | {name: lambda name=name: make(name) for name in CLASSES if name not in LEFT_OUT}
+} | {name: lambda name=name: make(name) for name in CLASSES}
 
 
 class TestDraws:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_properties(self, name):
         """Draws depend only on the generator, can be reused, and equal kornia's for the same seed."""
-        augmentation, batch = PIPELINES[name](), images()
+        augmentation, batch = PIPELINES[name](), batch_for(name)
         before = torch.get_rng_state()
 
         draws = cf.draw_augmentation(augmentation, batch.shape, generator=seeded())
@@ -97,7 +131,7 @@ class TestDraws:
     @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DETERMINISTIC])
     def test_other_seeds_give_other_draws(self, name):
         """Some of several seeds give other draws; deterministic classes are excluded."""
-        augmentation, batch = PIPELINES[name](), images()
+        augmentation, batch = PIPELINES[name](), batch_for(name)
 
         outputs = [cf.augment_batch(batch, augmentation, generator=seeded(seed)) for seed in range(5)]
 
@@ -122,9 +156,9 @@ class TestDraws:
         assert output.shape == frames.shape
         assert (output == output[:, :1]).all()
 
-    def test_excluded_classes_exist(self):
-        """Each excluded class exists in kornia."""
-        assert set(LEFT_OUT) <= set(CLASSES)
+    def test_every_class_is_tested(self):
+        """Each class that kornia exports is tested, or is an exception; one that is gone needs no exception."""
+        assert set(PIPELINES) - {"dropout"} | set(LEFT_OUT) == EXPORTED
 
 
 class TestImages:
@@ -313,6 +347,33 @@ class TestTogether:
 
         assert moved.tolist() == [[[0, 0, 0, 0], [6, 6, 14, 14]]]
 
+    @pytest.mark.parametrize(
+        "augmentation", [ka.RandomHorizontalFlip(p=1.0), ka.RandomRotation90((1, 1), p=1.0), ka.CenterCrop((240, 240))]
+    )
+    def test_kornias_vertices(self, augmentation):
+        """Vertices are moved to where kornia moves them, and describe the same pixels as boxes of torchvision."""
+        batch, _, boxes = rectangles(seeded())
+        vertices = Boxes.from_tensor(torch.stack(boxes), mode="xyxy").to_tensor("vertices_plus")
+
+        moved = cf.augment_batch(batch, augmentation, boxes=vertices).boxes
+
+        own = ka.AugmentationSequential(augmentation, data_keys=["input", "bbox"])(batch, vertices)[1]
+        as_xyxy = cf.augment_batch(batch, augmentation, boxes=torch.stack(boxes)).boxes
+        torch.testing.assert_close(moved, own, atol=1e-3, rtol=0)
+        exported = Boxes.from_tensor(moved, mode="vertices_plus").to_tensor("xyxy")
+        torch.testing.assert_close(exported, as_xyxy, atol=1e-3, rtol=0)
+
+    def test_kornias_boxes(self):
+        """Boxes of kornia are returned as such, in their mode, without those that leave the image."""
+        given = [torch.tensor([[0.0, 0.0, 8.0, 8.0], [14.0, 14.0, 22.0, 22.0], [20.0, 20.0, 30.0, 30.0]])]
+        boxes, labels = Boxes.from_tensor(given, mode="xyxy"), [torch.tensor([1, 2, 3])]
+
+        moved = cf.augment_batch(torch.zeros(1, 3, 32, 32), ka.CenterCrop((16, 16)), boxes=boxes, labels=labels)
+
+        assert isinstance(moved.boxes, Boxes)
+        assert moved.boxes.to_tensor()[0].tolist() == [[6, 6, 14, 14], [12, 12, 16, 16]]
+        assert moved.labels[0].tolist() == [2, 3]
+
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32])
     def test_values_of_masks(self, dtype):
         """Masks keep their values and dtype: they are not interpolated."""
@@ -331,6 +392,19 @@ class TestBadInput:
         [
             ({"input": torch.zeros(3, 8, 8)}, ValueError, r"input must have shape .*, got \(3, 8, 8\)"),
             ({"input": torch.zeros(4, 3, 8, 8, dtype=torch.int64)}, TypeError, "input must be a batch of images"),
+            ({"input": [torch.zeros(3, 8, 8)]}, TypeError, "input must be a batch of images"),
+            ({"input": torch.zeros(0, 3, 8, 8)}, ValueError, "without empty dimensions"),
+            ({"boxes": torch.zeros(3, 1, 4)}, ValueError, r"boxes must be .* got a tensor of shape \(3, 1, 4\)"),
+            ({"boxes": torch.zeros(4, 1, 2, 2)}, ValueError, r"boxes must be .* got a tensor of shape \(4, 1, 2, 2\)"),
+            (
+                {
+                    "input": torch.zeros(4, 3, 6, 8, 8),
+                    "augmentation": ka.RandomHorizontalFlip3D(),
+                    "masks": torch.zeros(4, 6, 8, 8),
+                },
+                ValueError,
+                "RandomHorizontalFlip3D cannot move masks",
+            ),
             ({"augmentation": "flip"}, TypeError, "augmentation must be a torch.nn.Module"),
             ({"masks": torch.zeros(3, 8, 8)}, ValueError, r"masks must be .*, got \(3, 8, 8\)"),
             ({"boxes": [torch.zeros(1, 4)]}, ValueError, "boxes must be .* got a list of 1"),
@@ -371,3 +445,18 @@ class TestBadInput:
         """A generator must be on the CPU, so that nothing synchronizes."""
         with pytest.raises(TypeError, match="generator"):
             cf.draw_augmentation(ka.RandomHorizontalFlip(), (4, 3, 8, 8), generator=17)
+
+    def test_kornia_is_missing(self, monkeypatch):
+        """Without kornia the error names it and how to install it."""
+        monkeypatch.setitem(sys.modules, "kornia", None)
+
+        with pytest.raises(ImportError, match=r"needs kornia, which is not installed\. .*pip install"):
+            cf.augment_batch(torch.zeros(4, 3, 8, 8), ka.RandomHorizontalFlip())
+
+    @pytest.mark.parametrize("version", ["0.8.2", "0.8"])
+    def test_kornia_is_too_old(self, monkeypatch, version):
+        """An old kornia, whose masks do not stay on their objects, is refused."""
+        monkeypatch.setattr(kornia, "__version__", version)
+
+        with pytest.raises(ImportError, match=rf"needs kornia 0\.9 or later, got {version}"):
+            cf.augment_batch(torch.zeros(4, 3, 8, 8), ka.RandomHorizontalFlip())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from composer.functional.augmentations.annotations import (
     AugmentedBatch,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["AugmentationDraws", "augment_batch", "draw_augmentation"]
+
+_INSTALL = 'Install it: pip install "kornia>=0.9".'
 
 
 class AugmentationDraws(NamedTuple):
@@ -61,13 +65,15 @@ def draw_augmentation(
 
     Args:
         augmentation: An augmentation of kornia, a container of them, or any module.
-        shape: The shape of the batch, ``(N, C, H, W)``; ``(N, T, C, H, W)`` for a ``VideoSequential``.
+        shape: The shape of the batch, ``(N, C, H, W)``; ``(N, T, C, H, W)`` for a ``VideoSequential``, and
+            ``(N, C, D, H, W)`` for augmentations of volumes.
         generator: Source of randomness, a CPU generator; torch's default one if ``None``.
 
     Returns:
         The draws, for ``augment_batch(..., params=)``.
 
     Raises:
+        ImportError: kornia is older than 0.9.
         TypeError: ``augmentation`` is not a module.
         ValueError: ``generator`` is not on the CPU.
 
@@ -83,10 +89,12 @@ def draw_augmentation(
             f"got {described(augmentation)}."
         )
     check_generator(generator)
+    draw = getattr(augmentation, "forward_parameters", None)
+    if draw is not None:
+        _check_kornia()
     seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
     with _preserved_rng(None):
         torch.default_generator.manual_seed(seed)
-        draw = getattr(augmentation, "forward_parameters", None)
         params = draw(torch.Size(shape)) if callable(draw) else None
         return AugmentationDraws(seed, params, torch.default_generator.get_state())
 
@@ -111,17 +119,20 @@ def augment_batch(
     be applied to images alone. All draws come from ``generator``; torch's global generators are left as they were.
 
     Args:
-        input: Images, shape ``(N, C, H, W)``, or videos, ``(N, T, C, H, W)``. Floating point in ``[0, 1]``, or uint8
-            in 0 to 255, which is augmented as float32 and rounded. float16 and bfloat16 are augmented in float32.
+        input: Images, shape ``(N, C, H, W)``, videos, ``(N, T, C, H, W)``, or volumes, ``(N, C, D, H, W)``. Floating
+            point in ``[0, 1]``, or uint8 in 0 to 255, which is augmented as float32 and rounded. float16 and bfloat16
+            are augmented in float32.
         augmentation: The augmentation. It must return as many samples as it gets.
         masks: A mask for each image, shape ``(N, H, W)`` or ``(N, K, H, W)``, any dtype. Values are not interpolated;
             whole numbers must be below 2**24.
         boxes: A tensor of shape ``(N, B, 4)``, or a list of ``N`` tensors of shape ``(B_i, 4)``, in pixels, measured at
-            the edges of pixels as torchvision does: the first pixel covers 0 to 1.
+            the edges of pixels as torchvision does: the first pixel covers 0 to 1. Or kornia's vertices, shape
+            ``(N, B, 4, 2)`` or a list of ``(B_i, 4, 2)``, the centres of the pixels in the corners, as for its data key
+            ``"bbox"``; or kornia's ``Boxes``. They are returned in the same form, as the smallest upright boxes.
         keypoints: A tensor of shape ``(N, K, 2)``, or a list of ``N`` tensors of shape ``(K_i, 2)``, x before y, in
             pixels, measured at their centres as torchvision and kornia do: the first pixel is 0.
         labels: For a list of boxes, the tensors with an entry for each box. Entries of dropped boxes are removed.
-        box_format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``; ignored for torchvision's ``BoundingBoxes``.
+        box_format: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``; ignored for torchvision's ``BoundingBoxes`` and vertices.
         min_visible: Boxes of a list are dropped if less than this fraction of their area, or nothing, is left in the
             image, in ``[0, 1]``. Boxes of a tensor are clipped, and never dropped.
         params: Draws of :func:`draw_augmentation` to use instead of new ones.
@@ -132,6 +143,7 @@ def augment_batch(
         images.
 
     Raises:
+        ImportError: kornia is missing or older than 0.9.
         TypeError: ``input`` is not a batch of images, or ``augmentation`` is not a module.
         ValueError: Masks, boxes or keypoints do not fit the batch, the augmentation cannot move them, or it returns
             another number of samples.
@@ -248,8 +260,23 @@ def _check_images(input: Tensor) -> None:
         )
 
 
+def _check_kornia() -> None:
+    try:
+        import kornia  # noqa: PLC0415  (kornia is imported at first use)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"augment_batch needs kornia, which is not installed. {_INSTALL}") from error
+    if not _is_supported(kornia.__version__):
+        raise ImportError(f"augment_batch needs kornia 0.9 or later, got {kornia.__version__}. {_INSTALL}")
+
+
+@cache
+def _is_supported(version: str) -> bool:
+    return TorchVersion(version) >= "0.9"
+
+
 def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
     """Refuse modules that would change the images and leave what belongs to them where it was."""
+    _check_kornia()
     from kornia import augmentation as ka  # noqa: PLC0415  (kornia is imported at first use)
     from kornia.augmentation.base import _AugmentationBase  # noqa: PLC0415
     from kornia.augmentation.container.base import SequentialBase  # noqa: PLC0415
@@ -260,7 +287,7 @@ def _check_movable(augmentation: nn.Module, *, points: bool) -> None:
             f"got {type(augmentation).__name__}, which can be applied to images alone."
         )
     no_points = (ka.RandomElasticTransform, ka.RandomThinPlateSpline, ka.RandomFisheye)
-    no_masks = (ka.RandomThinPlateSpline, ka.RandomFisheye, ka.MixAugmentationBaseV2)
+    no_masks = (ka.RandomThinPlateSpline, ka.RandomFisheye, ka.MixAugmentationBaseV2, ka.AugmentationBase3D)
     for module in augmentation.modules():
         if isinstance(module, no_masks) or (points and isinstance(module, no_points)):
             raise ValueError(
