@@ -54,6 +54,7 @@ MEETINGS = {
     (Event.AFTER_DATALOADER, Stage.AUGMENT): (
         "Yes, the last of the list runs first. List CutOut first, so that the squares stay blank."
     ),
+    (Event.AFTER_DATALOADER, Stage.MIX): "Little: with masks or boxes, each mixes the result of the other.",
     (Event.BEFORE_FORWARD, Stage.MIX): "Little: each blends the result of the other, and the labels accordingly.",
     (Event.BEFORE_LOSS, Stage.MIX): "No: labels are blended in the same order as the samples.",
     (

@@ -251,6 +251,7 @@ CASES = {
     "ColOut of masks": Case(new("ColOut"), on_masks),
     "ColOut of a dataset": Case(new("ColOut", batch=False), on_pictures),
     "CutMix": Case(new("CutMix"), on_images, refused=(("alpha", -1), ("alpha", float("nan")))),
+    "CutMix of masks": Case(new("CutMix", mask_key=1), on_masks),
     "CutMix of losses": Case(new("CutMix", interpolate_loss=True), on_images),
     "CutOut": Case(new("CutOut", num_holes=2), on_images, refused=(("num_holes", -1), ("length", 2))),
     "EMA": Case(
@@ -306,6 +307,7 @@ CASES = {
         on_images,
         refused=(("alpha", -1), ("alpha", float("nan")), ("alpha", float("inf")), ("alpha", True)),
     ),
+    "MixUp of masks": Case(new("MixUp", alpha=5.0, mask_key=1), on_masks),
     "MixUp of losses": Case(new("MixUp", alpha=5.0, interpolate_loss=True), on_images),
     "NoOpModel": Case(new("NoOpModel"), on_images),
     "ProgressiveResizing": Case(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composer import functional as cf
+from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, FieldsByEvent, Stage, get_precision_context
 from composer.functional.nested import rebuild
 
@@ -27,16 +28,27 @@ class SampleMixing(Algorithm):
     With ``interpolate_loss`` they blend losses instead of targets. They come last before the forward pass, so that
     samples are mixed after those of all algorithms that blend targets. After the loss they come before other algorithms
     restore the targets, so that the loss of the partners' targets includes those changes, too.
+
+    With masks or boxes these are the targets. They are mixed together with the images, once, after the batch is loaded.
     """
 
     input_key: BatchKey
     target_key: BatchKey
+    mask_key: BatchKey | None
+    boxes_key: BatchKey | None
+    labels_key: BatchKey | None
     _partners: Tensor | None
     _partner_weight: float
 
-    runs_at: ClassVar = {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX, Event.AFTER_LOSS: Stage.LOSS}
+    runs_at: ClassVar = {
+        Event.AFTER_DATALOADER: Stage.MIX,
+        Event.BEFORE_FORWARD: Stage.MIX,
+        Event.BEFORE_LOSS: Stage.MIX,
+        Event.AFTER_LOSS: Stage.LOSS,
+    }
     reads: ClassVar = FieldsByEvent(
         {
+            Event.AFTER_DATALOADER: {"batch"},
             Event.BEFORE_FORWARD: {"batch.input", "batch.target"},
             Event.BEFORE_LOSS: {"batch.target", "outputs"},
             Event.AFTER_LOSS: {"batch.input", "batch.target", "outputs", "loss", "model"},
@@ -45,6 +57,7 @@ class SampleMixing(Algorithm):
     # The batch holds the partners' targets while their loss is computed.
     writes: ClassVar = FieldsByEvent(
         {
+            Event.AFTER_DATALOADER: {"batch"},
             Event.BEFORE_FORWARD: {"batch.input"},
             Event.BEFORE_LOSS: {"batch.target"},
             Event.AFTER_LOSS: {"batch.target", "loss"},
@@ -53,16 +66,34 @@ class SampleMixing(Algorithm):
 
     def runs_at_events(self) -> Mapping[Event, Stage]:
         """Return the events at which it runs: targets are blended before the loss, losses after it."""
+        if self._has_annotations():
+            return {Event.AFTER_DATALOADER: Stage.MIX}
         if self.interpolate_loss:
             return {Event.BEFORE_FORWARD: Stage.LOSS, Event.AFTER_LOSS: Stage.LOSS}
         return {Event.BEFORE_FORWARD: Stage.MIX, Event.BEFORE_LOSS: Stage.MIX}
 
     @abstractmethod
-    def mix(self, input: Tensor, target: Any, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    def mix(self, input: Any, target: Any, generator: torch.Generator) -> tuple[Any, Tensor, float]:
         """Return the mixed samples, the index of each sample's partner, and the weight of the partners."""
+
+    def check_annotations(self) -> None:
+        """Raise an error for keys that do not belong together."""
+        check_keys(self)
+        if self._has_annotations() and self.interpolate_loss:
+            raise ValueError(
+                "interpolate_loss must be False with mask_key or boxes_key, got True: masks and boxes are mixed, "
+                "and not their losses."
+            )
+
+    def _has_annotations(self) -> bool:
+        return self.mask_key is not None or self.boxes_key is not None
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the samples before the forward pass, and the targets or losses after it."""
+        if event is Event.AFTER_DATALOADER:
+            mixed, _, _ = self.mix(annotated_images(self, state), None, state.generator(self))
+            set_annotated_images(self, state, mixed)
+            return
         if event is Event.BEFORE_FORWARD:
             input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
             # A loop that does not split batches may leave the microbatch at -1; it draws as for a single microbatch.

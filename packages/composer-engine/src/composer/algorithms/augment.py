@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 from torch import nn
 
 from composer import functional as cf
+from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between, one_of
 
@@ -66,29 +67,21 @@ class Augment(Algorithm):
                 "augmentation must be a module such as kornia.augmentation.RandomAffine(30.0), "
                 f"got {self.augmentation!r}."
             )
-        if self.labels_key is not None and self.boxes_key is None:
-            raise ValueError(f"labels_key={self.labels_key!r} needs boxes_key: labels are removed with their boxes.")
+        check_keys(self)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Augment the images and what belongs to them."""
-        keys = {
-            "masks": self.mask_key,
-            "boxes": self.boxes_key,
-            "keypoints": self.keypoints_key,
-            "labels": self.labels_key,
-        }
-        keys = {name: key for name, key in keys.items() if key is not None}
-        belonging: dict[str, Any] = {name: state.batch_get_item(key) for name, key in keys.items()}
+        images = annotated_images(self, state)
+        batch = images if isinstance(images, cf.AugmentedBatch) else cf.AugmentedBatch(images)
         augmented = cf.augment_batch(
-            state.batch_get_item(self.input_key),
+            batch.input,
             self.augmentation,
-            **belonging,
+            masks=batch.masks,
+            boxes=batch.boxes,
+            keypoints=batch.keypoints,
+            labels=batch.labels,
             box_format=self.box_format,  # type: ignore[arg-type]
             min_visible=self.min_visible,
             generator=state.generator(self),
         )
-        if isinstance(augmented, cf.AugmentedBatch):
-            for name, key in keys.items():
-                state.batch_set_item(key, getattr(augmented, name))
-            augmented = augmented.input
-        state.batch_set_item(self.input_key, augmented)
+        set_annotated_images(self, state, augmented)

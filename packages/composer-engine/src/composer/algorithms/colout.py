@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import attrs
 
 from composer import functional as cf
+from composer.algorithms._annotations import annotated_images, check_keys, set_annotated_images
 from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._dataset import ImageAugmentation
 from composer.core import BatchKey, Event, FieldsByEvent, Stage, State
-from composer.core.checks import number_between, true_or_false
+from composer.core.checks import number_between, one_of, true_or_false
 
 __all__ = ["ColOut"]
 
@@ -36,10 +37,16 @@ class ColOut(ImageAugmentation):
         resize_target: Whether targets lose the same rows and columns; with ``"auto"``, targets of the images' size do.
         input_key: The key of the images in a batch, for ``batch=True``.
         target_key: The key of the targets in a batch, for ``batch=True``.
+        mask_key: The key of masks that lose the same rows and columns, for ``batch=True``.
+        boxes_key: The key of boxes that move with the pixels, for ``batch=True``.
+        keypoints_key: The key of keypoints that move with the pixels, for ``batch=True``.
+        labels_key: The key of the labels of boxes. Those of boxes of which nothing remains are removed.
+        box_format: The format of the boxes: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``.
 
     Raises:
         TypeError: A fraction is not a number.
-        ValueError: A fraction is out of range, or ``resize_target`` is none of the three.
+        ValueError: A fraction is out of range, ``resize_target`` is none of the three, there are labels without boxes,
+            or there are keys of masks, boxes or keypoints with ``batch=False``.
 
     Example:
         >>> ColOut(p_row=0.1, p_col=0.1).batch
@@ -52,19 +59,29 @@ class ColOut(ImageAugmentation):
     resize_target: bool | str = attrs.field(default="auto", validator=_bool_or_auto)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
+    mask_key: BatchKey | None = None
+    boxes_key: BatchKey | None = None
+    keypoints_key: BatchKey | None = None
+    labels_key: BatchKey | None = None
+    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
     _transform: Any = attrs.field(default=None, init=False, repr=False)
 
     runs_at: ClassVar = {Event.FIT_START: Stage.RESHAPE, Event.AFTER_DATALOADER: Stage.RESHAPE}
     reads: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch.input", "batch.target"}}
+        {Event.FIT_START: {"train_dataloader", "evaluators"}, Event.AFTER_DATALOADER: {"batch"}}
     )
-    writes: ClassVar = FieldsByEvent(
-        {Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch.input", "batch.target"}}
-    )
+    writes: ClassVar = FieldsByEvent({Event.FIT_START: {"train_dataloader"}, Event.AFTER_DATALOADER: {"batch"}})
 
     def __attrs_post_init__(self) -> None:
         is_idle = self.p_row == self.p_col == 0
         warn_if_idle(self, p_row=is_idle, p_col=is_idle)
+        check_keys(self)
+        keys = (self.mask_key, self.boxes_key, self.keypoints_key)
+        if not self.batch and any(key is not None for key in keys):
+            raise ValueError(
+                "batch must be True to move masks, boxes and keypoints, got False: a dataset's transform has images "
+                "alone."
+            )
 
     def make_transform(self) -> Any:
         """Return ColOut for single images."""
@@ -72,10 +89,15 @@ class ColOut(ImageAugmentation):
 
     def augment_batch(self, state: State) -> None:
         """Drop rows and columns of the batch."""
-        sample = (state.batch_get_item(self.input_key), state.batch_get_item(self.target_key))
-        input, target = cf.colout_batch(
-            sample, self.p_row, self.p_col, self.resize_target, generator=state.generator(self)
+        sample = (annotated_images(self, state), state.batch_get_item(self.target_key))
+        images, target = cf.colout_batch(
+            sample,
+            self.p_row,
+            self.p_col,
+            self.resize_target,
+            box_format=self.box_format,  # type: ignore[arg-type]
+            generator=state.generator(self),
         )
-        state.batch_set_item(self.input_key, input)
+        set_annotated_images(self, state, images)
         if target is not sample[1]:
             state.batch_set_item(self.target_key, target)

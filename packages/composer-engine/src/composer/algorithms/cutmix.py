@@ -11,7 +11,7 @@ from torch import Tensor  # noqa: TC002
 from composer import functional as cf
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import number_between, true_or_false
+from composer.core.checks import number_between, one_of, true_or_false
 
 __all__ = ["CutMix"]
 
@@ -30,14 +30,21 @@ class CutMix(SampleMixing):
             uniformly, and the box is clipped to the image.
         input_key: The key of the images in a batch.
         target_key: The key of the labels in a batch.
+        mask_key: The key of masks. With it or ``boxes_key``, masks and boxes are mixed with the images after the batch
+            is loaded, and ``target_key`` is not used.
+        boxes_key: The key of lists of boxes.
+        labels_key: The key of the labels of boxes, which are joined as the boxes are.
+        box_format: The format of the boxes: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``.
+        min_visible: Boxes of which a smaller fraction is visible are dropped with their labels, in ``[0, 1]``.
 
     Raises:
         TypeError: ``alpha`` is not a number.
-        ValueError: ``alpha`` is not positive and finite.
+        ValueError: ``alpha`` is not positive and finite, there are labels without boxes, or masks or boxes with
+            ``interpolate_loss``.
 
     Example:
-        >>> CutMix(alpha=0.5)
-        CutMix(alpha=0.5, interpolate_loss=False, uniform_sampling=False, input_key=0, target_key=1)
+        >>> CutMix(alpha=0.5).alpha
+        0.5
     """
 
     alpha: float = attrs.field(
@@ -48,18 +55,31 @@ class CutMix(SampleMixing):
     uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
+    mask_key: BatchKey | None = None
+    boxes_key: BatchKey | None = None
+    labels_key: BatchKey | None = None
+    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
+    min_visible: float = attrs.field(
+        default=0.0, validator=number_between(0, 1, meaning="It is a fraction of a box's area.")
+    )
     _partner_weight: float = attrs.field(default=0.0, init=False, repr=False)
     _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
 
-    def mix(self, input: Tensor, target: Any, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    def __attrs_post_init__(self) -> None:
+        self.check_annotations()
+
+    def mix(self, input: Any, target: Any, generator: torch.Generator) -> tuple[Any, Tensor, float]:
         """Paste a box of its partner into every image."""
-        partners = cf.draw_permutation(input, generator=generator)
+        images = input.input if isinstance(input, cf.AugmentedBatch) else input
+        partners = cf.draw_permutation(images, generator=generator)
         mixed, _, weight, _ = cf.cutmix_batch(
             input,
             target,
             alpha=self.alpha,
             indices=partners,
             uniform_sampling=self.uniform_sampling,
+            box_format=self.box_format,  # type: ignore[arg-type]
+            min_visible=self.min_visible,
             generator=generator,
         )
         return mixed, partners, 1 - weight

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import attrs
 
 from composer import functional as cf
+from composer.algorithms._annotations import annotated_images, set_annotated_images
 from composer.core import Algorithm, BatchKey, Event, Logger, Stage, State
 from composer.core.checks import number_between, true_or_false, whole_number_from
 
@@ -25,14 +27,16 @@ class CutOut(Algorithm):
         uniform_sampling: Whether all pixels are equally likely to be covered; otherwise the centre of the square is
             drawn uniformly, and the square is clipped to the image.
         input_key: The key of the images in a batch.
+        mask_key: The key of masks in which the squares are filled, too, with ``mask_value``.
+        mask_value: What masks are filled with, such as the class id that the loss ignores.
 
     Raises:
         TypeError: A value is not a number.
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or only one of ``mask_key`` and ``mask_value`` is set.
 
     Example:
-        >>> CutOut(num_holes=2, length=0.25)
-        CutOut(num_holes=2, length=0.25, uniform_sampling=False, input_key=0)
+        >>> CutOut(num_holes=2, length=0.25).length
+        0.25
     """
 
     num_holes: int = attrs.field(default=1, validator=whole_number_from(1, meaning="It is the number of squares."))
@@ -41,15 +45,30 @@ class CutOut(Algorithm):
     )
     uniform_sampling: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
+    mask_key: BatchKey | None = None
+    mask_value: float | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(number_between(-math.inf, meaning="Masks are filled with it.")),
+    )
 
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.AUGMENT}
-    reads: ClassVar = {"batch.input"}
-    writes: ClassVar = {"batch.input"}
+    reads: ClassVar = {"batch"}
+    writes: ClassVar = {"batch"}
+
+    def __attrs_post_init__(self) -> None:
+        if (self.mask_key is None) != (self.mask_value is None):
+            raise ValueError(
+                f"mask_key and mask_value must be set together, got {self.mask_key!r} and {self.mask_value!r}."
+            )
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Fill the squares with zeros."""
-        images = state.batch_get_item(self.input_key)
         holed = cf.cutout_batch(
-            images, self.num_holes, self.length, self.uniform_sampling, generator=state.generator(self)
+            annotated_images(self, state),
+            self.num_holes,
+            self.length,
+            self.uniform_sampling,
+            mask_value=self.mask_value,
+            generator=state.generator(self),
         )
-        state.batch_set_item(self.input_key, holed)
+        set_annotated_images(self, state, holed)

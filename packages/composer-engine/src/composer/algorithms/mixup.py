@@ -12,7 +12,7 @@ from composer import functional as cf
 from composer.algorithms._checks import warn_if_idle
 from composer.algorithms._mixing import SampleMixing
 from composer.core import BatchKey  # noqa: TC001
-from composer.core.checks import number_between, true_or_false
+from composer.core.checks import number_between, one_of, true_or_false
 
 __all__ = ["MixUp"]
 
@@ -30,14 +30,20 @@ class MixUp(SampleMixing):
             other algorithms have smoothed or blended them.
         input_key: The key of the samples in a batch.
         target_key: The key of the labels in a batch.
+        mask_key: The key of masks of probabilities. With it or ``boxes_key``, masks and boxes are mixed with the images
+            after the batch is loaded, and ``target_key`` is not used.
+        boxes_key: The key of lists of boxes.
+        labels_key: The key of the labels of boxes, which are joined as the boxes are.
+        box_format: The format of the boxes: ``"xyxy"``, ``"xywh"`` or ``"cxcywh"``.
 
     Raises:
         TypeError: ``alpha`` is not a number.
-        ValueError: ``alpha`` is negative or not finite.
+        ValueError: ``alpha`` is negative or not finite, there are labels without boxes, or masks or boxes with
+            ``interpolate_loss``.
 
     Example:
-        >>> MixUp(alpha=0.4)
-        MixUp(alpha=0.4, interpolate_loss=False, input_key=0, target_key=1)
+        >>> MixUp(alpha=0.4).alpha
+        0.4
     """
 
     alpha: float = attrs.field(
@@ -46,15 +52,27 @@ class MixUp(SampleMixing):
     interpolate_loss: bool = attrs.field(default=False, validator=true_or_false)
     input_key: BatchKey = 0
     target_key: BatchKey = 1
+    mask_key: BatchKey | None = None
+    boxes_key: BatchKey | None = None
+    labels_key: BatchKey | None = None
+    box_format: str = attrs.field(default="xyxy", validator=one_of("xyxy", "xywh", "cxcywh"))
     _partner_weight: float = attrs.field(default=0.0, init=False, repr=False)
     _partners: Tensor | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         warn_if_idle(self, alpha=self.alpha == 0)
+        self.check_annotations()
 
-    def mix(self, input: Tensor, target: Any, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    def mix(self, input: Any, target: Any, generator: torch.Generator) -> tuple[Any, Tensor, float]:
         """Blend every sample with its partner."""
         mixing = cf.draw_mixing(self.alpha, generator=generator)
-        partners = cf.draw_permutation(input, generator=generator)
-        mixed, _, _ = cf.mixup_batch(input, target, mixing=mixing, indices=partners)
+        samples = input.input if isinstance(input, cf.AugmentedBatch) else input
+        partners = cf.draw_permutation(samples, generator=generator)
+        mixed, _, _ = cf.mixup_batch(
+            input,
+            target,
+            mixing=mixing,
+            indices=partners,
+            box_format=self.box_format,  # type: ignore[arg-type]
+        )
         return mixed, partners, mixing

@@ -1,0 +1,45 @@
+"""The images of a batch, and what belongs to them, at the keys of an algorithm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from composer import functional as cf
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from composer.core import Algorithm, State
+
+__all__ = ["annotated_images", "check_keys", "set_annotated_images"]
+
+_KEYS = {"masks": "mask_key", "boxes": "boxes_key", "keypoints": "keypoints_key", "labels": "labels_key"}
+
+
+def annotated_images(algorithm: Algorithm, state: State) -> Any:
+    """Return the images at ``input_key``; an ``AugmentedBatch`` if the algorithm has keys of what belongs to them."""
+    images: Tensor = state.batch_get_item(algorithm.input_key)  # type: ignore[attr-defined]
+    keys = _keys(algorithm)
+    more = {name: state.batch_get_item(key) for name, key in keys.items()}
+    return cf.AugmentedBatch(images, **more) if more else images
+
+
+def set_annotated_images(algorithm: Algorithm, state: State, value: Tensor | cf.AugmentedBatch) -> None:
+    """Replace the images, and what belongs to them."""
+    if isinstance(value, cf.AugmentedBatch):
+        for name, key in _keys(algorithm).items():
+            state.batch_set_item(key, getattr(value, name))
+        value = value.input
+    state.batch_set_item(algorithm.input_key, value)  # type: ignore[attr-defined]
+
+
+def check_keys(algorithm: Algorithm) -> None:
+    """Raise an error for labels of boxes without the boxes."""
+    keys = _keys(algorithm)
+    if "labels" in keys and "boxes" not in keys:
+        raise ValueError(f"labels_key={keys['labels']!r} needs boxes_key: labels are removed with their boxes.")
+
+
+def _keys(algorithm: Algorithm) -> dict[str, object]:
+    keys = {name: getattr(algorithm, field, None) for name, field in _KEYS.items()}
+    return {name: key for name, key in keys.items() if key is not None}
