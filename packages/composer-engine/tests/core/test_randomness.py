@@ -68,6 +68,21 @@ class TestGlobalGenerators:
 
         assert draw() == expected
 
+    def test_normal_pairs_round_trip(self):
+        """Python and NumPy draw normal numbers in pairs; the second one of a pair that has begun is saved, too."""
+
+        def draw_normal():
+            return random.gauss(0, 1), numpy.random.standard_normal()  # noqa: NPY002  (the global generator is meant)
+
+        draw_normal()
+        states = rng_state(CPU)
+        expected = draw_normal()
+        draw_normal()
+
+        load_rng_state(states, CPU)
+
+        assert draw_normal() == expected
+
     def test_check_changes_nothing(self):
         """Valid states are accepted without loading them."""
         states = rng_state(CPU)

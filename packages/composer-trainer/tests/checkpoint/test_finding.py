@@ -2,8 +2,8 @@
 
 import pytest
 
-from composer.checkpoint import CheckpointError, find_checkpoints, newest_checkpoint, save_checkpoint
-from composer.checkpoint.finding import locate
+from composer.checkpoint import CheckpointError, find_checkpoints, finding, newest_checkpoint, save_checkpoint
+from composer.checkpoint.finding import agreed_path, locate
 
 
 @pytest.fixture
@@ -101,3 +101,14 @@ class TestLocate:
 
         with pytest.raises(CheckpointError, match=rf"link {reason}"):
             locate(tmp_path / "link")
+
+
+class TestAgreedPath:
+    def test_link_is_resolved_by_rank_zero(self, three_checkpoints, monkeypatch):
+        """All processes load what the link of rank 0 leads to, as the link may change before the others follow it."""
+        (three_checkpoints / "best").symlink_to("ba20")
+        monkeypatch.setattr(finding, "get_world_size", lambda: 2)
+
+        path = agreed_path(lambda: str(three_checkpoints / "best"), "load_path")
+
+        assert path == str(three_checkpoints / "ba20")

@@ -158,6 +158,7 @@ def check_resuming(folder):
         "only others": resume(shared, save_folder=str(empty if rank == 0 else shared), autoresume=True),
         "load_path": resume(shared, load_path=str((shared if rank == 0 else other) / "ep1-ba2")),
         "not everywhere": resume(shared, load_path=None if rank == 2 else str(shared / "ep1-ba2")),
+        "weights of some": resume(shared, load_path=str(shared / "ep1-ba2"), load_weights_only=rank == 2),
     }
 
 

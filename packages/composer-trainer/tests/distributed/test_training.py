@@ -105,9 +105,10 @@ class TestOneCheckpoint:
         assert "shared/ep1-ba2 is what process 0 loads, and process 3 (host " in message
         assert "does not see it: it has another manifest there." in message
 
-    def test_different_load_paths_raise(self, four_processes):
-        """A load_path that one process lacks raises."""
-        [message] = {result["resuming"]["not everywhere"] for result in four_processes}
+    @pytest.mark.parametrize("case", ["not everywhere", "weights of some"])
+    def test_different_load_arguments_raise(self, four_processes, case):
+        """A load_path or load_weights_only that differs in one process raises."""
+        [message] = {result["resuming"][case] for result in four_processes}
 
         assert "load_path, load_weights_only and autoresume must be the same in every process" in message
 

@@ -505,6 +505,30 @@ class TestReported:
 
         assert (tmp_path / "text").exists()
 
+    def test_attributes_beside_an_opened_file_are_not_saved(self, tmp_path):
+        """Other attributes of an object that has opened a file are not restored, as they may describe the file."""
+        one, own = Opening(tmp_path / "text"), OwnState()
+        one.num_lines = 0
+        own.watch({"one": one})
+        with one.path.open("w") as one.file:
+            one.num_lines = 3
+
+            saved = own.to_data()
+
+        assert saved == {}
+        with pytest.warns(UserWarning, match=r"one\.num_lines is not restored without one\.file\."):
+            own.report()
+
+    def test_roots_keep_their_names(self):
+        """An object that an earlier root refers to is saved under its own name."""
+        first, second, own = Helper(), Helper(), OwnState()
+        first.other, second.count = second, 0
+        own.watch({"first": first, "second": second})
+
+        second.count = 3
+
+        assert own.to_data()["attributes"].keys() == {"second"}
+
     def test_graphs_do_not_warn(self, tmp_path):
         """Outputs with their graph belong to a step."""
 
