@@ -1,4 +1,4 @@
-"""MixUp, CutMix, CutOut and ColOut on batches with masks and boxes: they are found by their keys and put back."""
+"""MixUp, CutMix, CutOut and ColOut on batches with masks and boxes: they are read and replaced by their keys."""
 
 import pytest
 import torch
