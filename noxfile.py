@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent
 PACKAGES = ["functional", "engine", "models", "trainer"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 CONSTRAINTS = "constraints.txt"
-EXAMPLES = ["matplotlib", "rich", "scikit-learn"]
+EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     "together": ["accelerate", "import-linter", "lightning", "uv"],
@@ -49,7 +49,7 @@ each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train on handwritten digits and plot the curves; pass options after --, for example -- --help."""
+    """Compare a recipe with a baseline on few labels, and plot both; pass options after --, for example -- --help."""
     install(session, *wheels(session, *PACKAGES), *EXAMPLES)
     session.run("python", "examples/digits.py", *session.posargs)
 

@@ -1,9 +1,10 @@
-"""Write the tables in the guides that are derived from the declarations of algorithms.
+"""Write the tables in the pages that are derived from the declarations of algorithms and from measurements.
 
     python docs/tables.py
 
-A table is between ``<!-- table: NAME -->`` and ``<!-- end -->`` and is never edited manually. A test compares the
-guides with the output of this program.
+A table is between ``<!-- table: NAME -->`` or ``<!-- table: NAME ARGUMENT -->`` and ``<!-- end -->`` and is never
+edited manually. A test compares the pages with the output of this program. The measurements are the studies in
+``docs/evidence``, a folder for each task, as ``composer.ablation.ablate`` has written them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import composer.algorithms
+from composer.ablation import Study
 from composer.core import Algorithm, Event, Stage, explain
 from composer.core.conflicts import ExclusiveResource
 from composer.core.event import PLACES
@@ -22,8 +24,11 @@ from composer.core.event import PLACES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-GUIDES = Path(__file__).parent / "guides"
-TABLE = re.compile(r"(<!-- table: (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    from composer.ablation.statistics import Difference
+
+DOCS = Path(__file__).parent
+PAGES = sorted(path for folder in ("evidence", "guides", "methods") for path in (DOCS / folder).glob("*.md"))
+TABLE = re.compile(r"(<!-- table: (?P<name>\S+)(?: (?P<argument>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 STATE = {
     "max_duration": "`max_duration`",
@@ -82,15 +87,20 @@ TWICE = {
 
 def main() -> None:
     """Write all tables."""
-    for path in GUIDES.glob("*.md"):
+    for path in PAGES:
         text = path.read_text()
         if (written := with_tables(text)) != text:
             path.write_text(written)
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a guide with updated tables."""
-    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}{found[3]}", text)
+    """Return the text of a page with updated tables."""
+
+    def write(found: re.Match[str]) -> str:
+        arguments = [found["argument"]] if found["argument"] else []
+        return f"{found[1]}{TABLES[found['name']](*arguments)}{found[4]}"
+
+    return TABLE.sub(write, text)
 
 
 def algorithms() -> list[type[Algorithm]]:
@@ -181,6 +191,78 @@ def twice() -> str:
     )
 
 
+def studies() -> Mapping[str, Study]:
+    """Return the studies by the name of the task."""
+    return {path.parent.name: Study.load(path.parent) for path in sorted(DOCS.glob("evidence/*/results.jsonl"))}
+
+
+def study(task: str) -> str:
+    """Return the table of a study, with what a reader must consider."""
+    return f"\n{studies()[task].to_markdown()}\n"
+
+
+def errors(task: str) -> str:
+    """Return a table of the errors of each arm, for a study whose metric is an accuracy."""
+    one = studies()[task]
+    baseline, *others = one.rows
+    remaining = 1 - baseline.metric
+    rough = "~" if one.settings.is_rough else ""
+    return _table(
+        ("trained with", "errors", "fewer errors than the baseline", "time relative to the baseline"),
+        (
+            ("baseline", f"{100 * remaining:.2f} %", "", ""),
+            *(
+                (
+                    row.label,
+                    f"{100 * (1 - row.metric):.2f} %",
+                    _interval(row.difference, "{:z.0f} %", 100 / remaining),
+                    _interval(row.time_ratio, rough + "{:.2f}"),
+                )
+                for row in others
+                if row.metric is not None
+            ),
+        ),
+    )
+
+
+def environment(task: str) -> str:
+    """Return a table of the machine and the versions of a study."""
+    measured = studies()[task].settings.environment
+    hidden = {"hostname", "device_memory_gib", "num_devices"}
+    facts = {key: value for part in measured.values() for key, value in part.items() if key not in hidden}
+    facts = {key: value for key, value in facts.items() if value is not None}
+    return _table(tuple(key.replace("_", " ") for key in facts), [tuple(str(value) for value in facts.values())])
+
+
+def measured(kind: str) -> str:
+    """Return a table of what the studies measured for an algorithm alone."""
+    return _table(
+        ("task", "settings", "metric", "difference (95 % interval)", "p (Holm)", "time relative to the baseline"),
+        (
+            (
+                f"[{task}](../evidence/{task}.md)",
+                f"`{text}`",
+                one.settings.metric,
+                _interval(row.difference, "{:+.3g}"),
+                "" if row.adjusted_p is None else f"{row.adjusted_p:.2g}",
+                _interval(row.time_ratio, "~{:.2f}" if one.settings.is_rough else "{:.2f}"),
+            )
+            for task, one in studies().items()
+            for row in one.rows
+            if len(row.arm) == 1 and (text := one.settings.algorithms[row.arm[0]]).startswith(f"{kind}(")
+        ),
+    )
+
+
+def _interval(difference: Difference | None, form: str, scale: float = 1.0) -> str:
+    if difference is None:
+        return ""
+    mean = form.format(scale * difference.mean)
+    if difference.low is None:
+        return mean
+    return f"{mean} ({form.format(scale * difference.low)} to {form.format(scale * difference.high)})"
+
+
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(_lines(head, rows))
 
@@ -205,6 +287,10 @@ TABLES = {
     "refused": refused,
     "meetings": meetings,
     "twice": twice,
+    "study": study,
+    "errors": errors,
+    "environment": environment,
+    "measured": measured,
 }
 
 

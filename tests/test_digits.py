@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
+STEPS = 2  # an epoch
 
 
 def run(*options):
@@ -19,6 +21,7 @@ def run(*options):
 @pytest.fixture
 def parse(monkeypatch, capsys):
     """Return a function that runs the example in this process with options that end it; returns status and output."""
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
 
     def run_until_exit(*options):
         monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *options])
@@ -33,10 +36,11 @@ def parse(monkeypatch, capsys):
 def finished(tmp_path_factory):
     """Return the output and folder of a short run with all algorithms.
 
-    It takes more than 5 seconds: a new process imports matplotlib, scikit-learn and torch, and trains four networks.
+    It takes more than 5 seconds: a new process imports matplotlib, scikit-learn, kornia and torch, and trains four
+    networks.
     """
     folder = tmp_path_factory.mktemp("digits")
-    result = run("--seeds", "2", "--epochs", "3", "--output", folder)
+    result = run("--seeds", "2", "--epochs", "24", "--output", folder)
     assert result.returncode == 0, result.stderr
     return result, folder
 
@@ -46,11 +50,22 @@ class TestRun:
         """The output shows the plan, the progress and the results."""
         result, _ = finished
 
-        for algorithm in ("BlurPool", "LabelSmoothing", "MixUp", "EMA", "ChannelsLast"):
+        for algorithm in ("Augment", "BlurPool", "LabelSmoothing"):
             assert algorithm in result.stdout
-        assert "before_forward" in result.stdout
-        assert "Epoch 3/3" in result.stderr
-        assert "steps a second" in result.stdout.replace("\n", " ")
+        assert "after_dataloader" in result.stdout
+        assert "Epoch 24/24" in result.stderr
+        assert "steps a" in result.stdout
+
+    def test_reports_after_the_first_seed_and_at_the_end(self, finished):
+        """The first table has no interval; the last one has it, and is followed by what to do next."""
+        result, _ = finished
+
+        first, last = result.stdout.split("More seeds follow")
+        assert "one seed" in first
+        assert "(one seed)" in first
+        assert "2 seeds" in last
+        assert " to " in last
+        assert last.strip().splitlines()[-4] == "What to do next:"
 
     def test_leaves_metrics_of_every_run_as_json_lines(self, finished):
         """The file of each run has a JSON line for every batch, and the accuracy of every epoch."""
@@ -61,9 +76,9 @@ class TestRun:
         for name in files:
             text = (folder / name).read_text()
             lines = [json.loads(line) for line in text.splitlines()]
-            assert len(lines) > 3 * 22
-            assert text.count("loss/train/total") == 3 * 22
-            assert text.count("metrics/eval/MulticlassAccuracy") == 3
+            assert len(lines) > 24 * STEPS
+            assert text.count("loss/train/total") == 24 * STEPS
+            assert text.count("metrics/eval/MulticlassAccuracy") == 24 // 8
 
     def test_leaves_settings_and_results(self, finished):
         """The settings and the numbers of the table are written as JSON."""
@@ -71,9 +86,20 @@ class TestRun:
 
         settings = json.loads((folder / "settings.json").read_text())
         results = json.loads((folder / "results.json").read_text())
-        assert (settings["seeds"], settings["epochs"]) == (2, 3)
-        assert list(settings["algorithms"]) == ["BlurPool", "LabelSmoothing", "MixUp", "EMA", "ChannelsLast"]
-        assert all(80 < accuracy <= 100 for row in results.values() for accuracy in row["accuracies"])
+        assert (settings["seeds"], settings["epochs"]) == (2, 24)
+        assert list(settings["algorithms"]) == ["Augment", "BlurPool", "LabelSmoothing"]
+        assert all(0 <= errors < 20 for row in results.values() for errors in row["errors"])
+
+    def test_the_interval_is_that_of_a_paired_t_test(self, finished):
+        """With two seeds, 12.706 standard errors, relative to the baseline's mean errors."""
+        _, folder = finished
+
+        results = json.loads((folder / "results.json").read_text())
+        baseline, recipe = (results[name]["errors"] for name in ("baseline", "recipe"))
+        one, other = (100 * (a - b) / statistics.mean(baseline) for a, b in zip(baseline, recipe, strict=True))
+        mean, half = (one + other) / 2, 12.7062 * abs(one - other) / 2
+        expected = {"mean": mean, "low": mean - half, "high": mean + half}
+        assert results["recipe"]["fewer_errors"] == pytest.approx(expected, rel=1e-4)
 
     def test_draws_a_picture(self, finished):
         """curves.png is an image that is not blank."""
@@ -91,8 +117,9 @@ class TestRun:
     ("options", "sentence"),
     [
         (["--seeds", "0"], "argument --seeds: must be an integer of at least 1, got '0'"),
+        (["--seconds", "-1"], "argument --seconds: must be an integer of at least 1, got '-1'"),
         (["--epochs", "many"], "argument --epochs: must be an integer of at least 1, got 'many'"),
-        (["--algorithms", "BlurPool,Mixup"], "unknown algorithm 'Mixup', choose from BlurPool"),
+        (["--algorithms", "BlurPool,Mixup"], "unknown algorithm 'Mixup', choose from Augment, BlurPool"),
         (["--algorithms", "EMA,EMA"], "'EMA' is listed twice"),
         (["--output", str(EXAMPLE)], "cannot write into"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
@@ -112,5 +139,5 @@ def test_help_explains_every_option(parse):
     status, output = parse("--help")
 
     assert status == 0
-    for option in ("--seeds", "--epochs", "--algorithms", "--output", "default: 20"):
+    for option in ("--seeds", "--seconds", "--epochs", "--algorithms", "--output", "default: 80"):
         assert option in output.out

@@ -1,8 +1,10 @@
-"""The tables of the guides match the algorithms."""
+"""The tables of the pages match the algorithms and the measurements."""
 
 import importlib.util
 import itertools
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import composer.algorithms
 from composer.core import AlgorithmConflictError, Event, explain
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = sorted((DOCS / "guides").glob("*.md"))
+PAGES = sorted(path for path in DOCS.glob("*/*.md") if "<!-- table: " in path.read_text())
 SETTINGS = {
     "Alibi": {"max_sequence_length": 8},
     "Augment": {"augmentation": torch.nn.Identity()},
@@ -47,10 +49,37 @@ def pairs(cell):
     return {frozenset(pair) for pair in itertools.combinations(names, 2)}
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_tables_are_what_would_be_written(guide, tables):
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_tables_are_what_would_be_written(page, tables):
     """The tables are up to date; otherwise run ``python docs/tables.py``."""
-    assert tables.with_tables(guide.read_text()) == guide.read_text()
+    assert tables.with_tables(page.read_text()) == page.read_text()
+
+
+def test_every_page_with_a_table_is_written(tables):
+    """The program writes the pages of all folders that have tables."""
+    assert set(PAGES) <= set(tables.PAGES)
+
+
+def test_every_measured_method_has_its_table(tables):
+    """The card of each algorithm that a study measured alone has the table of the measurements."""
+    texts = {text for study in tables.studies().values() for text in study.settings.algorithms.values()}
+    cards = {path.name: path.read_text() for path in (DOCS / "methods").glob("*.md")}
+    linked = dict(re.findall(r"\[(\w+)\]\((\w+\.md)\)", cards["README.md"]))
+
+    assert texts
+    for kind in {text.partition("(")[0] for text in texts}:
+        assert f"<!-- table: measured {kind} -->" in cards[linked[kind]]
+
+
+def test_measured_differences_are_those_of_the_runs(tables):
+    """A card has the mean difference between the runs of the method and those of the baseline."""
+    lines = (DOCS / "evidence" / "few_labels" / "results.jsonl").read_text().splitlines()
+    results = [entry["result"] for entry in map(json.loads, lines) if "result" in entry]
+
+    def mean(arm):
+        return statistics.mean(one["curve"][-1][1] for one in results if one["arm"] == arm)
+
+    assert f"{mean(['BlurPool']) - mean([]):+.3g} (" in tables.measured("BlurPool")
 
 
 def test_a_wrong_table_is_found(tables):

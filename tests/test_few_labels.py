@@ -1,0 +1,82 @@
+"""The example with few labels: its data and its trainer. The study itself takes minutes."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer.trainer.reproducibility import seed_all
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "few_labels.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    """Return the example as a module."""
+    spec = importlib.util.spec_from_file_location("few_labels", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def threads():
+    """Restore the number of torch's threads, which the example sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def as_set(data):
+    """Return the images as a set of bytes."""
+    return {image.numpy().tobytes() for image in data.tensors[0]}
+
+
+class TestLoadImages:
+    def test_ten_labels_a_class(self, example):
+        """Each seed has 10 labelled images of each digit."""
+        for seed in range(3):
+            train_data, _ = example.load_images(seed, "test")
+
+            assert torch.bincount(train_data.tensors[1]).tolist() == [10] * 10
+
+    def test_the_test_set_is_the_same_for_all_seeds(self, example):
+        """Only the labelled and the validation images depend on the seed."""
+        (first, one), (second, other) = (example.load_images(seed, "test") for seed in (0, 1))
+
+        assert torch.equal(one.tensors[0], other.tensors[0])
+        assert not torch.equal(first.tensors[0], second.tensors[0])
+
+    def test_parts_do_not_overlap(self, example):
+        """Training, validation and test images are different ones, and all images are used."""
+        train_data, validation = example.load_images(3, "validation")
+        _, test = example.load_images(3, "test")
+
+        parts = [as_set(part) for part in (train_data, validation, test)]
+        assert [len(part) for part in (train_data, validation, test)] == [100, 798, 899]
+        assert len(set.union(*parts)) == sum(map(len, parts)) == 1797
+
+
+@pytest.mark.usefixtures("threads")
+class TestMakeTrainer:
+    def test_the_recipe_learns(self, example):
+        """A few epochs with the recipe are sufficient for most digits; kornia is imported, which takes a second."""
+        seed_all(0)
+        algorithms = [example.METHODS[name]() for name in example.RECIPE]
+
+        with example.make_trainer(algorithms, 0, epochs=24, progress_bar=False) as trainer:
+            trainer.fit()
+
+        assert trainer.state.eval_metric_values["MulticlassAccuracy"] > 0.85
+
+    def test_weights_depend_on_the_seed(self, example):
+        """The same seed gives the same initial weights, another seed gives others."""
+
+        def weights(seed):
+            seed_all(seed)
+            with example.make_trainer([], seed, progress_bar=False) as trainer:
+                return trainer.state.model.module[-1].weight.detach().clone()
+
+        assert torch.equal(weights(0), weights(0))
+        assert not torch.equal(weights(0), weights(1))
