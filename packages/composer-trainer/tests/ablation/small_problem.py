@@ -107,7 +107,7 @@ def run_slow_study(folder):
 
     algorithms = {"bonus": Bonus, "slow": lambda: Slow(0.02)}
     settings = {"folder": folder, "executor": InThisProcess(), "progress_bar": False}
-    ablate(make_trainer, algorithms, metric="eval/Accuracy", arms=["each", "all"], seeds=3, **settings)
+    ablate(make_trainer, algorithms, metric="eval/Accuracy", arms=["each", "all"], seeds=8, **settings)
 
 
 class Nothing(Algorithm):
