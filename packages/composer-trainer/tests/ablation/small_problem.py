@@ -99,15 +99,20 @@ class OtherDraws(Draws):
         torch.rand(5, generator=state.generator(self))
 
 
-def run_slow_study(folder):
-    """Run a study in this process whose runs take long enough to be killed in between."""
+BATCHES_LEFT = []
+"""The number of batches of Slow after which the process is killed, if any."""
+
+
+def run_slow_study(folder, *batches_left):
+    """Run a study in this process, which is killed after some batches if their number is given."""
+    BATCHES_LEFT[:] = batches_left
     from conftest import InThisProcess
 
     from composer.ablation import ablate
 
     algorithms = {"bonus": Bonus, "slow": lambda: Slow(0.02)}
     settings = {"folder": folder, "executor": InThisProcess(), "progress_bar": False}
-    ablate(make_trainer, algorithms, metric="eval/Accuracy", arms=["each", "all"], seeds=8, **settings)
+    ablate(make_trainer, algorithms, metric="eval/Accuracy", arms=["each", "all"], seeds=3, **settings)
 
 
 class Nothing(Algorithm):
@@ -141,6 +146,10 @@ class Slow(Algorithm):
         self.seconds = seconds
 
     def apply(self, event, state, logger):
+        if BATCHES_LEFT:
+            BATCHES_LEFT[0] -= 1
+            if not BATCHES_LEFT[0]:
+                os.kill(os.getpid(), 9)
         began, seed = time.perf_counter(), state.rank_zero_seed
         time.sleep(self.seconds)
         SLEPT[seed] = SLEPT.get(seed, 0.0) + time.perf_counter() - began
