@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 METRIC = "eval/MulticlassAccuracy"
-EPOCHS = 80
-BATCH_SIZE = 50
-LEARNING_RATE = 1e-2
+EPOCHS = 60
+BATCH_SIZE = 25
+LEARNING_RATE = 5e-3
 WEIGHT_DECAY = 0.05
 TRAIN_SIZE = 100
 TEST_SIZE = 899
