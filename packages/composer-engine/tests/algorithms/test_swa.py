@@ -54,7 +54,7 @@ class TestAverage:
             if moment == "epoch":
                 at_ends.append(get_weights(engine.state.model))
 
-        engine = run(SWA(swa_start="4ep", swa_end="9ep"), epochs=8, seen=note)
+        engine = run(SWA(swa_start="4ep", swa_end="9ep"), epochs=8, callback=note)
 
         expected = mean_of(at_ends[3:])
         averaged = evaluate(engine)
@@ -68,7 +68,7 @@ class TestAverage:
             if moment == "batch":
                 after.append(get_weights(engine.state.model))
 
-        engine = run(SWA(swa_start="6ba", swa_end="19ba", update_interval="3ba"), epochs=6, seen=note)
+        engine = run(SWA(swa_start="6ba", swa_end="19ba", update_interval="3ba"), epochs=6, callback=note)
 
         expected = mean_of([after[5], after[8], after[11]])
         averaged = evaluate(engine)
@@ -113,8 +113,8 @@ class TestEnd:
             if moment == "epoch":
                 at_ends.append(get_weights(engine.state.model))
 
-        engine = run(SWA(swa_start="4ep", swa_end="7ep"), epochs=6, seen=note)
-        run(engine=engine, epochs=1, seen=lambda engine, moment: None)
+        engine = run(SWA(swa_start="4ep", swa_end="7ep"), epochs=6, callback=note)
+        run(engine=engine, epochs=1, callback=lambda engine, moment: None)
 
         # The seventh epoch's own end was averaged, too, before the model took over.
         averaged = get_weights(engine.state.model)
@@ -150,7 +150,7 @@ class TestLearningRate:
         run(
             algorithm,
             epochs=6,
-            seen=lambda engine, moment: rates.append(engine.state.optimizers[0].param_groups[0]["lr"]),
+            callback=lambda engine, moment: rates.append(engine.state.optimizers[0].param_groups[0]["lr"]),
         )
 
         assert rates[:11] == [0.1] * 11
@@ -170,7 +170,7 @@ class TestLearningRate:
             engine.state.optimizers[0].param_groups[0]["lr"] *= 0.9
 
         rates = []
-        engine = run(SWA(swa_start="2ep", swa_end="9ep", schedule_swa_lr=True), epochs=3, seen=decay)
+        engine = run(SWA(swa_start="2ep", swa_end="9ep", schedule_swa_lr=True), epochs=3, callback=decay)
         engine.run_event("batch_end")
         rates.append(engine.state.optimizers[0].param_groups[0]["lr"])
 

@@ -245,8 +245,15 @@ class TestData:
 
         assert json.loads(plan.to_json()) == {
             "algorithms": [
-                {"name": "A", "summary": "Do x.Y.", "reads": ["loss", "model"], "writes": ["model"], "owns": []},
-                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": []},
+                {
+                    "name": "A",
+                    "summary": "Do x.Y.",
+                    "reads": ["loss", "model"],
+                    "writes": ["model"],
+                    "owns": [],
+                    "settings": [],
+                },
+                {"name": "B", "summary": "", "reads": [], "writes": [], "owns": [], "settings": []},
             ],
             "events": {
                 "batch_end": [

@@ -19,6 +19,12 @@ def _in_one_line(module: nn.Module) -> str:
     return " ".join(repr(module).split())
 
 
+def _names(module: nn.Module) -> str:
+    """Return the class of a module, and of the modules in it if it is a sequence."""
+    name = type(module).__name__
+    return f"{name}({', '.join(map(_names, module.children()))})" if isinstance(module, nn.Sequential) else name
+
+
 @attrs.define(eq=False)
 class Augment(Algorithm):
     """Apply an augmentation of kornia, or any module, to the images of each batch.
@@ -46,7 +52,7 @@ class Augment(Algorithm):
         0.5
     """
 
-    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _in_one_line})
+    augmentation: nn.Module = attrs.field(repr=_in_one_line, metadata={"describe": _in_one_line, "explain": _names})
     input_key: BatchKey = 0
     mask_key: BatchKey | None = None
     boxes_key: BatchKey | None = None

@@ -96,6 +96,8 @@ class Declaration:
         summary: The first paragraph of its class's docstring.
         reads, writes: The fields of the state that it reads and writes.
         owns: What no other algorithm may own.
+        settings: The settings without which it cannot be recognized, such as the pipeline of ``Augment``. They are the
+            fields with their own text: ``attrs.field(metadata={"explain": f})``.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Declaration:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     owns: tuple[str, ...]
+    settings: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -158,6 +161,7 @@ class Plan:
                     "reads": list(one.reads),
                     "writes": list(one.writes),
                     "owns": list(one.owns),
+                    "settings": list(one.settings),
                 }
                 for one in self.algorithms
             ],
@@ -324,7 +328,13 @@ def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     reads, writes, owns = (
         tuple(sorted(map(str, words))) for words in (algorithm.reads, algorithm.writes, algorithm.owns)
     )
-    return Declaration(key, summary, reads, writes, owns)
+    fields = attrs.fields(type(algorithm)) if attrs.has(type(algorithm)) else ()
+    settings = tuple(
+        f"{field.alias}: {field.metadata['explain'](getattr(algorithm, field.name))}"
+        for field in fields
+        if "explain" in field.metadata
+    )
+    return Declaration(key, summary, reads, writes, owns, settings)
 
 
 def _algorithm_entry(algorithm: Algorithm, event: Event, placed_by: tuple[str, ...], keys: Mapping[int, str]) -> Entry:

@@ -72,7 +72,7 @@ def _declared(declaration: Declaration, name_width: int) -> Iterator[str]:
     texts = [declaration.summary, "; ".join(declared) or "does not declare what it reads and changes"]
     lines = [line for text in texts for line in textwrap.wrap(text, _WIDTH - len(indent))]
     yield f"  {declaration.name:<{name_width}}  {lines[0]}"
-    yield from (f"{indent}{line}" for line in lines[1:])
+    yield from (f"{indent}{line}" for line in (*lines[1:], *declaration.settings))
 
 
 def _table(plan: Plan) -> Iterator[str]:
