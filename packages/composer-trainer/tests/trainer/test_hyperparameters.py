@@ -72,6 +72,10 @@ class TestRun:
             "interpolate_loss": False,
             "input_key": 0,
             "target_key": 1,
+            "mask_key": None,
+            "boxes_key": None,
+            "labels_key": None,
+            "box_format": "xyxy",
         }
         assert described["algorithms"]["LabelSmoothing"]["smoothing"] == 0.1
         assert described["callbacks"]["SpeedMonitor"]["window_size"] == 7
