@@ -328,7 +328,8 @@ def _declaration(algorithm: Algorithm, key: str) -> Declaration:
     reads, writes, owns = (
         tuple(sorted(map(str, words))) for words in (algorithm.reads, algorithm.writes, algorithm.owns)
     )
-    fields = attrs.fields(type(algorithm)) if attrs.has(type(algorithm)) else ()
+    kind: Any = type(algorithm)
+    fields = attrs.fields(kind) if attrs.has(kind) else ()
     settings = tuple(
         f"{field.alias}: {field.metadata['explain'](getattr(algorithm, field.name))}"
         for field in fields
