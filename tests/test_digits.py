@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
-STEPS = 2  # an epoch
+STEPS = 4  # an epoch
 
 
 def run(*options):
@@ -139,5 +139,5 @@ def test_help_explains_every_option(parse):
     status, output = parse("--help")
 
     assert status == 0
-    for option in ("--seeds", "--seconds", "--epochs", "--algorithms", "--output", "default: 80"):
+    for option in ("--seeds", "--seconds", "--epochs", "--algorithms", "--output", "default: 60"):
         assert option in output.out
