@@ -248,7 +248,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=at_least_one,
-        default=40,
+        default=60,
         metavar="N",
         help="start no seed that would not finish within this time (default: %(default)s)",
     )
