@@ -92,3 +92,24 @@ def test_describe_batch(batch, text):
 def test_describe_nested_tensor():
     """A nested tensor, which has no shape, can be described."""
     assert describe_batch([torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])]) == "[nested float32]"
+
+
+class TestUsualNames:
+    """In a dictionary, 0 and 1 are the samples and the targets under their usual names."""
+
+    @pytest.mark.parametrize(("input", "target"), [("input_ids", "labels"), ("pixel_values", "label"), ("x", "y")])
+    def test_get_and_set(self, input, target):
+        """The item is read and replaced, and the original batch keeps it."""
+        batch = {"attention_mask": 0, input: 1, target: 2}
+        assert (batch_get(batch, 0), batch_get(batch, 1)) == (1, 2)
+        assert batch_set(batch, 1, 3) == {"attention_mask": 0, input: 1, target: 3}
+        assert batch[target] == 2
+
+    def test_own_keys_come_first(self):
+        """A dictionary with the key 0 is not searched for a name."""
+        assert batch_get({0: "own", "labels": 1, "x": 2}, 0) == "own"
+
+    def test_no_usual_name(self):
+        """The error lists the keys of the dictionary."""
+        with pytest.raises(KeyError, match=r"no item 1.*'tokens'"):
+            batch_get({"tokens": 1}, 1)

@@ -111,7 +111,7 @@ class SampleMixing(Algorithm):
             return
         state.batch_set_item(self.target_key, target[self._partners])
         with get_precision_context(state.precision, state.device.type):
-            partner_loss = state.model.loss(state.outputs, state.batch)
+            partner_loss = state.compute_loss(state.outputs, state.batch)
         state.batch_set_item(self.target_key, target)
         state.loss = _blend(state.loss, partner_loss, self._partner_weight)
 

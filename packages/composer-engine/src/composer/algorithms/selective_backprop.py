@@ -106,12 +106,12 @@ class SelectiveBackprop(Algorithm):
             self._warn_if_never_begun(state)
             return
         self._is_due = False
-        _check_loss(state.model)
+        _check_loss(state)
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         batch, target_key = state.batch, self.target_key
 
         def compute_losses(outputs: Any, targets: dict[str, Any], reduction: str) -> Tensor:
-            losses: Tensor = state.model.loss(
+            losses: Tensor = state.compute_loss(
                 outputs, batch_set(batch, target_key, targets["target"]), reduction=reduction
             )
             return losses
@@ -122,7 +122,7 @@ class SelectiveBackprop(Algorithm):
             input, targets = cf.select_using_loss(
                 input,
                 targets,
-                _InputOnly(state.model, batch, self.input_key),
+                _InputOnly(state, batch, self.input_key),
                 compute_losses,
                 self.keep,
                 self.scale_factor,
@@ -145,19 +145,22 @@ class SelectiveBackprop(Algorithm):
 class _InputOnly(nn.Module):
     """A model that takes only the samples; the rest of the batch is fixed."""
 
-    def __init__(self, model: nn.Module, batch: Batch, input_key: BatchKey) -> None:
+    def __init__(self, state: State, batch: Batch, input_key: BatchKey) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._compute_outputs = state.model, state.compute_outputs
         self._batch, self._input_key = batch, input_key
 
     def forward(self, input: Tensor) -> Any:
-        return self.model(batch_set(self._batch, self._input_key, input))
+        return self._compute_outputs(batch_set(self._batch, self._input_key, input))
 
 
-def _check_loss(model: Any) -> None:
-    parameters = inspect.signature(model.loss).parameters.values()
+def _check_loss(state: State) -> None:
+    loss = state.model.loss if state.loss_function is None else state.loss_function
+    parameters = inspect.signature(loss).parameters.values()
     if not any(each.name == "reduction" or each.kind is each.VAR_KEYWORD for each in parameters):
+        own = f"{type(state.model).__name__}.loss"
+        name = own if state.loss_function is None else getattr(loss, "__name__", "the loss")
         raise TypeError(
-            f"SelectiveBackprop needs the loss of each sample, which {type(model).__name__}.loss cannot return. Add "
+            f"SelectiveBackprop needs the loss of each sample, which {name} cannot return. Add "
             "the argument reduction='none', def loss(self, outputs, batch, reduction='mean')."
         )

@@ -1,5 +1,6 @@
 """Events, state, order and conflicts: what algorithms need of a training loop, and a loop of algorithms."""
 
+from composer.core.adapter import Adapter, SplitStep, served_fields
 from composer.core.algorithm import Algorithm, NoEffectWarning
 from composer.core.batch import Batch, BatchKey, batch_get, batch_set
 from composer.core.callback import Callback
@@ -25,6 +26,7 @@ from composer.core.subscription import Subscription
 from composer.core.time import Time, Timestamp, TimeUnit, ensure_time
 
 __all__ = [
+    "Adapter",
     "Algorithm",
     "AlgorithmConflictError",
     "AlgorithmPass",
@@ -51,6 +53,7 @@ __all__ = [
     "Precision",
     "Serializable",
     "ServedFields",
+    "SplitStep",
     "Stage",
     "State",
     "StateMismatchError",
@@ -75,6 +78,7 @@ __all__ = [
     "join_tensors",
     "rebuild_algorithm",
     "saved",
+    "served_fields",
     "split_tensors",
     "to_data",
 ]

@@ -11,16 +11,24 @@ from torch import Tensor
 
 from composer.functional.nested import rebuild
 
-__all__ = ["Batch", "BatchKey", "batch_get", "batch_set", "describe_batch", "note_batch"]
+__all__ = ["Batch", "BatchKey", "batch_get", "batch_set", "describe_batch", "note_batch", "usual_key"]
 
 _MANY = 8
+_USUAL_NAMES = {
+    0: ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "input", "images", "image", "x"),
+    1: ("labels", "label", "targets", "target", "y"),
+}
+"""Where dictionaries usually have what is first and second in a tuple: the samples and the targets."""
 
 Batch: TypeAlias = Any
 """What a data loader yields: a tensor, a tuple, a list, a dictionary, or anything else."""
 
 BatchKey: TypeAlias = int | str | tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | Any
 """The place of an item in a batch: an index, a key, an attribute's name, or a pair of functions, ``get(batch)`` and
-``set(batch, value)``, of which the second returns the changed batch."""
+``set(batch, value)``, of which the second returns the changed batch.
+
+In a dictionary, 0 is the samples and 1 the targets under their usual names, such as ``"input_ids"`` and ``"labels"``;
+see :func:`usual_key`."""
 
 
 def batch_get(batch: Batch, key: BatchKey) -> Any:
@@ -42,9 +50,24 @@ def batch_get(batch: Batch, key: BatchKey) -> Any:
     try:
         return batch[key]
     except (TypeError, KeyError, IndexError):
+        usual = usual_key(batch, key)
+        if usual is not key:
+            return batch[usual]
         if isinstance(key, str) and hasattr(batch, key):
             return getattr(batch, key)
         raise KeyError(_no_item(batch, key)) from None
+
+
+def usual_key(batch: Batch, key: BatchKey) -> BatchKey:
+    """Return the usual name of the samples for 0, and of the targets for 1, in a dictionary without these keys.
+
+    Example:
+        >>> usual_key({"input_ids": 7, "labels": 8}, 1), usual_key((7, 8), 1)
+        ('labels', 1)
+    """
+    if isinstance(batch, Mapping) and type(key) is int and key not in batch:
+        return next((name for name in _USUAL_NAMES.get(key, ()) if name in batch), key)
+    return key
 
 
 def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
@@ -65,6 +88,7 @@ def batch_set(batch: Batch, key: BatchKey, value: Any) -> Batch:
     if _is_pair(key):
         return key[1](batch, value)
     batch_get(batch, key)
+    key = usual_key(batch, key)
     if hasattr(batch, "_replace") and isinstance(key, str):
         return batch._replace(**{key: value})
     if isinstance(batch, tuple):

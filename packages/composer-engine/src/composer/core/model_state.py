@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "load_weights",
     "optimizer_states",
     "unwrapped",
+    "wants_closure",
     "weights",
 ]
 
@@ -99,6 +101,17 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     bare.load_state_dict(
         {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
     )
+
+
+def wants_closure(optimizer: Optimizer) -> bool:
+    """Return whether ``optimizer.step`` requires a closure that computes the loss again.
+
+    Example:
+        >>> wants_closure(torch.optim.LBFGS([torch.zeros(1)])), wants_closure(torch.optim.SGD([torch.zeros(1)], lr=1))
+        (True, False)
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:

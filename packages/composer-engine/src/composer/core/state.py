@@ -162,6 +162,8 @@ class State:
         scaler: Scales the loss for 16-bit floats.
         algorithms, callbacks: One or several; stored as lists whose changes the engine observes.
         iteration_length: The length of an iteration, in epochs.
+        forward: ``f(batch) -> outputs``, for a model that is not called with a batch; the model itself if None.
+        loss_function: ``f(outputs, batch) -> loss``, for a model without ``loss``; ``model.loss`` if None.
 
     A loop updates ``timestamp`` (``state.timestamp = state.timestamp.to_next_batch(samples=32)``) and sets
     ``microbatch`` to the index of the microbatch, -1 before the batch is split, -2 between batches; both determine the
@@ -198,6 +200,8 @@ class State:
     _callbacks: ObservableList[Callback] = _live(default=None, converter=_to_callbacks)
     _iteration_length: Time = _live(default="1ep", converter=_to_iteration_length)
     rank: int = _live(factory=_current_rank)
+    forward: Callable[[Batch], Any] | None = _live(default=None)
+    loss_function: Callable[..., Any] | None = _live(default=None)
 
     timestamp: Timestamp = _saved(factory=Timestamp, init=False)
     train_metrics: dict[str, Any] = _live(factory=dict, init=False)
@@ -335,6 +339,15 @@ class State:
     def stop_training(self) -> None:
         """End the training after this batch."""
         self._max_duration = self.timestamp.batch
+
+    def compute_outputs(self, batch: Batch) -> Any:
+        """Return the model's outputs for a batch."""
+        return self.model(batch) if self.forward is None else self.forward(batch)
+
+    def compute_loss(self, outputs: Any, batch: Batch, **options: Any) -> Any:
+        """Return the loss of the model's outputs; ``options`` are further arguments of the loss."""
+        loss = self.model.loss if self.loss_function is None else self.loss_function
+        return loss(outputs, batch, **options)
 
     def batch_get_item(self, key: BatchKey) -> Any:
         """Return an item of the batch; see :func:`batch_get`."""

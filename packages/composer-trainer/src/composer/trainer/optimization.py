@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from composer.core import Precision, State, get_precision_context
 from composer.core.evaluation_weights import has_modes
-from composer.core.model_state import unwrapped
+from composer.core.model_state import unwrapped, wants_closure
 from composer.trainer.microbatching import total_of
 
 if TYPE_CHECKING:
@@ -25,19 +25,7 @@ __all__ = [
     "check_optimizers",
     "default_optimizer",
     "make_scaler",
-    "wants_closure",
 ]
-
-
-def wants_closure(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer.step`` requires a closure that computes the loss again.
-
-    Example:
-        >>> wants_closure(torch.optim.LBFGS([torch.zeros(1)])), wants_closure(torch.optim.SGD([torch.zeros(1)], lr=1))
-        (True, False)
-    """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:

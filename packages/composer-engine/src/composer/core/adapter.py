@@ -1,0 +1,448 @@
+"""Runs algorithms in the training loop of another library, which calls an adapter at each part of a step."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.core.data_spec import count_samples, count_tokens
+from composer.core.engine import Engine
+from composer.core.evaluation_weights import evaluation_weights
+from composer.core.event import Event
+from composer.core.fields import FIELDS, ServedFields
+from composer.core.logger import Logger, LoggerDestination
+from composer.core.model_state import wants_closure
+from composer.core.precision import Precision
+from composer.core.randomness import global_rng_states
+from composer.core.state import State
+from composer.core.time import TimeUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from composer.core.algorithm import Algorithm
+    from composer.core.batch import Batch
+    from composer.core.plan import Plan
+    from composer.core.saved_state import LoadReport
+    from composer.core.time import Time
+
+__all__ = ["Adapter", "SplitStep", "served_fields"]
+
+_NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) | {
+    Event.BEFORE_DATALOADER,
+    Event.EVAL_BATCH_START,
+    Event.EVAL_BEFORE_FORWARD,
+    Event.EVAL_AFTER_FORWARD,
+    Event.EVAL_BATCH_END,
+}
+_NOT_READABLE = frozenset({"callbacks", "eval_metrics", "evaluators", "scaler", "schedulers", "train_metrics"})
+_NOT_WRITABLE = _NOT_READABLE | {"algorithms", "dataloader", "dataloader_len", "max_duration", "timestamp"}
+
+
+def served_fields(
+    host: str,
+    *,
+    not_run: Iterable[Event] = (),
+    not_readable: Iterable[str] = (),
+    not_writable: Iterable[str] = (),
+) -> ServedFields:
+    """Return what a host serves that calls all methods of an :class:`Adapter`, except for what is given here.
+
+    Args:
+        host: The name of the host, for errors.
+        not_run: Events that the host does not run.
+        not_readable: Fields without a current value, such as ``"outputs"`` in a host that computes outputs and loss in
+            one call.
+        not_writable: Fields whose new values the host does not use, such as ``"train_dataloader"``.
+
+    Example:
+        >>> served = served_fields("MyLoop", not_writable={"optimizers"})
+        >>> "optimizers" in served.readable[Event.AFTER_LOAD], "optimizers" in served.writable[Event.AFTER_LOAD]
+        (True, False)
+    """
+    events = [event for event in Event if event not in {*_NOT_RUN, *not_run}]
+    readable = FIELDS - _NOT_READABLE - {*not_readable}
+    writable = FIELDS - _NOT_WRITABLE - {*not_readable, *not_writable}
+    return ServedFields(host, dict.fromkeys(events, readable), dict.fromkeys(events, writable))
+
+
+class _HostLog(LoggerDestination):
+    """Passes metrics to the logger of the host."""
+
+    def __init__(self, log: Callable[[Mapping[str, Any], int | None], object]) -> None:
+        self._log = log
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self._log(metrics, step)
+
+
+class Adapter:
+    """Algorithms in a training loop that belongs to a host.
+
+    The host calls the methods in this order. Each runs the events that are due there, and keeps the state and its clock
+    up to date; everything else, such as data, backward passes and steps of the optimizers, remains with the host::
+
+        adapter.prepare()                           # surgery: before weights are loaded
+        adapter.begin_fit(optimizers, max_duration="2ep")
+        optimizers = adapter.optimizers             # algorithms may have replaced them
+        for each epoch:
+            adapter.begin_epoch()
+            for each batch:
+                batch = adapter.begin_batch(batch)
+                loss = adapter.compute_loss(batch)  # forward pass and loss
+                loss.backward()
+                adapter.end_backward()
+                if the gradients of a step are complete:
+                    adapter.end_gradients()         # gradients are unscaled and averaged
+                    step of each optimizer
+                    adapter.end_step()
+            adapter.end_epoch()
+        adapter.end_fit()
+
+    A batch of the clock is a step of the optimizers. Under gradient accumulation the batches of the loader are its
+    microbatches. An optimizer that takes a closure (SAM's) may call :meth:`compute_loss` to :meth:`end_gradients` again
+    with the same batch: random draws are repeated.
+
+    Args:
+        serves: The name of the host, and what it serves; see :func:`served_fields`.
+        model: The model to train; algorithms replace its layers and average its weights.
+        algorithms: One or several.
+        forward: ``f(batch) -> outputs``; calls the model with the batch if None.
+        loss: ``f(outputs, batch) -> loss``; ``model.loss`` if None.
+        seed: The seed of the run, the same in each process.
+        precision: The precision in which the host computes.
+        device: The device of the batches.
+        log: ``f(metrics, step)``, called with what algorithms log; it is dropped if None.
+        world_size: The number of processes that train on different samples.
+
+    Attributes:
+        state: The state of the training.
+        engine: Runs the algorithms.
+
+    Raises:
+        AlgorithmConflictError: Two of the algorithms cannot work together.
+        ValueError: An algorithm needs an event or a field that the host does not serve.
+
+    Example:
+        >>> import torch
+        >>> from composer.algorithms import LabelSmoothing
+        >>> model = torch.nn.Linear(4, 3)
+        >>> def loss(outputs, batch):
+        ...     return torch.nn.functional.cross_entropy(outputs, batch[1])
+        >>> adapter = Adapter(
+        ...     served_fields("MyLoop"), model, LabelSmoothing(0.1), forward=lambda batch: model(batch[0]), loss=loss
+        ... )
+        >>> adapter.prepare()
+        >>> adapter.begin_fit(torch.optim.SGD(model.parameters(), lr=0.1), max_duration="1ba")
+        >>> batch = adapter.begin_batch((torch.rand(8, 4), torch.randint(3, (8,))))
+        >>> adapter.compute_loss(batch).backward()
+        >>> adapter.end_backward()
+        >>> adapter.end_gradients()
+        >>> adapter.optimizers[0].step()
+        >>> adapter.end_step()
+        >>> adapter.state.timestamp.batch, adapter.state.timestamp.sample
+        (Time(1, 'ba'), Time(8, 'sp'))
+    """
+
+    def __init__(
+        self,
+        serves: ServedFields,
+        model: Any,
+        algorithms: Algorithm | Iterable[Algorithm],
+        *,
+        forward: Callable[[Batch], Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+        seed: int = 0,
+        precision: Precision | str = "fp32",
+        device: torch.device | str = "cpu",
+        log: Callable[[Mapping[str, Any], int | None], object] | None = None,
+        world_size: int = 1,
+    ) -> None:
+        self.state = State(
+            model,
+            seed,
+            device=torch.device(device),
+            precision=Precision(precision),
+            forward=forward,
+            loss_function=loss,
+        )
+        logger = Logger(self.state, [] if log is None else [_HostLog(log)])
+        self.engine = Engine(self.state, logger, algorithms=algorithms, serves=serves)
+        self._world_size = world_size
+        self._is_prepared = self._has_begun = self._computes_again = False
+        self._microbatch = self._samples = self._tokens = self._times_computed = 0
+        self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers that the host has to step."""
+        return self.state.optimizers
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether :meth:`prepare` has run."""
+        return self._is_prepared
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether an algorithm needs the outputs, so that the forward pass and the loss must be separate calls."""
+        between = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS)
+        entries = [entry for event in between for entry in self.explain().entries.get(event, ())]
+        return any(entry.kind == "algorithm" and {"outputs", "batch.target"} & {*entry.reads} for entry in entries)
+
+    def prepare(self, optimizers: Optimizer | Sequence[Optimizer] | None = None) -> None:
+        """Let algorithms change the model, once; call it before weights are loaded.
+
+        Args:
+            optimizers: Optimizers that exist already; their parameters and state follow the replaced layers.
+        """
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        if optimizers is not None:
+            self.state.optimizers = optimizers
+        self.engine.run_event(Event.INIT)
+
+    def begin_fit(
+        self,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        *,
+        max_duration: Time | str | int | None = None,
+        train_dataloader: Iterable[Batch] | None = None,
+        dataloader_len: int | None = None,
+    ) -> None:
+        """Begin the training, after weights and :meth:`load_state_dict`, if any.
+
+        Args:
+            optimizers: The optimizers, if :meth:`prepare` was not given them. Step :attr:`optimizers` from now on.
+            max_duration: The duration of the training, such as ``"10ep"`` or ``"500ba"``.
+            train_dataloader: The training data.
+            dataloader_len: Steps of the optimizers in an epoch; the length of the loader if None.
+        """
+        state = self.state
+        self.prepare()
+        if optimizers is not None:
+            state.optimizers = optimizers
+        if max_duration is not None:
+            state.max_duration = max_duration
+        if train_dataloader is not None:
+            state.train_dataloader = train_dataloader
+        state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
+        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
+            self.engine.run_event(event)
+        self._has_begun = True
+        self._computes_again = any(map(wants_closure, state.optimizers))
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or continue one after a resume."""
+        if not self.state.timestamp.count(TimeUnit.BATCH, in_epoch=True):
+            self.engine.run_event("iteration_start")
+            self.engine.run_event("epoch_start")
+
+    def begin_batch(self, batch: Batch) -> Batch:
+        """Return a batch of the loader as algorithms have changed it.
+
+        Args:
+            batch: A batch, on the device of the model.
+        """
+        state, event = self.state, self.engine.run_event
+        self._samples += count_samples(batch)
+        self._tokens += count_tokens(batch)
+        self._times_computed = 0
+        # Further batches of a step draw numbers of their own; the first one draws as a batch that is not split.
+        state.microbatch = self._microbatch or -1
+        state.batch = batch
+        event("after_dataloader")
+        if not self._microbatch:
+            event("batch_start")
+        return state.batch
+
+    def compute_loss(self, batch: Batch) -> Any:
+        """Return the loss of a batch or microbatch, before any scaling of it."""
+        state, event = self.state, self.engine.run_event
+        state.batch = batch
+        if not self._microbatch:
+            event("before_train_batch")
+        if self._computes_again:
+            self._repeat_draws()
+        self._times_computed += 1
+        state.microbatch = self._microbatch
+        event("before_forward")
+        state.outputs = state.compute_outputs(state.batch)
+        event("after_forward")
+        event("before_loss")
+        state.loss = state.compute_loss(state.outputs, state.batch)
+        event("after_loss")
+        event("before_backward")
+        return state.loss
+
+    def end_backward(self) -> None:
+        """Call this after the backward pass of each batch or microbatch."""
+        self.engine.run_event("after_backward")
+        # Their graph is freed now, and the next one is not built while they hold its memory.
+        self.state.outputs = self.state.loss = None
+        self._microbatch += 1
+
+    def end_gradients(self) -> None:
+        """Call this when the gradients of a step are complete, unscaled and averaged over all processes."""
+        if self._computes_again:
+            self._microbatch = 0
+        self.engine.run_event("after_train_batch")
+
+    def end_step(self) -> None:
+        """Call this after the step of all optimizers; it advances the clock."""
+        state = self.state
+        self._microbatch = 0
+        state.microbatch = -2
+        state.previous_timestamp = state.timestamp
+        world_size = self._world_size
+        state.timestamp = state.timestamp.to_next_batch(self._samples * world_size, self._tokens * world_size)
+        self._samples = self._tokens = 0
+        self.engine.run_event("batch_end")
+        self.engine.run_event("batch_checkpoint")
+
+    def end_epoch(self) -> None:
+        """Call this after the last step of an epoch; it advances the clock."""
+        state, event = self.state, self.engine.run_event
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        event("epoch_end")
+        event("epoch_checkpoint")
+        state.timestamp = state.timestamp.to_next_iteration()
+        event("iteration_end")
+        event("iteration_checkpoint")
+
+    def end_fit(self) -> None:
+        """Call this after the last epoch. Another :meth:`begin_fit` may follow."""
+        self.engine.run_event(Event.FIT_END)
+        self.state.batch = None
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """A context for evaluations and predictions, in which the model has its averaged weights, if there are any.
+
+        The training weights are restored at the end, also after an error.
+        """
+        with evaluation_weights(self.state):
+            self.engine.run_event("eval_before_all")
+            self.engine.run_event("eval_start")
+            try:
+                yield
+            except BaseException:
+                self.engine.restore()
+                raise
+            self.engine.run_event("eval_end")
+            self.engine.run_event("eval_after_all")
+
+    def explain(self) -> Plan:
+        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
+        return self.engine.explain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the algorithms and the clock, as plain data and tensors, for the host's checkpoint.
+
+        Weights and optimizers are saved by the host.
+        """
+        return self.state.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
+        """Load what :meth:`state_dict` returned; call it after :meth:`prepare` and before :meth:`begin_fit`.
+
+        Raises:
+            StateMismatchError: The state does not fit, and nothing has been changed.
+        """
+        return self.state.load_state_dict(state_dict, self.engine.logger)
+
+    def _repeat_draws(self) -> None:
+        """Draw the same numbers again when an optimizer computes a batch for the second time in a step."""
+        if self._times_computed:
+            self.state.restart_draws()
+            for set_state, before in self._rng_states:
+                set_state(before)
+        else:
+            self._rng_states = global_rng_states(self.state.device)
+
+
+class SplitStep:
+    """Splits a function that computes the loss of a batch into a forward pass and a loss.
+
+    For hosts whose users write both in one function, such as a ``training_step``. The forward pass runs the function
+    until it calls the module, and stops there; the loss runs it again, and the module returns the outputs that it is
+    given. So code before the call of the module runs twice in a step, the module once. If the function calls the module
+    several times, the outputs are those of the first call.
+
+    Args:
+        step: ``f(batch) -> loss``.
+        module: The module whose results are the outputs.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> split = SplitStep(lambda batch: (model(batch[0]) - batch[1]).square().mean(), model)
+        >>> outputs = split.forward((torch.ones(4, 2), torch.ones(4, 1)))
+        >>> outputs.shape, split.loss(outputs, (None, outputs.detach())).item()
+        (torch.Size([4, 1]), 0.0)
+    """
+
+    def __init__(self, step: Callable[[Batch], Any], module: nn.Module) -> None:
+        self._step, self._module = step, module
+
+    def forward(self, batch: Batch) -> Any:
+        """Return the outputs of the module for a batch.
+
+        Raises:
+            RuntimeError: The function did not call the module.
+        """
+        forward = self._module.forward
+
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            raise _Stop(forward(*args, **kwargs))
+
+        try:
+            with self._replaced_once(stop):
+                self._step(batch)
+        except _Stop as stopped:
+            return stopped.outputs
+        name = type(self._module).__name__
+        raise RuntimeError(
+            f"The function of a training step did not call {name}, so its outputs are unknown. Pass the module whose "
+            "outputs the loss is computed from."
+        )
+
+    def loss(self, outputs: Any, batch: Batch) -> Any:
+        """Return the loss of the outputs."""
+        with self._replaced_once(lambda *_, **__: outputs):
+            return self._step(batch)
+
+    @contextlib.contextmanager
+    def _replaced_once(self, forward: Callable[..., Any]) -> Iterator[None]:
+        """Replace the module's forward function until it is called or the block ends."""
+        attributes = vars(self._module)
+        before = {"forward": attributes["forward"]} if "forward" in attributes else {}
+
+        def restore() -> None:
+            attributes.pop("forward", None)
+            attributes.update(before)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            restore()
+            return forward(*args, **kwargs)
+
+        attributes["forward"] = call
+        try:
+            yield
+        finally:
+            restore()
+
+
+class _Stop(BaseException):
+    """Ends a step at the call of the module; not an Exception, as the step may catch those."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self.outputs = outputs

@@ -1,0 +1,316 @@
+"""An adapter trains in a host's loop as our own loop does, and refuses what the host does not serve."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composer.algorithms import EMA, SAM, BlurPool, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
+from composer.core import Adapter, Algorithm, Event, SplitStep, Stage, State, served_fields
+from composer.core.testing import Training, seeded
+
+
+class Net(nn.Module):
+    """A network with pooling, called with a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.LazyLinear(5))
+        self.layers(torch.zeros(1, 3, 8, 8))
+
+    def forward(self, batch):
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch, reduction="mean"):
+        return cross_entropy(outputs, batch[1], reduction=reduction)
+
+
+def make_net():
+    with seeded("net"):
+        return Net()
+
+
+def make_data(batches=4):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(6, 3, 8, 8, generator=generator), torch.randint(5, (6,), generator=generator))
+        for _ in range(batches)
+    ]
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def host(adapter, data, epochs, model, accumulate=1, loaded=None, until=None):
+    """Train as a host that serves everything, and return the weights."""
+    with seeded("preparation"):
+        adapter.prepare(sgd(model))
+        if loaded is not None:
+            model.load_state_dict(loaded["model"])
+            adapter.optimizers[0].load_state_dict(loaded["optimizer"])
+            adapter.load_state_dict(loaded["algorithms"])
+        adapter.begin_fit(max_duration=f"{epochs}ep", train_dataloader=data, dataloader_len=len(data) // accumulate)
+    (optimizer,) = adapter.optimizers
+    done = int(adapter.state.timestamp.batch)
+    for _ in range(int(adapter.state.timestamp.epoch), epochs):
+        adapter.begin_epoch()
+        for place, batch in enumerate(data[int(adapter.state.timestamp.batch_in_epoch) :]):
+            with seeded("batch", done):
+                changed = adapter.begin_batch(batch)
+
+                def closure(changed=changed, place=place):
+                    if not place % accumulate:
+                        optimizer.zero_grad()
+                    loss = adapter.compute_loss(changed)
+                    (loss / accumulate).backward()
+                    adapter.end_backward()
+                    return loss.detach()
+
+                if accumulate > 1:
+                    closure()
+                    if place % accumulate == accumulate - 1:
+                        adapter.end_gradients()
+                        optimizer.step()
+                        adapter.end_step()
+                else:
+                    optimizer.step(lambda closure=closure: (closure(), adapter.end_gradients())[0])
+                    adapter.end_step()
+                done += 1
+                if done == until:
+                    return model.state_dict()
+        adapter.end_epoch()
+    adapter.end_fit()
+    return model.state_dict()
+
+
+def our_loop(algorithms, data, epochs):
+    """Train by the loop of the contract suite, and return the weights."""
+    model = make_net()
+    state = State(model, optimizers=sgd(model), max_duration=f"{epochs}ep", train_dataloader=data)
+    Training(state, algorithms).run(epochs * len(data))
+    return model.state_dict()
+
+
+CASES = {
+    "mixup": lambda: [MixUp()],
+    "mixup of losses": lambda: [MixUp(interpolate_loss=True)],
+    "label smoothing": lambda: [LabelSmoothing(0.1)],
+    "cutout": lambda: [CutOut(num_holes=1, length=0.5)],
+    "sam": lambda: [SAM(rho=0.1)],
+    "selective backprop": lambda: [SelectiveBackprop(start=0, end=1)],
+    "five": lambda: [BlurPool(), MixUp(), LabelSmoothing(0.1), SAM(), EMA("2ba")],
+}
+
+
+class TestEquality:
+    """The weights are those of our own loop, bit for bit."""
+
+    @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+    def test_weights_of_our_own_loop(self, make):
+        """A host that calls every method gets the weights of our own loop."""
+        data, model = make_data(), make_net()
+        trained = host(Adapter(served_fields("Host"), model, make()), data, 2, model)
+        torch.testing.assert_close(trained, our_loop(make(), data, 2), rtol=0, atol=0)
+
+    def test_draws_of_a_repeated_batch(self):
+        """SAM computes each batch twice, with the same draws of algorithms and of dropout."""
+
+        class Draws(Algorithm):
+            runs_at = {Event.BEFORE_FORWARD: Stage.AUGMENT}
+
+            def apply(self, event, state, logger):
+                drawn.append((torch.rand(1, generator=state.generator(self)).item(), torch.rand(1).item()))
+
+        drawn, model = [], make_net()
+        host(Adapter(served_fields("Host"), model, [SAM(), Draws()]), make_data(3), 1, model)
+        assert len(drawn) == 6
+        assert drawn[::2] == drawn[1::2]
+        assert len(set(drawn)) == 3
+
+    def test_a_model_without_loss(self):
+        """The functions `forward` and `loss` replace a call of the model with a batch and its `loss`."""
+        data, model = make_data(), make_net()
+        layers = model.layers
+        adapter = Adapter(
+            served_fields("Host"),
+            layers,
+            [MixUp(interpolate_loss=True), SelectiveBackprop(start=0, end=1)],
+            forward=lambda batch: layers(batch[0]),
+            loss=lambda outputs, batch, reduction="mean": cross_entropy(outputs, batch[1], reduction=reduction),
+        )
+        host(adapter, data, 2, layers)
+        expected = our_loop([MixUp(interpolate_loss=True), SelectiveBackprop(start=0, end=1)], data, 2)
+        torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
+
+    def test_resume_in_an_epoch(self):
+        """A run that was saved after five of eight batches continues with the same bits."""
+
+        def make():
+            return [BlurPool(), MixUp(), EMA("2ba")]
+
+        data, model = make_data(), make_net()
+        uninterrupted = host(Adapter(served_fields("Host"), model, make()), data, 2, model)
+        first, stopped = make_net(), None
+        stopped = Adapter(served_fields("Host"), first, make())
+        host(stopped, data, 2, first, until=5)
+        saved = copy.deepcopy(
+            {
+                "model": first.state_dict(),
+                "optimizer": stopped.optimizers[0].state_dict(),
+                "algorithms": stopped.state_dict(),
+            }
+        )
+        second, averaging = make_net(), make()
+        resumed = host(Adapter(served_fields("Host"), second, averaging), data, 2, second, loaded=saved)
+        torch.testing.assert_close(resumed, uninterrupted, rtol=0, atol=0)
+
+
+class Seen(Algorithm):
+    """Records the clock and the microbatch."""
+
+    runs_at = dict.fromkeys((Event.AFTER_DATALOADER, Event.BEFORE_FORWARD, Event.BATCH_END), Stage.AUGMENT)
+    reads = frozenset({"timestamp"})
+
+    def __init__(self):
+        self.seen = []
+
+    def apply(self, event, state, logger):
+        draw = state.generator(self).initial_seed() if event is not Event.BATCH_END else None
+        self.seen.append((event.value, state.microbatch, int(state.timestamp.batch), draw))
+
+
+class TestClock:
+    """A batch of the clock is a step of the optimizers."""
+
+    def test_accumulation(self):
+        """Of eight batches, two for a step, the clock counts four with all samples."""
+        model, adapter = make_net(), None
+        adapter = Adapter(served_fields("Host"), model, EMA("2ba"), world_size=3)
+        host(adapter, make_data(), 2, model, accumulate=2)
+        clock = adapter.state.timestamp
+        assert (clock.batch, clock.sample, clock.epoch) == ("4ba", "144sp", "2ep")
+
+    def test_each_microbatch_draws_its_own(self):
+        """The batches of one step have different numbers and seeds."""
+        model, seen = make_net(), Seen()
+        host(Adapter(served_fields("Host"), model, seen), make_data(2), 1, model, accumulate=2)
+        events = [place[:3] for place in seen.seen]
+        assert events == [
+            ("after_dataloader", -1, 0),
+            ("before_forward", 0, 0),
+            ("after_dataloader", 1, 0),
+            ("before_forward", 1, 0),
+            ("batch_end", -2, 1),
+        ]
+        assert len({place[3] for place in seen.seen[:3]}) == 3
+
+    def test_what_algorithms_log(self):
+        """Metrics of algorithms reach the host with the number of the step."""
+        logged = []
+
+        class Logs(Algorithm):
+            runs_at = {Event.BATCH_END: Stage.WEIGHTS}
+
+            def apply(self, event, state, logger):
+                logger.log_metrics({"seen": 1.0})
+
+        model = make_net()
+        adapter = Adapter(
+            served_fields("Host"), model, Logs(), log=lambda metrics, step: logged.append((dict(metrics), step))
+        )
+        host(adapter, make_data(2), 1, model)
+        assert logged == [({"seen": 1.0}, 1), ({"seen": 1.0}, 2)]
+
+
+class TestEvaluation:
+    """The averages are in the model for the time of an evaluation."""
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_averages_and_training_weights(self, fails):
+        """The training weights return, also after an error."""
+        model, ema = make_net(), EMA("2ba")
+        adapter = Adapter(served_fields("Host"), model, ema)
+        before = copy.deepcopy(host(adapter, make_data(), 1, model))
+        averages = ema.get_ema_model(model).state_dict()
+        with contextlib.suppress(ZeroDivisionError), adapter.evaluation():
+            within = copy.deepcopy(model.state_dict())
+            _ = 1 / (not fails)
+        torch.testing.assert_close(within, averages, rtol=0, atol=0)
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+class TestServedFields:
+    """A host that does not serve all refuses algorithms at construction."""
+
+    @pytest.mark.parametrize(
+        ("algorithm", "missing", "sentence"),
+        [
+            (
+                LabelSmoothing(0.1),
+                {"not_readable": {"outputs"}},
+                "LabelSmoothing cannot run in Host: it reads 'outputs'",
+            ),
+            (SAM(), {"not_writable": {"optimizers"}}, "SAM cannot run in Host: it writes 'optimizers' at 'after_load'"),
+            (MixUp(), {"not_run": {Event.BEFORE_LOSS}}, "MixUp cannot run in Host: it runs at 'before_loss'"),
+        ],
+    )
+    def test_refusals(self, algorithm, missing, sentence):
+        """The error names the algorithm, the host, the field and the event."""
+        with pytest.raises(ValueError, match=sentence):
+            Adapter(served_fields("Host", **missing), make_net(), algorithm)
+
+    @pytest.mark.parametrize(
+        ("algorithm", "needs"),
+        [(MixUp(), True), (LabelSmoothing(0.1), True), (CutOut(length=0.5), False), (EMA(), False), (SAM(), False)],
+    )
+    def test_needs_outputs(self, algorithm, needs):
+        """Only algorithms between the forward pass and the loss need the outputs."""
+        assert Adapter(served_fields("Host"), make_net(), algorithm).needs_outputs is needs
+
+
+class TestSplitStep:
+    """A function of a whole step is split at the call of the module."""
+
+    def test_targets_changed_in_between(self):
+        """A loss with smooth labels equals that of a split model, and the module runs once."""
+        model, calls = make_net(), []
+        model.layers.register_forward_hook(lambda *_: calls.append(1))
+
+        def training_step(batch):
+            images, labels = batch
+            return cross_entropy(model.layers(images), labels)
+
+        split = SplitStep(training_step, model.layers)
+        adapter = Adapter(
+            served_fields("Host"), model, [MixUp(), LabelSmoothing(0.1)], forward=split.forward, loss=split.loss
+        )
+        trained = host(adapter, make_data(), 2, model)
+        assert "forward" not in vars(model.layers)
+        torch.testing.assert_close(trained, our_loop([MixUp(), LabelSmoothing(0.1)], make_data(), 2), rtol=0, atol=0)
+
+    def test_module_that_is_not_called(self):
+        """The error names the module, whose forward function is restored."""
+        model = make_net()
+        split = SplitStep(lambda batch: batch[0].sum(), model.layers)
+        with pytest.raises(RuntimeError, match="did not call Sequential"):
+            split.forward(make_data(1)[0])
+        assert "forward" not in vars(model.layers)
+
+    def test_own_forward_of_the_instance(self):
+        """A forward function that was set on the module itself is restored, also after an error in it."""
+        module = nn.Linear(2, 2)
+
+        def own(inputs):
+            raise ValueError("own")
+
+        module.forward = own
+        split = SplitStep(lambda batch: module(batch).sum(), module)
+        with pytest.raises(ValueError, match="own"):
+            split.forward(torch.ones(1, 2))
+        assert module.forward is own
