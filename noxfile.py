@@ -29,7 +29,8 @@ CONSTRAINTS = "constraints.txt"
 EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
-    "together": ["accelerate", "import-linter", "lightning", "uv"],
+    # hatchling builds editable installations with editables; tests build offline, from the cache.
+    "together": ["accelerate", "editables", "import-linter", "lightning", "uv"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
 }
