@@ -30,7 +30,7 @@ EXAMPLES = ["cloudpickle", "matplotlib", "rich", "scikit-learn", "scipy"]
 TOOLS = {
     "tests": ["pytest-xdist>=3.8"],
     # hatchling builds editable installations with editables; tests build offline, from the cache.
-    "together": ["accelerate", "editables", "import-linter", "lightning", "uv"],
+    "together": ["accelerate", "editables", "import-linter", "lightning", "pytorch-ignite", "uv"],
     "lint": ["ruff"],
     "types": ["mypy", "types-tqdm"],
 }
@@ -129,14 +129,15 @@ def imports(session: nox.Session) -> None:
     """Check the direction of imports, and that importing loads no heavy dependency."""
     python = together(session)
     session.run(str(Path(python).with_name("lint-imports")), "--no-cache", external=True)
-    for module in ["composer", "composer.functional", "composer.core", "composer.algorithms", "composer.models"]:
+    ours = ["functional", "core", "algorithms", "integrations", "models"]
+    for module in ["composer", *(f"composer.{name}" for name in ours)]:
         session.run(python, "-c", LIGHT.format(module=module), external=True)
 
 
 # Exits with the names of modules that should not have been imported, or with success.
 LIGHT = """
 import sys, {module}
-sys.exit(", ".join({{"kornia", "torchmetrics", "torchvision"}} & set(sys.modules)) or None)
+sys.exit(", ".join({{"accelerate", "kornia", "lightning", "torchmetrics", "torchvision"}} & set(sys.modules)) or None)
 """
 
 

@@ -27,7 +27,7 @@ NEEDS = {
 }
 ADDS = {
     "functional": ["composer.functional"],
-    "engine": ["composer.core", "composer.algorithms"],
+    "engine": ["composer.core", "composer.algorithms", "composer.integrations"],
     "models": ["composer.models", "composer.metrics", "composer.loss"],
     "trainer": ["composer.trainer"],
 }
