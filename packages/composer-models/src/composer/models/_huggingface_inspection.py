@@ -11,22 +11,7 @@ from composer.models.names import import_extra
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["argument_names", "check_model", "check_tokenizer", "fit_embedding", "predicts_next_token"]
-
-# Decoders that compute their loss without shifting the labels: the labels are the next tokens.
-_UNSHIFTED = frozenset(
-    {
-        *(
-            f"{family}ForCausalLM"
-            for family in (
-                *("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "CpmAnt", "MBart", "Marian", "Mvp"),
-                *("PLBart", "Pegasus", "Speech2Text2", "TrOCR", "Whisper"),
-            )
-        ),
-        "XLMWithLMHeadModel",
-        "XLNetLMHeadModel",
-    }
-)
+__all__ = ["argument_names", "check_model", "check_tokenizer", "fit_embedding"]
 
 
 def check_model(model: object) -> None:
@@ -74,18 +59,6 @@ def fit_embedding(model: PreTrainedModel, num_tokens: int, *, allow: bool) -> tu
         if any(module is each for each in resized)
         for own, _ in module.named_parameters(recurse=False)
     )
-
-
-def predicts_next_token(model: PreTrainedModel) -> bool:
-    """Return whether the model's own loss compares the logits of a position with the label of the next."""
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415 (an extra)
-
-    names = {cls.__name__ for cls in type(model).__mro__}
-    if model.config.is_encoder_decoder or names & _UNSHIFTED:
-        return False
-    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    known = {name for each in causal for name in ([each] if isinstance(each, str) else each)}
-    return bool(names & known) or any(name.endswith("ForCausalLM") for name in names)
 
 
 def argument_names(model: PreTrainedModel) -> frozenset[str]:

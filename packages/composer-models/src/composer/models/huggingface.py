@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
+from composer.functional.transformers_loss import (
+    are_probabilities,
+    next_tokens,
+    predicts_next_token,
+    task_loss,
+    without_single_score,
+)
 from composer.models._huggingface_checkpoint import read_checkpoint
 from composer.models._huggingface_inspection import (
     argument_names,
     check_model,
     check_tokenizer,
     fit_embedding,
-    predicts_next_token,
 )
-from composer.models._huggingface_loss import next_tokens, task_loss, without_single_score
 from composer.models._huggingface_peft import add_adapters, base_of, is_peft_model, save_adapters_alone
 from composer.models._huggingface_saved import describe, rebuild_model, rebuild_tokenizer
 from composer.models.phase_metrics import PhaseMetricsModel
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peft import PeftConfig, PeftModel
+    from torch import Tensor
     from torchmetrics import Metric
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -130,17 +134,10 @@ class HuggingFaceModel(PhaseMetricsModel):
             ValueError: It contains no argument of the model.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if self._are_probabilities(labels):
+        if are_probabilities(labels, base_of(self.model)):
             return self._call(batch, leave_out=("labels",))
         self._labels_seen = labels  # loss() compares them with those that an algorithm may have set
         return self._call(batch, leave_out=())
-
-    def _are_probabilities(self, labels: object) -> bool:
-        """Return whether labels are probabilities that the model would misinterpret."""
-        if not isinstance(labels, Tensor) or not labels.is_floating_point():
-            return False
-        is_classifier = getattr(self.config, "problem_type", None) == "single_label_classification"
-        return is_classifier or (labels.ndim == 3 and base_of(self.model).get_output_embeddings() is not None)
 
     def _call(self, batch: Mapping[str, Any], leave_out: tuple[str, ...]) -> Any:
         if not isinstance(batch, Mapping):

@@ -4,15 +4,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from transformers import PreTrainedModel
 
-__all__ = ["IGNORED", "next_tokens", "task_loss", "without_single_score"]
+__all__ = ["IGNORED", "are_probabilities", "next_tokens", "predicts_next_token", "task_loss", "without_single_score"]
 
 IGNORED = -100
 """The label of positions that do not count."""
+
+# Decoders that compute their loss without shifting the labels: the labels are the next tokens.
+_UNSHIFTED = frozenset(
+    {
+        *(
+            f"{family}ForCausalLM"
+            for family in (
+                *("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "CpmAnt", "MBart", "Marian", "Mvp"),
+                *("PLBart", "Pegasus", "Speech2Text2", "TrOCR", "Whisper"),
+            )
+        ),
+        "XLMWithLMHeadModel",
+        "XLNetLMHeadModel",
+    }
+)
+
+
+def predicts_next_token(model: PreTrainedModel) -> bool:
+    """Return whether the model's own loss compares the logits of a position with the label of the next.
+
+    Args:
+        model: A model of Transformers, without adapters of PEFT.
+    """
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415 (an extra of the packages that call this)
+
+    names = {cls.__name__ for cls in type(model).__mro__}
+    if model.config.is_encoder_decoder or names & _UNSHIFTED:
+        return False
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    known = {name for each in causal for name in ([each] if isinstance(each, str) else each)}
+    return bool(names & known) or any(name.endswith("ForCausalLM") for name in names)
+
+
+def are_probabilities(labels: object, model: PreTrainedModel) -> bool:
+    """Return whether labels are probabilities, which the model's own loss would misinterpret.
+
+    Args:
+        labels: Labels of any kind.
+        model: A model of Transformers, without adapters of PEFT.
+    """
+    if not isinstance(labels, Tensor) or not labels.is_floating_point():
+        return False
+    is_classifier = getattr(model.config, "problem_type", None) == "single_label_classification"
+    return is_classifier or (labels.ndim == 3 and model.get_output_embeddings() is not None)
 
 
 def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,13 +80,19 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
             count; or numbers for ``"regression"`` and ``"multi_label_classification"``.
         problem_type: The ``problem_type`` of the model's configuration.
         shift: Whether the label of a position belongs to the logits of the previous position.
-        reduction: ``"mean"`` over all labels that count; or ``"none"``, the mean for each sample.
+        reduction: ``"mean"`` over all labels that count, their ``"sum"``; or ``"none"``, the mean for each sample.
 
     Returns:
         A scalar, or ``(N,)``.
 
     Raises:
         ValueError: The shapes of labels and logits do not match.
+
+    Example:
+        >>> import torch
+        >>> logits, labels = torch.zeros(2, 3, 8), torch.tensor([[1, 2, 3], [4, 5, -100]])
+        >>> task_loss(logits, labels, problem_type=None, shift=True, reduction="mean")
+        tensor(2.0794)
     """
     logits = logits.float()
     if shift:
@@ -56,7 +107,7 @@ def task_loss(logits: Tensor, labels: Tensor, *, problem_type: str | None, shift
         losses, counts = _cross_entropies(logits, labels)
     if reduction == "none":
         return losses.flatten(1).sum(1) / counts.flatten(1).sum(1) if losses.ndim > 1 else losses
-    return losses.sum() / counts.sum()
+    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
 
 
 def _cross_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
