@@ -10,7 +10,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composer.algorithms import EMA, SAM, BlurPool, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
+from composer.algorithms import (
+    EMA,
+    SAM,
+    BlurPool,
+    CutOut,
+    GyroDropout,
+    LabelSmoothing,
+    MixUp,
+    NoOpModel,
+    SelectiveBackprop,
+)
 from composer.core import Adapter, Algorithm, Event, SplitStep, Stage, State, served_fields
 from composer.core.testing import Training, seeded
 
@@ -171,6 +181,21 @@ class TestEquality:
         torch.testing.assert_close(resumed, uninterrupted, rtol=0, atol=0)
 
 
+class TestPreparation:
+    """The model changes before weights are loaded."""
+
+    def test_the_length_of_the_training_is_known(self):
+        """GyroDropout replaces its layers before weights are loaded if the duration and the length are given."""
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        adapter = Adapter(served_fields("Host"), model, GyroDropout(sigma=8, tau=2))
+
+        adapter.prepare(max_duration="2ep", dataloader_len=4)
+
+        assert (type(model[1]).__name__, model[1].period) == ("GyroDropout", 2)
+        adapter.begin_fit()
+        assert (adapter.state.dataloader_len, adapter.state.max_duration) == (4, "2ep")
+
+
 class Seen(Algorithm):
     """Records the clock and the microbatch."""
 
@@ -257,6 +282,7 @@ class TestServedFields:
                 "LabelSmoothing cannot run in Host: it reads 'outputs'",
             ),
             (SAM(), {"not_writable": {"optimizers"}}, "SAM cannot run in Host: it writes 'optimizers' at 'after_load'"),
+            (NoOpModel(), {}, "NoOpModel cannot run in Host: it reads 'algorithms' at 'init'"),
             (MixUp(), {"not_run": {Event.BEFORE_LOSS}}, "MixUp cannot run in Host: it runs at 'before_loss'"),
         ],
     )

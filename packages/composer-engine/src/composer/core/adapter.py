@@ -40,8 +40,11 @@ _NOT_RUN = frozenset(event for event in Event if event.startswith("predict_")) |
     Event.EVAL_AFTER_FORWARD,
     Event.EVAL_BATCH_END,
 }
-_NOT_READABLE = frozenset({"callbacks", "eval_metrics", "evaluators", "scaler", "schedulers", "train_metrics"})
-_NOT_WRITABLE = _NOT_READABLE | {"algorithms", "dataloader", "dataloader_len", "max_duration", "timestamp"}
+# A host keeps its model object: algorithms change it in place. NoOpModel, the one that replaces it, reads "algorithms".
+_NOT_READABLE = frozenset(
+    {"algorithms", "callbacks", "eval_metrics", "evaluators", "scaler", "schedulers", "train_metrics"}
+)
+_NOT_WRITABLE = _NOT_READABLE | {"dataloader", "dataloader_len", "max_duration", "timestamp"}
 
 
 def served_fields(
@@ -195,17 +198,27 @@ class Adapter:
         entries = [entry for event in between for entry in self.explain().entries.get(event, ())]
         return any(entry.kind == "algorithm" and {"outputs", "batch.target"} & {*entry.reads} for entry in entries)
 
-    def prepare(self, optimizers: Optimizer | Sequence[Optimizer] | None = None) -> None:
+    def prepare(
+        self,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        *,
+        max_duration: Time | str | int | None = None,
+        train_dataloader: Iterable[Batch] | None = None,
+        dataloader_len: int | None = None,
+    ) -> None:
         """Let algorithms change the model, once; call it before weights are loaded.
 
         Args:
             optimizers: Optimizers that exist already; their parameters and state follow the replaced layers.
+            max_duration: As in :meth:`begin_fit`, if known already. GyroDropout, whose layers depend on the length of
+                the training, then replaces them here; otherwise when the training begins, after weights are loaded.
+            train_dataloader: As in :meth:`begin_fit`, if known already.
+            dataloader_len: As in :meth:`begin_fit`, if known already.
         """
         if self._is_prepared:
             return
         self._is_prepared = True
-        if optimizers is not None:
-            self.state.optimizers = optimizers
+        self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
         self.engine.run_event(Event.INIT)
 
     def begin_fit(
@@ -224,19 +237,29 @@ class Adapter:
             train_dataloader: The training data.
             dataloader_len: Steps of the optimizers in an epoch; the length of the loader if None.
         """
+        self.prepare(optimizers, max_duration=max_duration, train_dataloader=train_dataloader)
+        self._set_training(optimizers, max_duration, train_dataloader, dataloader_len)
+        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
+            self.engine.run_event(event)
+        self._has_begun = True
+        self._computes_again = any(map(wants_closure, self.state.optimizers))
+
+    def _set_training(
+        self,
+        optimizers: Optimizer | Sequence[Optimizer] | None,
+        max_duration: Time | str | int | None,
+        train_dataloader: Iterable[Batch] | None,
+        dataloader_len: int | None,
+    ) -> None:
         state = self.state
-        self.prepare()
         if optimizers is not None:
             state.optimizers = optimizers
         if max_duration is not None:
             state.max_duration = max_duration
         if train_dataloader is not None:
             state.train_dataloader = train_dataloader
-        state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
-        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
-            self.engine.run_event(event)
-        self._has_begun = True
-        self._computes_again = any(map(wants_closure, state.optimizers))
+        if train_dataloader is not None or dataloader_len is not None or state.dataloader_label is None:
+            state.set_dataloader(state.train_dataloader, "train", -1 if dataloader_len is None else dataloader_len)
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue one after a resume."""

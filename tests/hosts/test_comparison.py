@@ -1,0 +1,88 @@
+"""The comparison of the hosts covers every algorithm, and detects differences."""
+
+import inspect
+
+import pytest
+import torch
+from comparison import CASES, EPOCHS, SEED, Case, assert_same, each_case, our_weights, weights_of
+
+import composer.algorithms as al
+from composer.algorithms import EMA
+from composer.core import Adapter, Algorithm, served_fields
+
+
+def train(case, seed=SEED):
+    """Train in a loop that calls the adapter, and return the weights."""
+    model = case.make_model()
+    adapter = Adapter(
+        served_fields("Loop"),
+        model,
+        case.make_algorithms(),
+        forward=lambda batch: case.forward(model, batch),
+        loss=case.loss,
+        seed=seed,
+        precision=case.precision,
+    )
+    data = case.make_data()
+    adapter.prepare(case.make_optimizer(model), max_duration=f"{EPOCHS}ep", train_dataloader=data)
+    adapter.begin_fit()
+    (optimizer,) = adapter.optimizers
+    for _ in range(EPOCHS):
+        adapter.begin_epoch()
+        for batch in data:
+            changed = adapter.begin_batch(batch)
+
+            def closure(changed=changed):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "amp_bf16"):
+                    loss = adapter.compute_loss(changed)
+                loss.backward()
+                adapter.end_backward()
+                adapter.end_gradients()
+                return loss.detach()
+
+            optimizer.step(closure)
+            adapter.end_step()
+        adapter.end_epoch()
+    adapter.end_fit()
+    return weights_of(adapter.state, model)
+
+
+def test_every_algorithm_has_a_case():
+    """The ids begin with the names of all algorithms but NoOpModel, which replaces the model object."""
+    names = {name for name in al.__all__ if inspect.isclass(one := getattr(al, name)) and issubclass(one, Algorithm)}
+    assert {name.split("-")[0].split()[0] for name in CASES} == names - {"NoOpModel"}
+
+
+@each_case
+@pytest.mark.filterwarnings("error")
+def test_a_loop_with_an_adapter(case):
+    """A loop that calls the adapter gets the weights of our Trainer."""
+    assert_same(train(case), our_weights(case))
+
+
+@pytest.mark.parametrize("architecture", ["vit", "bert", "gpt2"])
+def test_own_loss(architecture):
+    """The loss of the model itself gives nearly the weights of the loss from the logits."""
+    case = Case(lambda: EMA("2ba"), architecture)
+    own, ours = our_weights(case, own_loss=True), our_weights(case)
+    torch.testing.assert_close(own, ours, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["MixUp-resnet", "CutOut-vit"])
+def test_another_seed_differs(name):
+    """The comparison detects other draws, and gives the name of the first weight."""
+    with pytest.raises(AssertionError, match=r"of \d+ weights differ, first '"):
+        assert_same(train(CASES[name], seed=SEED + 1), our_weights(CASES[name]))
+
+
+@each_case
+def test_the_algorithm_matters(case):
+    """Without the algorithm the weights are others, except where it only changes speed."""
+    plain = our_weights(Case(lambda: EMA("1000ep"), case.architecture, precision=case.precision))
+    plain = {name: tensor for name, tensor in plain.items() if not name.startswith("averaged.")}
+    try:
+        assert_same(our_weights(case), plain)
+    except AssertionError:
+        return
+    pytest.fail("the weights are those of a training without the algorithm")
