@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
+from composer.core.batch import describe_batch, usual_key
 from composer.core.data_spec import count_samples, count_tokens
 from composer.core.engine import Engine
 from composer.core.evaluation_weights import evaluation_weights
@@ -20,7 +23,7 @@ from composer.core.state import State
 from composer.core.time import TimeUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -180,6 +183,7 @@ class Adapter:
         self._is_prepared = self._has_begun = self._computes_again = False
         self._microbatch = self._samples = self._tokens = self._times_computed = 0
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
+        self._described_batch = ""
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -274,6 +278,8 @@ class Adapter:
             batch: A batch, on the device of the model.
         """
         state, event = self.state, self.engine.run_event
+        if not self._described_batch:
+            self._described_batch = _describe_keys(batch)
         self._samples += count_samples(batch)
         self._tokens += count_tokens(batch)
         self._times_computed = 0
@@ -363,8 +369,11 @@ class Adapter:
             self.engine.run_event("eval_after_all")
 
     def explain(self) -> Plan:
-        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
-        return self.engine.explain()
+        """Return the plan: what runs at which event, in which order and why. Print it for a table.
+
+        After the first batch it has the keys of samples and targets.
+        """
+        return attrs.evolve(self.engine.explain(), batch=self._described_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the algorithms and the clock, as plain data and tensors, for the host's checkpoint.
@@ -389,6 +398,15 @@ class Adapter:
                 set_state(before)
         else:
             self._rng_states = global_rng_states(self.state.device)
+
+
+def _describe_keys(batch: Batch) -> str:
+    """Describe a batch, and the items that algorithms without keys of their own use as samples and targets."""
+    text = f"The first batch was {describe_batch(batch)}."
+    if not isinstance(batch, Mapping):
+        return text
+    samples, targets = (repr(key) if (key := usual_key(batch, place)) in batch else "not found" for place in (0, 1))
+    return f"{text} Its samples (input_key=0) are {samples}, its targets (target_key=1) {targets}."
 
 
 class SplitStep:

@@ -134,6 +134,7 @@ class Plan:
         algorithms: The declarations of the algorithms, in the order of the list.
         left_out: The algorithms that passes removed from events.
         warnings: The warnings of the passes, and those about algorithms that run nowhere.
+        batch: A description of the first batch, with the keys of its samples and targets, if there was one.
 
     Example:
         >>> print(build_plan([]))
@@ -144,6 +145,7 @@ class Plan:
     algorithms: tuple[Declaration, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
+    batch: str = ""
 
     def keys_everywhere(self) -> list[str]:
         """Return the keys of components that run, or are asked, each time at every event, and that no pass moved."""
@@ -152,7 +154,11 @@ class Plan:
         return [entry.key for entry in self.entries.get(Event.INIT, ()) if entry.key in common - moved]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, with the keys ``algorithms``, ``events``, ``left_out`` and ``warnings``."""
+        """Return the plan as plain data.
+
+        Returns:
+            A dictionary with the keys ``algorithms``, ``events``, ``left_out``, ``warnings`` and, if known, ``batch``.
+        """
         return {
             "algorithms": [
                 {
@@ -168,6 +174,7 @@ class Plan:
             "events": {event.value: [entry.to_dict() for entry in entries] for event, entries in self.entries.items()},
             "left_out": [{"name": one.name, "event": one.event.value, "by": one.by} for one in self.left_out],
             "warnings": list(self.warnings),
+            **({"batch": self.batch} if self.batch else {}),
         }
 
     def to_json(self) -> str:

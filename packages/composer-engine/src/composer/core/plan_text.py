@@ -44,7 +44,7 @@ Row = tuple[str, str, str, str]
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of a plan: the algorithms, the calls of each event, the rules of the order, and the warnings."""
+    """Yield the lines of a plan: algorithms, calls of each event, rules of the order, the first batch, warnings."""
     if not plan.entries and not plan.algorithms:
         yield "Nothing runs at any event: there are no algorithms, callbacks or loggers that do anything."
         return
@@ -59,6 +59,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if algorithms:
         without_stage = any(entry.stage is None for entry in algorithms)
         yield from ("", *textwrap.wrap(_RULES + _WITHOUT_STAGE if without_stage else _RULES, _WIDTH))
+    if plan.batch:
+        yield from ("", *textwrap.wrap(plan.batch, _WIDTH))
     for warning in plan.warnings:
         yield from ("", *textwrap.wrap(f"WARNING: {warning}", _WIDTH, subsequent_indent="  "))
 
