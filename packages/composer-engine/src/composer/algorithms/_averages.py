@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from composer.core import Algorithm, Event, ExclusiveResource, NoEffectWarning, Stage, TimeUnit
 from composer.core.evaluation_weights import reshard
 from composer.core.serialization import from_data
-from composer.functional.training.gradient_clipping import local_parts
+from composer.functional.training.gradient_clipping import local_parts, shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -108,7 +108,9 @@ class AveragedWeights:
         if self._model is None and self._outside:
             self._check_loaded(model)
             weights = self._bind(model)
-            self._outside = {name: self._outside[name].to(weight.device) for name, weight in weights.items()}
+            self._outside = {
+                name: shard_like(self._outside[name].to(weight.device), weight) for name, weight in weights.items()
+            }
         if self._model is not None and self._model is not model:
             raise RuntimeError(
                 f"This {self.owner} has averaged another model, a {type(self._model).__name__}. Each training needs an "
@@ -168,6 +170,9 @@ class AveragedWeights:
         Loaded averages are kept, whatever the timestamp.
         """
         starts_anew = self._model is not None and not state.timestamp.count(TimeUnit.BATCH)
+        if self._model is None and self._outside and not self._is_in_model:
+            self._check_loaded(state.model)  # the first update binds them, as the model may be sharded before
+            return False
         self.check(state.model, training=False)
         self.restore()
         if starts_anew:

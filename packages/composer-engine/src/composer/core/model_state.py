@@ -14,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from composer.core.checks import nearest, shortened
 from composer.core.components import by_key
 from composer.core.serialization import from_data, is_number, plain
+from composer.functional.training.gradient_clipping import shard_like
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,9 +99,19 @@ def _looks(value: Any) -> str:
 def load_weights(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Copy those saved weights into a model that it has."""
     bare = _bare(model)
-    bare.load_state_dict(
-        {name: saved[_bare_name(name)] for name in bare.state_dict() if _bare_name(name) in saved}, strict=False
-    )
+    loaded = {
+        name: _sharded_like(saved[_bare_name(name)], own)
+        for name, own in bare.state_dict().items()
+        if _bare_name(name) in saved
+    }
+    bare.load_state_dict(loaded, strict=False)
+
+
+def _sharded_like(value: Any, own: Any) -> Any:
+    """Return a saved tensor with the sharding of the run's own tensor of that shape; any other value as it is."""
+    if isinstance(value, Tensor) and isinstance(own, Tensor) and value.shape == own.shape:
+        return shard_like(value, own)
+    return value
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
@@ -286,7 +297,13 @@ def _load_named_state(names: list[list[str]], optimizer: Optimizer, saved: Mappi
         for name, number in numbers.items()
         if name not in saved_names and number in own["state"]
     }
-    state |= {numbers[name]: dict(values) for name, values in saved["state"].items() if name in numbers}
+    held = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    parameters = dict(zip(itertools.chain.from_iterable(names), held, strict=True))
+    state |= {
+        numbers[name]: {key: _sharded_like(value, parameters[name]) for key, value in values.items()}
+        for name, values in saved["state"].items()
+        if name in numbers
+    }
     optimizer.load_state_dict(
         {
             "state": state,
@@ -306,4 +323,4 @@ def _keep_dtypes(names: list[list[str]], optimizer: Optimizer, saved: Mapping[st
             for field, value in saved.get(name, {}).items():
                 loaded = optimizer.state[parameter][field]
                 if isinstance(loaded, Tensor) and isinstance(value, Tensor) and loaded.dtype != value.dtype:
-                    optimizer.state[parameter][field] = value.to(loaded.device)
+                    optimizer.state[parameter][field] = _sharded_like(value, parameter).to(loaded.device)

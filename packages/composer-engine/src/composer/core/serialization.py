@@ -133,8 +133,11 @@ def split_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
     names: dict[tuple[Any, ...], str] = {}
 
     def name_of(tensor: Tensor, path: str) -> str:
-        memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if not tensor.numel() or memory not in names:
+        held: Any = tensor
+        if hasattr(held, "device_mesh"):  # a DTensor has no memory of its own
+            held = held.to_local()
+        memory = (tensor.device, tensor.dtype, held.data_ptr(), tuple(tensor.shape), tensor.stride())
+        if not held.numel() or memory not in names:
             candidates = itertools.chain([path], (f"{path}#{number}" for number in itertools.count(1)))
             names[memory] = next(name for name in candidates if name not in tensors)
             tensors[names[memory]] = tensor

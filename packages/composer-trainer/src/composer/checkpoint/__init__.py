@@ -7,7 +7,7 @@ from composer.checkpoint.errors import (
     FolderInUseError,
 )
 from composer.checkpoint.finding import FoundCheckpoint, find_checkpoints, newest_checkpoint
-from composer.checkpoint.inspection import diff_checkpoints, show_checkpoint, verify_checkpoint
+from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 from composer.checkpoint.loading import LoadedCheckpoint, load_checkpoint
 from composer.checkpoint.manifest import FileRecord, Manifest
 from composer.checkpoint.retention import KeepBest
@@ -28,6 +28,7 @@ __all__ = [
     "find_checkpoints",
     "load_checkpoint",
     "load_torch_weights",
+    "merge_weights",
     "newest_checkpoint",
     "save_checkpoint",
     "show_checkpoint",

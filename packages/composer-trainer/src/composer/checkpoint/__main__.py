@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.errors import CheckpointError
-from composer.checkpoint.inspection import diff_checkpoints, show_checkpoint, verify_checkpoint
+from composer.checkpoint.inspection import diff_checkpoints, merge_weights, show_checkpoint, verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare = commands.add_parser("diff", help="print how two differ")
     compare.add_argument("first", help="a folder, address or link")
     compare.add_argument("second", help="another")
+    merge = commands.add_parser("merge", help="write the weights, which may be in parts, to one safetensors file")
+    merge.add_argument("path", help="a folder, address or link")
+    merge.add_argument("file", help="the file to write")
     chosen = parser.parse_args(arguments)
     try:
         lines, code = _run(chosen)
@@ -43,6 +46,9 @@ def _run(chosen: argparse.Namespace) -> tuple[list[str], int]:
     if chosen.command == "verify":
         manifest = verify_checkpoint(chosen.path)
         return [f"{chosen.path} is whole: {len(manifest.files)} files, {manifest.size:,} bytes."], 0
+    if chosen.command == "merge":
+        merge_weights(chosen.path, chosen.file)
+        return [f"{chosen.file} has the weights of {chosen.path}."], 0
     lines = diff_checkpoints(chosen.first, chosen.second)
     return lines or ["There is no difference."], 1 if lines else 0
 

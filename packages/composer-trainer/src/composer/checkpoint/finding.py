@@ -10,6 +10,7 @@ import socket
 import tempfile
 import warnings
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +18,9 @@ import attrs
 
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.local import LocalFolder, check_files
-from composer.checkpoint.manifest import STATE, read_json
+from composer.checkpoint.manifest import LAYOUT, STATE, read_json
 from composer.checkpoint.remote import RemoteFolder
+from composer.checkpoint.sharded import Layout, assemble
 from composer.checkpoint.tensor_file import read_tensors
 from composer.core import TimeUnit
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank, get_world_size
@@ -73,6 +75,18 @@ class Folder(Protocol):
 
     def write(self, name: str, snapshot: Snapshot) -> Manifest:
         """Write a checkpoint."""
+
+    def begin(self, name: str) -> str:
+        """Return the place for the files of a new checkpoint."""
+
+    def put(self, name: str, place: str, file: str, pieces: Sequence[memoryview]) -> None:
+        """Write a file to a place, in any process."""
+
+    def commit(self, name: str, place: str, manifest: Manifest) -> None:
+        """Write the manifest, which makes the files a checkpoint."""
+
+    def abandon(self, place: str) -> None:
+        """Delete what is left at a place."""
 
     def foreign(self, name: str) -> list[str]:
         """Return which files in a checkpoint are not ours."""
@@ -268,7 +282,7 @@ def _newest(folder: str | os.PathLike[str]) -> tuple[Folder, str]:
     return open_folder(folder), found.name
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)  # for cached_property
 class OpenCheckpoint:
     """A checkpoint whose files are on this machine.
 
@@ -288,27 +302,46 @@ class OpenCheckpoint:
         Raises:
             CheckpointError: The file is missing, or its content is not the one that was written.
         """
-        path, record = f"{self.path}/{STATE}", self.manifest.files.get(STATE)
+        return read_json(self._content(STATE), f"{self.path}/{STATE}")
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """Where the parts of the tensors are; None if they are not sharded."""
+        if LAYOUT not in self.manifest.files:
+            return None
+        return Layout.from_bytes(self._content(LAYOUT), f"{self.path}/{LAYOUT}")
+
+    def _content(self, name: str) -> bytes:
+        path, record = f"{self.path}/{name}", self.manifest.files.get(name)
         if record is None:
             raise CheckpointError(path, "is missing.")
         hashes = record.hashes()
         try:
-            content = (self.files / STATE).read_bytes()
+            content = (self.files / name).read_bytes()
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror}.") from None
         for digest in hashes.values():
             digest.update(content)
         record.compare(path, hashes)
-        return read_json(content, path)
+        return content
+
+    def has(self, name: str) -> bool:
+        """Return whether there are tensors of a kind, ``"model.safetensors"``, in one file or in parts."""
+        return name in self.manifest.files or (self.layout is not None and name in self.layout.tensors)
 
     def tensors(self, name: str) -> dict[str, Tensor] | None:
-        """Return the tensors of a file, after comparing it with its checksum; None if the checkpoint has no such file.
+        """Return the complete tensors of a file, after comparing it with its checksum; None if there is no such file.
 
         Raises:
             CheckpointError: The content of the file is not the one that was written.
         """
+        if self.layout is not None and name in self.layout.tensors:
+            return assemble(self.layout, name, self._read, self.path)
+        return self._read(name) if name in self.manifest.files else None
+
+    def _read(self, name: str) -> dict[str, Tensor]:
         if name not in self.manifest.files:
-            return None
+            raise CheckpointError(f"{self.path}/{name}", f"is missing, and {LAYOUT} lists it.")
         record = self.manifest.files[name]
         hashes = record.hashes()
         [digest] = hashes.values()
@@ -344,9 +377,14 @@ def open_checkpoint(
         return
     # On Windows, files that an error still refers to cannot be deleted.
     with tempfile.TemporaryDirectory(prefix="composer-", ignore_cleanup_errors=True) as files:
-        wanted = [file for file in manifest.files if names is None or file in names]
+        wanted = [file for file in manifest.files if names is None or file == LAYOUT or _kind_of(file) in names]
         opened.download(name, manifest, Path(files), wanted)
         yield OpenCheckpoint(opened.at(name), Path(files), manifest)
+
+
+def _kind_of(file: str) -> str:
+    """Return the kind of a file: its own name, or for a part such as ``model-00001-of-00002.safetensors`` the whole."""
+    return re.sub(r"-\d{5}-of-\d{5}\.", ".", file)
 
 
 def agreed_path(

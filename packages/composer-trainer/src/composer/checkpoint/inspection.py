@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from composer.checkpoint.errors import CheckpointError
 from composer.checkpoint.finding import locate, open_checkpoint
 from composer.checkpoint.local import check_files
-from composer.checkpoint.manifest import MODEL, STATE
-from composer.checkpoint.tensor_file import read_shapes
+from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
+from composer.checkpoint.tensor_file import pack_tensors, read_shapes
 from composer.core import TimeUnit
 from composer.core.checks import abridged
+from composer.core.files import write_atomically
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from composer.checkpoint.finding import OpenCheckpoint
     from composer.checkpoint.manifest import Manifest
 
-__all__ = ["diff_checkpoints", "show_checkpoint", "verify_checkpoint"]
+__all__ = ["diff_checkpoints", "merge_weights", "show_checkpoint", "verify_checkpoint"]
 
 _TOP_MODULES = 12
 
@@ -70,6 +72,42 @@ def show_checkpoint(path: str | os.PathLike[str]) -> str:
         with _not_too_deep(opened.path):
             lines = [opened.path, *_about(opened.manifest), *_components(opened.data())]
         return "\n".join([*lines, *_files(opened.manifest), *_modules(opened)])
+
+
+def merge_weights(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
+    """Write the weights of a checkpoint to one safetensors file, which any reader of that format loads.
+
+    A checkpoint of a sharded model has its weights in parts; this joins them.
+
+    Args:
+        path: The checkpoint; as for :func:`load_checkpoint`.
+        file: The file to write; it is replaced if it exists.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete or damaged, or has no weights.
+        OSError: The file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from composer.checkpoint import save_checkpoint
+        >>> from composer.core import State
+        >>> folder = tempfile.mkdtemp()
+        >>> merge_weights(save_checkpoint(State(torch.nn.Linear(2, 2)), f"{folder}/ep0"), f"{folder}/all.safetensors")
+        >>> from safetensors.torch import load_file
+        >>> sorted(load_file(f"{folder}/all.safetensors"))
+        ['bias', 'weight']
+    """
+    with open_checkpoint(path, names=(MODEL,)) as opened:
+        weights = opened.tensors(MODEL)
+    if weights is None:
+        raise CheckpointError(path, "holds no weights: they were left out when it was saved.")
+    packed = pack_tensors(weights, copy=False, metadata={"format": "pt"})
+
+    def write(unfinished: Path) -> None:
+        with unfinished.open("wb") as target:
+            target.writelines(packed.pieces)
+
+    write_atomically(write, Path(file))
 
 
 @contextmanager
@@ -143,11 +181,15 @@ def _files(manifest: Manifest) -> list[str]:
 
 
 def _modules(opened: OpenCheckpoint) -> list[str]:
-    if MODEL not in opened.manifest.files:
+    if not opened.has(MODEL):
         return []
-    check_files(opened.files, opened.manifest, [MODEL])
     counts: dict[str, int] = {}
-    for name, (_, shape) in read_shapes(opened.files / MODEL).items():
+    if opened.layout is None:
+        check_files(opened.files, opened.manifest, [MODEL])
+        shapes = {name: shape for name, (_, shape) in read_shapes(opened.files / MODEL).items()}
+    else:
+        shapes = {name: tuple(one.shape) for name, one in opened.layout.tensors[MODEL].items()}
+    for name, shape in shapes.items():
         top = _top(name)
         counts[top] = counts.get(top, 0) + math.prod(shape)
     largest = sorted(counts.items(), key=lambda item: -item[1])
@@ -189,8 +231,7 @@ def diff_checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[st
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
         with _not_too_deep(one.path):
             lines = _diff_data(_compared(one), _compared(other), "")
-        names = [name for name in (*one.manifest.files, *other.manifest.files) if name.endswith(".safetensors")]
-        for name in dict.fromkeys(names):
+        for name in (MODEL, OPTIMIZERS, EXTRA):
             lines += _diff_tensors(name, one.tensors(name) or {}, other.tensors(name) or {})
         return [*map(abridged, lines)]
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from composer.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from composer.checkpoint.finding import OpenCheckpoint, is_remote, is_weights_file, open_checkpoint
 from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE
-from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_sharded
+from composer.checkpoint.saving import IgnoreKeys, environment, ignored_keys, module_classes, refuse_fsdp1
 from composer.checkpoint.tensor_file import read_tensors
 from composer.checkpoint.torch_files import load_torch_weights
 from composer.core import LoadReport, State, StateMismatchError, join_tensors, saved_state
@@ -103,7 +103,7 @@ def load_checkpoint(
         What was loaded, and what was saved beside the state.
 
     Raises:
-        NotImplementedError: The model is sharded.
+        NotImplementedError: The model is wrapped by FSDP 1.
         CheckpointError: The checkpoint is incomplete, damaged, or of another library.
         CheckpointMismatchError: It does not fit the run. Every mismatch is named, and nothing has been changed.
 
@@ -116,7 +116,7 @@ def load_checkpoint(
         >>> later.rank_zero_seed
         17
     """
-    refuse_sharded(state.model)
+    refuse_fsdp1(state.model)
     excluded = tuple(to_texts("exclude_algorithms", exclude_algorithms))
     load = _Load(state, strict_model_weights, ignore_keys, excluded, algorithm_passes, logger, check_extra)
     if is_weights_file(path):

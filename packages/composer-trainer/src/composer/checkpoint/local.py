@@ -205,27 +205,69 @@ class LocalFolder:
         Raises:
             CheckpointSaveError: It could not be written; an existing checkpoint is unchanged.
         """
-        temporary = self._temporary(name)
-        _being_written.add(temporary.name)
+        place = self.begin(name)
         try:
-            self._check_place(name)
-            temporary.mkdir()
             files = snapshot.files()
             with records_while(files) as records:
                 for file, pieces in files.items():
-                    _write_file(temporary / file, pieces)
+                    self.put(name, place, file, pieces)
                 manifest = attrs.evolve(snapshot.manifest, files=records())
+            self.commit(name, place, manifest)
+        finally:
+            self.abandon(place)
+        return manifest
+
+    def begin(self, name: str) -> str:
+        """Return the place for the files of a new checkpoint, which is not one until it is committed.
+
+        Raises:
+            CheckpointSaveError: No checkpoint can be written here, or not by this name.
+        """
+        temporary = self._temporary(name)
+        _being_written.add(temporary.name)
+        try:
+            with self._saving(name):
+                self._check_place(name)
+                temporary.mkdir()
+        except BaseException:
+            self.abandon(temporary.name)
+            raise
+        return temporary.name
+
+    def put(self, name: str, place: str, file: str, pieces: Iterable[memoryview]) -> None:
+        """Write a file of a checkpoint to the place that :meth:`begin` returned, in any process.
+
+        Raises:
+            CheckpointSaveError: It could not be written.
+        """
+        with self._saving(name):
+            _write_file(self.path / place / file, pieces)
+
+    def commit(self, name: str, place: str, manifest: Manifest) -> None:
+        """Write the manifest and give the checkpoint its name, in place of one that has it.
+
+        Raises:
+            CheckpointSaveError: It could not be written; an existing checkpoint is unchanged.
+        """
+        temporary = self.path / place
+        with self._saving(name):
             _write_file(temporary / MANIFEST, [memoryview(manifest.to_bytes())])
             _sync_folder(temporary)
             self._put_in_place(temporary, name)
+
+    def abandon(self, place: str) -> None:
+        """Delete what is left at a place, if anything; call it after each :meth:`begin`."""
+        shutil.rmtree(self.path / place, ignore_errors=True)
+        _being_written.discard(place)
+
+    @contextlib.contextmanager
+    def _saving(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if isinstance(error, CheckpointSaveError):
                 raise
             raise CheckpointSaveError(self.at(name), _reason(error)) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _being_written.discard(temporary.name)
-        return manifest
 
     def _check_place(self, name: str) -> None:
         target = self.path / name

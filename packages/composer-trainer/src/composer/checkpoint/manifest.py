@@ -26,6 +26,7 @@ __all__ = [
     "EXTRA",
     "FORMAT",
     "FORMAT_VERSION",
+    "LAYOUT",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
     "MODEL",
@@ -46,9 +47,13 @@ FILE_NAMES = MODEL, OPTIMIZERS, EXTRA, STATE = (
     "extra.safetensors",
     "state.json",
 )
+LAYOUT = "layout.json"
+"""The file that lists where the parts of sharded tensors are; such a checkpoint is of format 3."""
 FORMAT = "composer-checkpoint"
 FORMAT_VERSION = 2
+SHARDED_VERSION = 3
 MAX_MANIFEST_BYTES = 16 << 20
+_PART = re.compile(r"(model|optimizers|extra)-\d{5}-of-\d{5}\.safetensors")
 _FILE_NAME = re.compile(r"(?!manifest\.json$)[a-z][a-z0-9_-]{0,99}\.(json|safetensors)")
 _CHUNK = 1 << 20
 
@@ -203,7 +208,8 @@ class Manifest:
         """Return the file's content."""
         own = attrs.asdict(self, filter=lambda field, value: field.name != "timestamp" and value is not None)
         timestamp = self.timestamp.state_dict()
-        return _signed({"format": FORMAT, "format_version": FORMAT_VERSION, **own, "timestamp": timestamp})
+        version = SHARDED_VERSION if LAYOUT in self.files else FORMAT_VERSION
+        return _signed({"format": FORMAT, "format_version": version, **own, "timestamp": timestamp})
 
     @classmethod
     def from_bytes(cls, content: bytes, path: object) -> Manifest:
@@ -220,9 +226,10 @@ class Manifest:
         if data.pop("format", None) != FORMAT:
             raise CheckpointError(path, "is not the manifest of a composer checkpoint: its 'format' is missing.")
         version = data.get("format_version")
-        if type(version) is int and version > FORMAT_VERSION:
+        if type(version) is int and version > SHARDED_VERSION:
             raise CheckpointError(
-                path, f"is of format {version}, and this release reads up to {FORMAT_VERSION}; update composer-trainer."
+                path,
+                f"is of format {version}, and this release reads up to {SHARDED_VERSION}; update composer-trainer.",
             )
         data.pop("sha256", None)
         try:
@@ -279,4 +286,5 @@ def foreign_files(names: Iterable[str]) -> list[str]:
         >>> foreign_files(["manifest.json", "state.json", ".DS_Store", "notes.txt"])
         ['notes.txt']
     """
-    return sorted(name for name in {*names} - {MANIFEST, *FILE_NAMES} if not name.startswith("."))
+    others = {*names} - {MANIFEST, LAYOUT, *FILE_NAMES}
+    return sorted(name for name in others if not name.startswith(".") and not _PART.fullmatch(name))

@@ -15,7 +15,7 @@ from composer.checkpoint.local import records_while
 from composer.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, foreign_files, warn_of_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from composer.checkpoint.saving import Snapshot
 
@@ -161,15 +161,43 @@ class RemoteFolder:
         """
         contents = snapshot.files()
         with records_while(contents) as records:
-            if self._write(name, lambda: self._list(name)):
-                self.delete(name)
+            place = self.begin(name)
             for file, pieces in contents.items():
-                self._write(name, partial(self._put, f"{name}/{file}", pieces))
+                self.put(name, place, file, pieces)
             manifest = attrs.evolve(snapshot.manifest, files=records())
-        self._write(name, lambda: self._put(f"{name}/{MANIFEST}", (memoryview(manifest.to_bytes()),)))
+        self.commit(name, place, manifest)
         return manifest
 
-    def _put(self, path: str, pieces: tuple[memoryview, ...]) -> None:
+    def begin(self, name: str) -> str:
+        """Return the place for the files of a new checkpoint, after deleting one that has the name.
+
+        Raises:
+            CheckpointSaveError: It cannot be deleted.
+        """
+        if self._write(name, lambda: self._list(name)):
+            self.delete(name)
+        return name
+
+    def put(self, name: str, place: str, file: str, pieces: Sequence[memoryview]) -> None:
+        """Upload a file of a checkpoint, in any process.
+
+        Raises:
+            CheckpointSaveError: It could not be uploaded.
+        """
+        self._write(name, partial(self._put, f"{place}/{file}", pieces))
+
+    def commit(self, name: str, place: str, manifest: Manifest) -> None:
+        """Upload the manifest, which makes the files a checkpoint.
+
+        Raises:
+            CheckpointSaveError: It could not be uploaded.
+        """
+        self.put(name, place, MANIFEST, [memoryview(manifest.to_bytes())])
+
+    def abandon(self, place: str) -> None:
+        """Do nothing: files without a manifest are no checkpoint, and the next one of the name deletes them."""
+
+    def _put(self, path: str, pieces: Sequence[memoryview]) -> None:
         files, root = self._files()
         with files.open(f"{root}/{path}", "wb") as file:
             for piece in pieces:

@@ -16,7 +16,8 @@ from composer.checkpoint.saving import (
     IgnoreKeys,
     Snapshot,
     checkpoint_name,
-    refuse_sharded,
+    refuse_fsdp1,
+    save_sharded,
     take_snapshot,
     write_snapshot,
 )
@@ -24,6 +25,8 @@ from composer.checkpoint.tensor_file import CopyMemory
 from composer.core import Callback, Event, Interval, Logger, State, Time, TimeUnit
 from composer.core.background import Background, ThreadError
 from composer.core.files import fill_in_run
+from composer.distributed.collectives import failing_together
+from composer.distributed.sharding import is_sharded
 from composer.functional.checks import check_flags
 
 __all__ = ["CheckpointSaver", "SaveInterval", "savers"]
@@ -39,7 +42,8 @@ class CheckpointSaver(Callback):
     Checkpoints are written in the background: training waits while its tensors are copied, not while they are written.
     A save waits for the previous one, so that there is never more than one copy. If one fails, the next batch raises
     the error; earlier checkpoints are unchanged. The end of the training waits for the last save. Rank 0 writes, and
-    all processes have to save at the same times.
+    all processes have to save at the same times. A model that is sharded by FSDP2 is written by all processes, and
+    training waits until that is done.
 
     The end of the training always saves a checkpoint (unless the interval is 0 or a function), after everything else
     has run, including the last evaluation.
@@ -124,7 +128,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder, and check that no other process saves to it."""
         del logger
-        refuse_sharded(state.model)
+        refuse_fsdp1(state.model)
         self._check_names(state)
         self._last = None  # a clock that was set back reaches the same times again
         if self._opened is None and state.rank == 0:
@@ -169,11 +173,11 @@ class CheckpointSaver(Callback):
         """Save now, in the background unless that is disabled; a second save at the same time does nothing.
 
         Raises:
-            NotImplementedError: The model is sharded.
+            NotImplementedError: The model is wrapped by FSDP 1.
             NotSerializableError: A value is neither data nor a tensor; the error names its place.
             CheckpointSaveError: The checkpoint or the previous one could not be written.
         """
-        refuse_sharded(state.model)  # in all processes, though only rank 0 saves
+        refuse_fsdp1(state.model)  # in all processes, though only rank 0 may save
         name = checkpoint_name(self.filename, state)
         moment = (name, int(state.timestamp.batch))
         if moment == self._last:
@@ -181,6 +185,10 @@ class CheckpointSaver(Callback):
         # Before the copy, so that there is only one in memory.
         self._settle(self._saving.wait)
         extra = None if self.extra is None else self.extra()
+        if is_sharded(state.model):
+            self._save_together(state, name, extra)
+            self._last = moment
+            return
         if state.rank != 0:
             self._last = moment
             return
@@ -193,6 +201,20 @@ class CheckpointSaver(Callback):
         self._settle(partial(self._saving.start, partial(self._write, folder, name, latest, snapshot)))
         if not self.background:
             self._settle(self._saving.wait)
+
+    def _save_together(self, state: State, name: str, extra: Mapping[str, Any] | None) -> None:
+        """Save a sharded model from all processes."""
+        folder = self._opened or open_folder(fill_in_run(self.folder, state))
+        latest = None if self.latest_filename is None else checkpoint_name(self.latest_filename, state)
+        with failing_together("Saving a checkpoint"):
+            if state.rank == 0:
+                folder = self._opened or self._open(state)
+                self._make_way(folder, name)
+        how: dict[str, Any] = {"weights_only": self.weights_only, "ignore_keys": self.ignore_keys}
+        manifest = save_sharded(folder, name, state, extra, **how, overwrite=self.overwrite)
+        with failing_together("Saving a checkpoint"):
+            if state.rank == 0:
+                self._finish(folder, name, latest, manifest.run_name)
 
     def _settle(self, call: Callable[[], object]) -> None:
         """Start, check or await a save; one that fails can be repeated at the same time."""
@@ -226,6 +248,10 @@ class CheckpointSaver(Callback):
             write_snapshot(folder, name, snapshot, overwrite=self.overwrite)
         finally:
             self._memory.give(snapshot.tensors.values())
+        self._finish(folder, name, latest, snapshot.manifest.run_name)
+
+    def _finish(self, folder: Folder, name: str, latest: str | None, run_name: str) -> None:
+        """List a checkpoint that has been written, update the link to the latest, and delete old ones."""
         if folder.at(name) not in self._saved:
             self._saved.append(folder.at(name))
         if latest is not None:
@@ -233,7 +259,7 @@ class CheckpointSaver(Callback):
             folder.set_latest(latest, name)
         deleted = delete_old(
             folder,
-            snapshot.manifest.run_name,
+            run_name,
             self.num_checkpoints_to_keep,
             self.keep_best,
             weights_only=self.weights_only,

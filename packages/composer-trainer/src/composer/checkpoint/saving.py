@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -20,12 +20,25 @@ from torch import Tensor
 
 from composer.checkpoint.errors import CheckpointError, CheckpointSaveError
 from composer.checkpoint.finding import Folder, open_folder
-from composer.checkpoint.manifest import EXTRA, MODEL, OPTIMIZERS, STATE, Manifest, write_json
+from composer.checkpoint.local import records_while
+from composer.checkpoint.manifest import (
+    EXTRA,
+    LAYOUT,
+    MODEL,
+    OPTIMIZERS,
+    STATE,
+    FileRecord,
+    Manifest,
+    write_json,
+)
+from composer.checkpoint.sharded import own_parts, pack_parts, plan_parts
 from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
+from composer.distributed import all_gather_object, from_rank_zero, get_global_rank
+from composer.distributed.collectives import failing_together
 from composer.distributed.sharding import is_sharded
 
 __all__ = [
@@ -35,8 +48,9 @@ __all__ = [
     "environment",
     "ignored_keys",
     "module_classes",
-    "refuse_sharded",
+    "refuse_fsdp1",
     "save_checkpoint",
+    "save_sharded",
     "take_snapshot",
     "write_snapshot",
 ]
@@ -60,6 +74,8 @@ def save_checkpoint(
     :class:`~composer.callbacks.CheckpointSaver` of another process saves: it deletes unfinished checkpoints when it
     starts.
 
+    If the model is sharded by FSDP2, all processes have to call it, and each writes its parts of the tensors.
+
     Args:
         state: The run.
         path: The checkpoint's folder or address, such as ``"runs/{run_name}/ep{epoch}-ba{batch}"``.
@@ -72,7 +88,7 @@ def save_checkpoint(
             a damaged one is replaced, and any other raises an error.
 
     Raises:
-        NotImplementedError: The model is sharded.
+        NotImplementedError: The model is wrapped by FSDP 1.
         NotSerializableError: A value is neither data nor a tensor; the error names its place.
         CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
 
@@ -86,6 +102,17 @@ def save_checkpoint(
     text = fill_in_run(os.fspath(path), state, "A checkpoint's path").rstrip("/")
     parent, _, name = text.rpartition("/")
     folder = open_folder(parent or ("/" if text.startswith("/") else "."))
+    if is_sharded(state.model):
+        save_sharded(
+            folder,
+            checkpoint_name(name, state),
+            state,
+            extra,
+            weights_only=weights_only,
+            ignore_keys=ignore_keys,
+            overwrite=overwrite,
+        )
+        return folder.at(name)
     snapshot = take_snapshot(state, extra, weights_only=weights_only, ignore_keys=ignore_keys, copy=False)
     folder.make()
     write_snapshot(folder, checkpoint_name(name, state), snapshot, overwrite=overwrite)
@@ -142,11 +169,21 @@ def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: 
     Raises:
         CheckpointSaveError: It could not be written, or another checkpoint has the name.
     """
-    if not overwrite and folder.exists(name):
+    existing = None if overwrite else _same_moment(folder, name, snapshot.manifest)
+    return folder.write(name, snapshot) if existing is None else existing
+
+
+def _same_moment(folder: Folder, name: str, manifest: Manifest) -> Manifest | None:
+    """Return the manifest of an undamaged checkpoint of the same run and moment; None if nothing has to be kept.
+
+    Raises:
+        CheckpointSaveError: Another checkpoint has the name.
+    """
+    if folder.exists(name):
         with contextlib.suppress(CheckpointError):
             existing = folder.manifest(name)
             folder.check(name, existing)
-            if _moment(existing) == _moment(snapshot.manifest):
+            if _moment(existing) == _moment(manifest):
                 return existing
             raise CheckpointSaveError(
                 folder.at(name),
@@ -154,7 +191,84 @@ def write_snapshot(folder: Folder, name: str, snapshot: Snapshot, *, overwrite: 
                 f"{existing.timestamp.count(TimeUnit.BATCH)}. Set overwrite (save_overwrite=True of a Trainer) to "
                 "replace it, or choose another folder or run_name.",
             )
-    return folder.write(name, snapshot)
+    return None
+
+
+def save_sharded(
+    folder: Folder,
+    name: str,
+    state: State,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys = None,
+    overwrite: bool = False,
+) -> Manifest:
+    """Save a run whose model is sharded; all processes have to call it, and it fails in all or in none.
+
+    Each process writes the parts of the tensors that it has; of processes with equal parts one writes. The first
+    process writes everything else, and last the manifest. The arguments are those of :func:`save_checkpoint`.
+
+    Raises:
+        NotImplementedError: The model is wrapped by FSDP 1.
+        NotSerializableError: A value is neither data nor a tensor.
+        CheckpointSaveError: It could not be written. Existing checkpoints are unchanged.
+    """
+    refuse_fsdp1(state.model)
+    is_first = get_global_rank() == 0
+    block = evaluation_weights(state) if weights_only else contextlib.nullcontext()
+    with block:
+        with _saving_together(folder, name):
+            data, tensors = _split_files(_saved_state(state, extra, ignore_keys, weights_only=weights_only))
+            described = own_parts(tensors, is_first=is_first)
+        layout, writes = plan_parts(all_gather_object(described))
+        with _saving_together(folder, name):
+            contents = {file: packed.pieces for file, packed in pack_parts(tensors, writes[get_global_rank()]).items()}
+    manifest = _new_manifest(state, data, weights_only=weights_only)
+    existing, place = None, None
+    try:
+        with _saving_together(folder, name):
+            if is_first:
+                folder.make()
+                existing = None if overwrite else _same_moment(folder, name, manifest)
+                place = folder.begin(name) if existing is None else None
+        place, existing = from_rank_zero((place, existing))
+        if place is None:
+            assert existing is not None
+            return existing
+        if is_first:
+            contents[LAYOUT] = (memoryview(layout.to_bytes()),)
+            contents[STATE] = (memoryview(write_json(data, sort=False)),)
+        with _saving_together(folder, name), records_while(contents) as records:
+            for file, pieces in contents.items():
+                folder.put(name, place, file, pieces)
+            own = records()
+        written: list[dict[str, FileRecord]] = all_gather_object(own)
+        manifest = attrs.evolve(manifest, files={file: one for of_rank in written for file, one in of_rank.items()})
+        with _saving_together(folder, name):
+            if is_first:
+                folder.commit(name, place, manifest)
+    finally:
+        if is_first and place is not None:
+            folder.abandon(place)
+    return manifest
+
+
+@contextlib.contextmanager
+def _saving_together(folder: Folder, name: str) -> Iterator[None]:
+    """Fail in all processes if one fails: with its own error there, and with one that names it in the others."""
+    failed: list[BaseException] = []
+    try:
+        with failing_together("Saving a checkpoint"):
+            try:
+                yield
+            except Exception as error:
+                failed.append(error)
+                raise
+    except RuntimeError as error:
+        if failed:
+            raise
+        raise CheckpointSaveError(folder.at(name), f"{str(error).rstrip('.')}.") from None
 
 
 def _moment(manifest: Manifest) -> tuple[Any, ...]:
@@ -162,11 +276,11 @@ def _moment(manifest: Manifest) -> tuple[Any, ...]:
     return (manifest.run_name, manifest.weights_only, counts)
 
 
-def refuse_sharded(model: object) -> None:
-    """Raise an error if the weights of a model are sharded by FSDP; all processes have to call it.
+def refuse_fsdp1(model: object) -> None:
+    """Raise an error if a model is wrapped by FSDP 1; all processes have to call it.
 
     Raises:
-        NotImplementedError: The model is sharded.
+        NotImplementedError: The model is wrapped by FSDP 1.
     """
     if not isinstance(model, torch.nn.Module):
         return
@@ -176,11 +290,10 @@ def refuse_sharded(model: object) -> None:
         and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
         for module in model.modules()
     )
-    if is_wrapped or is_sharded(model):
+    if is_wrapped:
         raise NotImplementedError(
-            "Checkpoints of sharded models are not supported yet. Get the full weights with "
-            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
-            "StateDictOptions(full_state_dict=True, cpu_offload=True)), and save those."
+            "Checkpoints of models that are wrapped by FSDP 1 (FullyShardedDataParallel) are not supported. Shard the "
+            "model with torch.distributed.fsdp.fully_shard, or by parallelism_config={'fsdp': {}} of the Trainer."
         )
 
 
@@ -204,10 +317,10 @@ def take_snapshot(
         memory: Where the copy is allocated; call its ``give`` when the snapshot is written.
 
     Raises:
-        NotImplementedError: The model is sharded.
+        NotImplementedError: The model is wrapped by FSDP 1.
         NotSerializableError: A value is neither data nor a tensor; the error names its place.
     """
-    refuse_sharded(state.model)
+    refuse_fsdp1(state.model)
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext(enter_result=False)
     # Thousands of new objects would start the garbage collector, which can take longer than the copy.
     was_enabled = gc.isenabled()
@@ -222,7 +335,11 @@ def take_snapshot(
     finally:
         if was_enabled:
             gc.enable()
-    manifest = Manifest(
+    return Snapshot(data, packed, _new_manifest(state, data, weights_only=weights_only))
+
+
+def _new_manifest(state: State, data: Mapping[str, Any], *, weights_only: bool) -> Manifest:
+    return Manifest(
         files={},
         timestamp=state.timestamp,
         run_name=state.run_name,
@@ -231,7 +348,6 @@ def take_snapshot(
         versions={name: data["environment"][name] for name in ("python", "torch", "composer-trainer")},
         metrics=_metric_values(state),
     )
-    return Snapshot(data, packed, manifest)
 
 
 def _saved_state(

@@ -298,7 +298,11 @@ class CopyMemory:
 
 @torch.no_grad()
 def pack_tensors(
-    tensors: Mapping[str, Tensor], *, copy: bool = True, memory: CopyMemory | None = None
+    tensors: Mapping[str, Tensor],
+    *,
+    copy: bool = True,
+    memory: CopyMemory | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> PackedTensors:
     """Return tensors as the contents of a safetensors file.
 
@@ -309,6 +313,7 @@ def pack_tensors(
         tensors: The tensors by name.
         copy: Whether the tensors may change before the contents are written.
         memory: Where the copy is allocated, if not in new memory.
+        metadata: More texts for the header, for other readers.
 
     Raises:
         NotSerializableError: A name or a tensor cannot be written.
@@ -337,7 +342,7 @@ def pack_tensors(
         if tensor.numel():
             offsets[name] = offset
         offset = end
-    header = memoryview(_header(entries, settings))
+    header = memoryview(_header(entries, settings, metadata or {}))
     if copy:
         body = _allocate(offset) if memory is None else memory.take(offset)
         _copy_all(tensors, offsets, body)
@@ -346,12 +351,14 @@ def pack_tensors(
     return PackedTensors((header, *map(_memory_of, owners)), owners)
 
 
-def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]]) -> bytes:
+def _header(entries: dict[str, Any], settings: dict[str, dict[str, Any]], texts: Mapping[str, str]) -> bytes:
     if "__metadata__" in entries:
         raise NotSerializableError("__metadata__", "a tensor cannot be saved by this name, as safetensors uses it.")
     written = {kind: of_names for kind, of_names in settings.items() if of_names}
-    metadata = {"__metadata__": {_SETTINGS: json.dumps(written)}} if written else {}
-    text = json.dumps(metadata | entries, separators=(",", ":"), ensure_ascii=False)
+    metadata = {**texts, _SETTINGS: json.dumps(written)} if written else {**texts}
+    text = json.dumps(
+        ({"__metadata__": metadata} if metadata else {}) | entries, separators=(",", ":"), ensure_ascii=False
+    )
     try:
         content = text.encode()
     except UnicodeEncodeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,22 +16,23 @@ from composer.checkpoint import (
     save_checkpoint,
 )
 from composer.checkpoint.finding import agreed_path
-from composer.checkpoint.saving import refuse_sharded
+from composer.checkpoint.saving import refuse_fsdp1
 from composer.core.checks import to_path, to_texts
 from composer.core.files import fill_in_run
 from composer.distributed import all_agree, any_rank, from_rank_zero, get_global_rank
 from composer.distributed.collectives import failing_together
+from composer.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from composer.checkpoint.saving import IgnoreKeys
     from composer.core import Engine, State
     from composer.core.passes import Passes
     from composer.trainer.progress import ResumeState
 
-__all__ = ["Loading", "check_not_sharded", "save_on_rank_zero"]
+__all__ = ["Loading", "save_together"]
 
 _log = logging.getLogger(__name__)
 
@@ -161,24 +161,16 @@ def _newest(folder: str, run_name: str) -> str | None:
     return None if found is None else found.path
 
 
-def check_not_sharded(model: object, parallelism_config: Mapping[str, Any] | None) -> None:
-    """Raise a NotImplementedError if a model is, or is to be, sharded: its checkpoints are not supported."""
-    refuse_sharded(model)
-    if isinstance(parallelism_config, Mapping) and "fsdp" in parallelism_config:
-        raise NotImplementedError(
-            "Checkpoints of sharded models are not supported yet: leave out save_folder, load_path, autoresume and "
-            "callbacks that save checkpoints, or parallelism_config['fsdp']."
-        )
-
-
-def save_on_rank_zero(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
-    """Save a checkpoint from rank 0 while the other processes wait; all must call it.
+def save_together(state: State, path: str, *, extra: Mapping[str, Any], weights_only: bool) -> str:
+    """Save a checkpoint from rank 0 while the other processes wait, or a sharded model from all; all must call it.
 
     Raises:
-        NotImplementedError: The model is sharded; in every process.
+        NotImplementedError: The model is wrapped by FSDP 1; in every process.
         CheckpointSaveError: The checkpoint could not be written; in every process.
     """
-    refuse_sharded(state.model)
+    refuse_fsdp1(state.model)
+    if is_sharded(state.model):
+        return save_checkpoint(state, path, extra=extra, weights_only=weights_only)
     saved = path
     if get_global_rank() == 0:
         try:

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from composer.checkpoint.saver import SaveInterval, savers
+from composer.checkpoint.saving import refuse_fsdp1
 from composer.core import (
     Algorithm,
     AlgorithmPass,
@@ -46,7 +47,7 @@ from composer.trainer.arguments import (
     check_text,
     set_log_level,
 )
-from composer.trainer.checkpoints import Loading, check_not_sharded, save_on_rank_zero
+from composer.trainer.checkpoints import Loading, save_together
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
 from composer.trainer.data_order import make_order
 from composer.trainer.evaluation import (
@@ -279,7 +280,7 @@ class Trainer:
         with problems.noted():
             saves = save_folder is not None or any(isinstance(one, SavesProgress) for one in as_list(callbacks))
             if saves or load_path is not None or autoresume:
-                check_not_sharded(model, parallelism_config)
+                refuse_fsdp1(model)
             self._parallel = Parallelism(parallelism_config, ddp_sync_strategy)
             self._parallel.check_microbatch_size(device_train_microbatch_size)
             check_timeout(dist_timeout)
@@ -514,7 +515,7 @@ class Trainer:
 
     @suggests_names
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> str:
-        """Save a checkpoint and wait until it is written. All processes must call it; one saves.
+        """Save a checkpoint and wait until it is written. All processes must call it.
 
         Args:
             name: Its folder or URL; ``{run_name}``, ``{epoch}``, ``{batch}`` and so on are replaced.
@@ -524,11 +525,11 @@ class Trainer:
             Its path or URL.
 
         Raises:
-            NotImplementedError: The model is sharded.
+            NotImplementedError: The model is wrapped by FSDP 1.
             CheckpointSaveError: The checkpoint could not be written.
         """
         check_flags(Trainer.save_checkpoint, locals())
-        return save_on_rank_zero(
+        return save_together(
             self.state, name, extra=self._progress.to_data(reports=not weights_only), weights_only=weights_only
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,26 @@ def local_parts(tensors: list[Tensor]) -> list[Tensor]:
     if _are_plain(tensors):
         return tensors
     return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
+
+
+@torch.no_grad()
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a complete tensor with the sharding of another of its shape; the same tensor if that is not sharded.
+
+    Every process passes the same tensor and keeps its part. Nothing is communicated.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> shard_like(tensor, torch.zeros(2)) is tensor
+        True
+    """
+    if not _is_sharded(like) or _is_sharded(tensor):
+        return tensor
+    sharded: Any = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
+    [chunk] = sharded.__create_chunk_list__()
+    part = tensor[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
+    sharded.to_local().copy_(part)
+    return sharded  # type: ignore[no-any-return]
 
 
 def measure_norm(gradients: list[Tensor]) -> Tensor:

@@ -1,0 +1,258 @@
+"""Save and load sharded models in groups of processes, and write what differs to ``<folder>/<world size>-<rank>.json``.
+
+    python sharded_program.py FOLDER
+
+Each group is forked from this process, so that torch is imported once.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+from composer import distributed
+from composer.algorithms import EMA
+from composer.checkpoint import CheckpointError, load_checkpoint, merge_weights, save_checkpoint, verify_checkpoint
+from composer.core import Engine, Event, State
+
+MESHES = {"1": (1,), "2": (2,), "4": (4,), "2x2": (2, 2), "4, second dimension": (4,)}
+
+
+class Net(nn.Module):
+    """Weights that four processes share evenly, unevenly, or with nothing for the last one; a buffer and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.even, self.uneven, self.few = nn.Linear(8, 12), nn.Linear(4, 7), nn.Linear(8, 3, bias=False)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, batch):
+        return self.even(batch)
+
+    def loss(self, outputs, batch):
+        return outputs.mean()
+
+
+def numbers(name, shape, factor):
+    """Return the tensor that belongs to a name."""
+    seed = sum(map(ord, name)) * factor
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_state(mesh, *, factor):
+    """Return a run with a model on a mesh, AdamW and EMA, all of whose tensors are given by name and factor."""
+    torch.manual_seed(0)
+    model = Net()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        tensor.data = numbers(name, tensor.shape, factor)
+    dimension = 1 if "second" in mesh else 0
+    names = ("shard",) if len(MESHES[mesh]) == 1 else ("replicate", "shard")
+    device_mesh = init_device_mesh("cpu", MESHES[mesh], mesh_dim_names=names)
+    if dimension:
+        # FSDP2 shards other dimensions only evenly.
+        parts = [model.even, model.few]
+        fully_shard(parts, mesh=device_mesh, shard_placement_fn=lambda one: Shard(1 if one.ndim > 1 else 0))
+        fully_shard(model.uneven, mesh=device_mesh)
+    fully_shard(model, mesh=device_mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * factor)
+    ema = EMA(half_life=None, smoothing=0.5)
+    state = State(
+        model, optimizers=optimizer, algorithms=ema, rank_zero_seed=factor, rank=distributed.get_global_rank()
+    )
+    engine = Engine(state)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        held = optimizer.state[parameter]
+        for field in ("exp_avg", "exp_avg_sq"):
+            fill(held[field], f"{name}.{field}", factor)
+        held["step"].fill_(factor)
+    for name, parameter in model.named_parameters():
+        fill(parameter, f"average of {name}", factor)
+    ema.apply(Event.BATCH_END, state, engine.logger)
+    for name, parameter in model.named_parameters():
+        fill(parameter, name, factor)
+    return state, ema
+
+
+@torch.no_grad()
+def fill(tensor, name, factor):
+    """Set a sharded tensor to the numbers of a name."""
+    [chunk] = tensor.__create_chunk_list__()
+    whole = numbers(name, tensor.shape, factor)
+    place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+    tensor.to_local().copy_(whole[place])
+
+
+def differences(state, ema, factor):
+    """Return which tensors of a run are not those of a factor."""
+    found, model, [optimizer] = [], state.model, state.optimizers
+    ema._averages.check(model, training=False)
+    averages = ema._averages.state_dict()["averaged_weights"]
+    for name, parameter in model.named_parameters():
+        held = optimizer.state[parameter]
+        compared = {
+            name: parameter,
+            f"{name}.exp_avg": held["exp_avg"],
+            f"{name}.exp_avg_sq": held["exp_avg_sq"],
+            f"average of {name}": averages[name],
+        }
+        for what, tensor in compared.items():
+            is_like = type(tensor) is type(parameter.data) and tensor.placements == parameter.placements
+            if not is_like or not torch.equal(tensor.full_tensor(), numbers(what, tensor.shape, factor)):
+                found.append(what)
+        if held["step"].item() != factor:
+            found.append(f"{name}.step")
+    if not torch.equal(model.mean, numbers("mean", (5,), factor)):
+        found.append("mean")
+    if (state.rank_zero_seed, optimizer.param_groups[0]["lr"]) != (factor, 0.1 * factor):
+        found.append("settings")
+    return found
+
+
+def in_group(world_size, folder, run):
+    """Run a function in a group of forked processes, and exit with an error if one fails."""
+    children = []
+    for rank in range(world_size):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+                os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
+                store = torch.distributed.FileStore(f"{folder}/store-{run.__name__}-{world_size}", world_size)
+                torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+                result = run(world_size, folder)
+                Path(folder, f"{run.__name__}-{world_size}-{rank}.json").write_text(json.dumps(result))
+                torch.distributed.barrier()
+                torch.distributed.destroy_process_group()
+                code = 0
+            except BaseException:  # noqa: BLE001  (the parent fails by the exit code)
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        sys.exit(f"{run.__name__} failed in {world_size} processes")
+
+
+def meshes_of(world_size):
+    return [name for name, shape in MESHES.items() if torch.Size(shape).numel() == world_size]
+
+
+def save(world_size, folder):
+    """Save a run on each mesh of this size, and return its files."""
+    files = {}
+    for mesh in meshes_of(world_size):
+        state, _ = make_state(mesh, factor=3)
+        path = save_checkpoint(state, f"{folder}/checkpoints/{mesh}")
+        verify_checkpoint(path)
+        files[mesh] = sorted(file.name for file in Path(path).iterdir())
+    return files
+
+
+def load(world_size, folder):
+    """Load every checkpoint on each mesh of this size, and return what differs."""
+    found = {}
+    for mesh in meshes_of(world_size):
+        for saved in (*MESHES, "plain"):
+            state, ema = make_state(mesh, factor=5)
+            load_checkpoint(f"{folder}/checkpoints/{saved}", state)
+            found[f"{saved} -> {mesh}"] = differences(state, ema, 3)
+    return found
+
+
+def fail(world_size, folder):
+    """Save what one process cannot save, and load damaged parts; return the errors, and what is left and changed."""
+    errors = {}
+    state, ema = make_state("2", factor=3)
+    if distributed.get_global_rank() == 1:
+        state.optimizers[0].param_groups[0]["lr"] = print  # cannot be saved
+    try:
+        save_checkpoint(state, f"{folder}/failed/first")
+    except Exception as error:  # noqa: BLE001  (compared by the test)
+        errors["saving"] = f"{type(error).__name__}: {error}"
+    left = [str(entry) for entry in Path(folder).glob("failed/*")]
+    state, ema = make_state("2", factor=5)
+    try:
+        load_checkpoint(f"{folder}/checkpoints/damaged", state)
+    except CheckpointError as error:
+        errors["loading"] = str(error)
+    return {"errors": errors, "left": left, "changed": differences(state, ema, 5)}
+
+
+def save_plain(folder):
+    """Save the same run without sharding, and merge the parts of a sharded one."""
+    state = make_plain(factor=3)
+    save_checkpoint(state, f"{folder}/checkpoints/plain")
+    merge_weights(f"{folder}/checkpoints/2x2", f"{folder}/merged.safetensors")
+
+
+def make_plain(factor):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * factor)
+    ema = EMA(half_life=None, smoothing=0.5)
+    state = State(model, optimizers=optimizer, algorithms=ema, rank_zero_seed=factor)
+    engine = Engine(state)
+    for name, parameter in model.named_parameters():
+        parameter.data = numbers(f"average of {name}", parameter.shape, factor)
+    model.mean.copy_(numbers("mean", (5,), factor))
+    ema.apply(Event.BATCH_END, state, engine.logger)
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.data.copy_(numbers(name, parameter.shape, factor))
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(numbers(name, parameter.shape, factor))
+        held = optimizer.state[parameter]
+        for field in ("exp_avg", "exp_avg_sq"):
+            held[field].copy_(numbers(f"{name}.{field}", parameter.shape, factor))
+        held["step"].fill_(factor)
+    return state
+
+
+def load_alone(folder):
+    """Load every sharded checkpoint in one process without sharding, and return the names of what differs."""
+    found = {}
+    for saved in MESHES:
+        state, expected = make_plain(factor=5), make_plain(factor=3)
+        load_checkpoint(f"{folder}/checkpoints/{saved}", state)
+        own, other = (
+            {**one.get_model_state_dict(), **one.state_dict()["algorithms"][0]["state"]["averaged_weights"]}
+            for one in (state, expected)
+        )
+        found[saved] = [name for name in other if not torch.equal(own[name], other[name])]
+        for name, held in expected.get_optim_state_dict()["AdamW"]["state"].items():
+            loaded = state.get_optim_state_dict()["AdamW"]["state"][name]
+            found[saved] += [f"{name}.{field}" for field in held if not torch.equal(loaded[field], held[field])]
+    return found
+
+
+def main(folder):
+    for world_size in (1, 2, 4):
+        in_group(world_size, folder, save)
+    save_plain(folder)
+    Path(folder, "alone.json").write_text(json.dumps(load_alone(folder)))
+    for world_size in (1, 2, 4):
+        in_group(world_size, folder, load)
+    damaged = Path(folder, "checkpoints", "damaged")
+    damaged.mkdir()
+    for file in Path(folder, "checkpoints", "4").iterdir():
+        content = bytearray(file.read_bytes())
+        if file.name.startswith("model-00003"):
+            content[-1] ^= 1
+        (damaged / file.name).write_bytes(content)
+    in_group(2, folder, fail)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
