@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer.ablation import ablate
-from composer.ablation.results import Result
-from composer.ablation.runs import measure
+from composer.ablation.results import Result, Start
+from composer.ablation.runs import measure, measure_start
 
 
 class InThisProcess(ThreadPoolExecutor):
@@ -22,9 +22,17 @@ class InThisProcess(ThreadPoolExecutor):
 
 
 def measure_here(job):
+    if job.only_start:
+        return Start(job.arm, job.seed, **measure_start(job))
     measured = measure(job)
     measured["curve"] = tuple(map(tuple, measured["curve"]))
     return Result(job.arm, job.seed, wall_seconds=0.1, **measured)
+
+
+@pytest.fixture
+def in_this_process():
+    """Return the class of an executor in this process."""
+    return InThisProcess
 
 
 @pytest.fixture

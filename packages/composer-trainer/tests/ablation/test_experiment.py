@@ -1,11 +1,12 @@
 """Studies: arms, pairing, failures, continuing, and wrong arguments."""
 
 import json
-import multiprocessing
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from composer.ablation import Study, ablate
+from composer.ablation import ablate, experiment
 from composer.ablation.experiment import make_arms
 from composer.algorithms import EMA, SWA
 
@@ -104,29 +105,28 @@ class TestBudget:
         assert runs["bonus"] == runs["baseline"] > runs["nothing"]
         assert "stopped early to stay within the budget, after 1 of 8 seeds" in str(result)
 
+    @pytest.mark.parametrize(("processes", "most"), [(None, 6), (3, 3)])
+    def test_pending_runs_are_bounded(self, study, problem, in_this_process, monkeypatch, processes, most):
+        """With a budget, an executor gets only some runs at a time, so that the study can stop early."""
+        pending, numbers = set(), []
+
+        class Counting(in_this_process):
+            def submit(self, run, job):
+                future = super().submit(run, job)
+                pending.add(future)
+                numbers.append(len(pending))
+                future.add_done_callback(pending.discard)
+                return future
+
+        monkeypatch.setattr(experiment, "_PENDING", 6)
+        algorithms = {f"nothing {i}": problem.Nothing for i in range(8)}
+
+        study(algorithms, arms=["each"], seeds=1, executor=Counting(), processes=processes, budget="1h")
+
+        assert max(numbers) == most
+
 
 class TestContinuing:
-    def test_killed_five_times(self, problem, study, tmp_path):
-        """A study that SIGKILL ends five times has the results of one without interruption."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["composer.ablation", "torch._dynamo", "scipy.stats"])
-        path = tmp_path / "killed" / "results.jsonl"
-        for _ in range(5):
-            # A run has nine batches: the process is killed in the second run with this algorithm.
-            process = context.Process(target=problem.run_slow_study, args=(path.parent, 14))
-            process.start()
-            process.join()
-            assert process.exitcode == -9
-
-        problem.run_slow_study(path.parent)
-        problem.run_slow_study(tmp_path / "uninterrupted")
-
-        def table(folder):
-            values = {(run.arm, run.seed): [value for _, value in run.curve] for run in Study.load(folder).results}
-            return values, [(row.label, row.metric, row.difference, row.adjusted_p) for row in Study.load(folder).rows]
-
-        assert table(path.parent) == table(tmp_path / "uninterrupted")
-
     def test_runs_with_results_are_not_repeated(self, study, problem):
         """A second call executes only what the first did not: the runs of a new algorithm and of a new seed."""
         first = study({"nothing": problem.Nothing}, arms=["each"])
@@ -155,6 +155,89 @@ class TestContinuing:
         with pytest.raises(ValueError, match=r"same study, but metric of .* differ"):
             study({"nothing": problem.Nothing}, metric="loss/train/total")
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ("duration", r"max_duration \(3ep, now 2ep\)"),
+            ("learning rate", r"optimizers/SGD/lr \(0.1, now 0.2\)"),
+            ("loss", r"first training loss \(1\.0\d*, now 2\.0\d*\)"),
+            ("training data", "first training batches"),
+            ("evaluation data", r"first evaluation batches \(\w+, now \w+\)"),
+            ("initial weights", "initial weights"),
+        ],
+    )
+    def test_another_training(self, study, problem, tmp_path, change, message):
+        """A training with another setting is refused before it runs, with what differs; also if no run is missing."""
+
+        def make_changed_trainer(algorithms, seed):
+            trainer = problem.make_trainer(algorithms, seed, **{"max_duration": "2ep"} if change == "duration" else {})
+            model, eval_data = trainer.state.model, trainer.state.evaluators[0].dataloader.dataloader.dataset
+            if change == "learning rate":
+                trainer.state.optimizers[0].defaults["lr"] = trainer.state.optimizers[0].param_groups[0]["lr"] = 0.2
+            if change == "loss":
+                model.loss = lambda outputs, batch: 2 * torch.nn.functional.cross_entropy(outputs, batch[1])
+            if change == "training data":
+                # All samples are changed, whichever are the first.
+                trainer.state.train_dataloader.dataset.tensors = (eval_data.tensors[0] + 1e-6, eval_data.tensors[1])
+            if change == "evaluation data":
+                changed = TensorDataset(eval_data.tensors[0] + 1, eval_data.tensors[1])
+                trainer.state.evaluators[0].dataloader.dataloader = DataLoader(changed, batch_size=60)
+            if change == "initial weights":
+                model.layer.bias.data += 1e-6
+            return trainer
+
+        study({}, seeds=1)
+        written = (tmp_path / "study" / "results.jsonl").read_bytes()
+
+        with pytest.raises(ValueError, match=rf"results of the same training, but .*: .*{message}.* another folder"):
+            study({}, make_changed_trainer, seeds=1)
+        assert (tmp_path / "study" / "results.jsonl").read_bytes() == written
+
+    def test_a_loss_that_is_rounded_differently(self, study, problem):
+        """The same training with another number of threads, which may round differently, continues."""
+
+        def make_rounded_trainer(algorithms, seed):
+            trainer = problem.make_trainer(algorithms, seed)
+            trainer.state.model.loss = lambda *batch: problem.Classifier.loss(trainer.state.model, *batch) * (1 + 1e-5)
+            return trainer
+
+        study({}, seeds=1)
+
+        assert len(study({}, make_rounded_trainer, seeds=2).results) == 2
+
+    def test_results_without_a_start(self, study, problem, tmp_path):
+        """Results of an earlier version, which stored no start, are compared by their digests, and get one."""
+        study({}, seeds=1)
+        path = tmp_path / "study" / "results.jsonl"
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if "start" not in line))
+
+        with pytest.raises(ValueError, match=r"same training, but .*: initial weights"):
+            study({}, problem.make_unseeded_trainer, seeds=2)
+        assert len(study({}, seeds=2).results) == 2
+        assert '"max_duration": "3ep"' in path.read_text()
+
+    def test_a_corrected_metric(self, study, problem):
+        """A study that stopped before its first result may be called again with other arguments."""
+        with pytest.raises(ValueError, match="metric must be"):
+            study({"nothing": problem.Nothing}, metric="eval/Acuracy")
+
+        assert study({"nothing": problem.Nothing}, metric="eval/Accuracy").rows[0].runs == 2
+
+    @pytest.mark.parametrize("before", ["two at a time", "another machine"])
+    def test_times_stay_rough(self, study, in_this_process, monkeypatch, tmp_path, before):
+        """Where some of the stored times are rough, or of another machine, so are those of the continued study."""
+        monkeypatch.setattr(experiment, "ThreadPoolExecutor", lambda width: in_this_process())
+        with monkeypatch.context() as patch:
+            if before == "another machine":
+                patch.setattr(experiment, "hardware", lambda device: {"hostname": "another"})
+            first = study({}, seeds=1, executor=None, processes=2 if before == "two at a time" else None)
+
+        continued = study({}, seeds=2, executor=None)
+
+        assert first.settings.is_rough is (before == "two at a time")
+        assert continued.settings.is_rough
+        assert not study({}, folder=tmp_path / "new", executor=None).settings.is_rough
+
 
 class TestWrongArguments:
     def test_a_metric_that_is_not_logged(self, study, problem):
@@ -176,6 +259,50 @@ class TestWrongArguments:
 
         with pytest.raises(ValueError, match="initial weights of baseline with seed 1 differ"):
             study({"nothing": problem.Nothing}, make_trainer)
+
+    def test_a_folder_that_is_shared(self, study, problem, tmp_path):
+        """A trainer that resumes from the checkpoints of another run is an error that names the remedy."""
+
+        def make_trainer(algorithms, seed):
+            folder = str(tmp_path / "shared")
+            return problem.make_trainer(algorithms, seed, save_folder=folder, run_name="one", autoresume=True)
+
+        with pytest.raises(ValueError, match="Add a parameter 'folder' to make_trainer and save there"):
+            study({"nothing": problem.Nothing}, make_trainer)
+
+    def test_a_file_that_is_shared(self, study, problem, tmp_path):
+        """A second run that fails because the first one has left a file is an error, and no result."""
+
+        def make_trainer(algorithms, seed):
+            (tmp_path / "shared").mkdir()
+            return problem.make_trainer(algorithms, seed)
+
+        with pytest.raises(ValueError, match=r"differ when it is repeated \(FileExistsError.*Runs share a state"):
+            study({}, make_trainer)
+
+    def test_a_seed_that_is_not_used(self, study, problem):
+        """A training that is the same for each seed is an error: its repetitions would seem to be certain."""
+
+        def make_trainer(algorithms, seed):
+            trainer = problem.make_trainer(algorithms, seed, train_dataloader=DataLoader(data, batch_size=20))
+            trainer.state.model.layer.load_state_dict(weights)
+            return trainer
+
+        weights = torch.nn.Linear(4, 3).state_dict()
+        data = TensorDataset(torch.randn(60, 4), torch.arange(60) % 3)
+
+        with pytest.raises(ValueError, match="must use its seed, but baseline with seeds 0 and 1 has the same"):
+            study({"nothing": problem.Nothing}, make_trainer)
+
+    def test_a_baseline_that_fails(self, study, tmp_path):
+        """An error of make_trainer, or in the first batches, is raised and is no result, as there is no comparison."""
+
+        def make_trainer(algorithms, seed):
+            raise NameError("no data")
+
+        with pytest.raises(ValueError, match=r"baseline with seed 0 failed .*: NameError: .*log\.txt"):
+            study({}, make_trainer)
+        assert not (tmp_path / "study" / "results.jsonl").exists()
 
     def test_a_seed_that_is_not_passed(self, study, problem):
         """A trainer with a seed of its own is an error."""
@@ -202,6 +329,12 @@ class TestWrongArguments:
         """Each raises with its name before anything runs."""
         with pytest.raises(ValueError, match=message):
             ablate(print, {}, metric="eval/Accuracy", **options)
+
+    @pytest.mark.parametrize("make_trainer", [lambda: None, lambda algorithms: None, lambda a, b, c: None])
+    def test_wrong_parameters(self, make_trainer):
+        """A function that cannot be called with algorithms and a seed raises before anything runs."""
+        with pytest.raises(TypeError, match=r"must be a function f\(algorithms, seed\)"):
+            ablate(make_trainer, {}, metric="eval/Accuracy")
 
     def test_an_algorithm_instead_of_a_function(self, problem):
         """An algorithm that all runs would share raises."""

@@ -1,56 +1,65 @@
 """Runs in child processes, on this machine and through executors. Each process imports torch, which takes seconds."""
 
+import contextlib
+import io
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+from distributed import Client, LocalCluster
 
-from composer.ablation import ablate
+from composer.ablation import Study, ablate
 from composer.ablation.__main__ import main
 
 
-@pytest.mark.slow
-class TestChildProcesses:
-    def test_a_killed_process_is_a_failure(self, problem, tmp_path):
-        """A run whose process is ended by the system fails with this reason; the others are measured."""
-        study = ablate(
-            problem.make_trainer,
-            {"killed": problem.Killed},
-            metric="eval/Accuracy",
-            arms=["each"],
-            seeds=1,
-            folder=tmp_path,
-            processes=2,
-            progress_bar=False,
-        )
+@pytest.fixture
+def forkserver():
+    """Return a context whose processes are copies of one that has imported what a study needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["composer.ablation", "torch._dynamo", "scipy.stats"])
+    return context
 
-        baseline, killed = study.rows
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Return the folder of a study that was run from a file, and what was printed."""
+    folder = tmp_path_factory.mktemp("shell")
+    (folder / "study.py").write_text(STUDY)
+    options = ["--seeds", "1", "--arms", "each", "--processes", "2", "--folder", str(folder / "results")]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["run", str(folder / "study.py"), *options]) == 0
+    return folder / "results", printed.getvalue()
+
+
+@pytest.mark.slow
+class TestCommandLine:
+    def test_what_is_printed(self, ran):
+        """The table is printed, with rough times; what the runs print is in a log of each run."""
+        folder, printed = ran
+
+        assert "eval/Accuracy (higher is better), 1 seed" in printed
+        assert "Times are rough" in printed
+        assert "printed by the user" not in printed
+        (log,) = folder.glob("runs/baseline-??????-seed0/log.txt")
+        assert "printed by the user" in log.read_text()
+
+    def test_a_killed_process_is_a_failure(self, ran):
+        """A run whose process is ended by the system fails with this reason; the others are measured."""
+        baseline, killed = Study.load(ran[0]).rows
+
         assert baseline.runs == 1
         assert "SIGKILL, as the system does when memory is used up" in killed.failures[0][1]
-        assert "Times are rough" in str(study)
-
-    def test_command_line(self, tmp_path, capsys):
-        """A study is a file; what its runs print is in a log of each run and not in the result."""
-        (tmp_path / "one.py").write_text(STUDY)
-
-        code = main(
-            ["run", str(tmp_path / "one.py"), "--seeds", "1", "--arms", "baseline", "--folder", str(tmp_path / "a")]
-        )
-
-        assert code == 0
-        assert "eval/Accuracy (higher is better), 1 seed" in capsys.readouterr().out
-        (log,) = (tmp_path / "a").glob("runs/baseline-??????-seed0/log.txt")
-        assert "printed by the user" in log.read_text()
 
 
 STUDY = f"""
 import sys
-sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 import small_problem
 
 metric = "eval/Accuracy"
-algorithms = {{}}
+algorithms = {{"killed": small_problem.Killed}}
 
 def make_trainer(algorithms, seed, folder):
     print("printed by the user")
@@ -59,20 +68,40 @@ def make_trainer(algorithms, seed, folder):
 
 
 @pytest.mark.slow
+class TestContinuing:
+    def test_killed_five_times(self, problem, forkserver, tmp_path):
+        """A study that SIGKILL ends five times has the results of one without interruption."""
+        path = tmp_path / "killed" / "results.jsonl"
+        for _ in range(5):
+            # A run has nine batches: the process is killed in the second run with this algorithm.
+            process = forkserver.Process(target=problem.run_slow_study, args=(path.parent, 14))
+            process.start()
+            process.join()
+            assert process.exitcode == -9
+
+        problem.run_slow_study(path.parent)
+        problem.run_slow_study(tmp_path / "uninterrupted")
+
+        def table(folder):
+            values = {(run.arm, run.seed): [value for _, value in run.curve] for run in Study.load(folder).results}
+            return values, [(row.label, row.metric, row.difference, row.adjusted_p) for row in Study.load(folder).rows]
+
+        assert table(path.parent) == table(tmp_path / "uninterrupted")
+
+
+@pytest.mark.slow
 class TestExecutors:
     @pytest.mark.parametrize("kind", ["process pool", "dask"])
-    def test_executors(self, problem, tmp_path, kind):
+    def test_executors(self, problem, forkserver, tmp_path, kind):
         """Runs are executed by the standard library's process pool, and by two workers of Dask."""
         with ExitStack() as stack:
             if kind == "dask":
-                distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
-                cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-                client = stack.enter_context(distributed.Client(stack.enter_context(cluster)))
-                executor = stack.enter_context(client.get_executor())
+                # Workers in this process, which need not import torch; jobs and results are sent over TCP.
+                options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp://"}
+                cluster = stack.enter_context(LocalCluster(**options, dashboard_address=None))
+                executor = stack.enter_context(stack.enter_context(Client(cluster)).get_executor())
             else:
-                context = multiprocessing.get_context("forkserver")
-                context.set_forkserver_preload(["composer.ablation"])
-                executor = stack.enter_context(ProcessPoolExecutor(2, mp_context=context))
+                executor = stack.enter_context(ProcessPoolExecutor(2, mp_context=forkserver))
 
             study = ablate(
                 problem.make_trainer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -15,7 +16,7 @@ import attrs
 import torch
 from tqdm.auto import tqdm
 
-from composer.ablation.results import Result, ResultsFile, Settings, label
+from composer.ablation.results import Result, ResultsFile, Settings, Start, label
 from composer.ablation.runs import Job, StudyError, run_job
 from composer.ablation.study import Study
 from composer.core import Algorithm
@@ -30,6 +31,8 @@ __all__ = ["ablate"]
 
 Arm = tuple[str, ...]
 KINDS = ("baseline", "each", "all", "leave_one_out", "greedy")
+_PENDING = 16
+"""The number of runs that are submitted at a time to an executor, if there is a budget."""
 _SECONDS = {"sec": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -42,7 +45,7 @@ def ablate(
     arms: Sequence[str | Sequence[str]] = ("baseline", "each", "all"),
     seeds: int | Sequence[int] = 5,
     folder: str | os.PathLike[str] = "ablation",
-    processes: int = 1,
+    processes: int | None = None,
     target: float | None = None,
     budget: str | float | None = None,
     executor: Executor | None = None,
@@ -69,13 +72,13 @@ def ablate(
             ``["mixup", "ema"]``.
         seeds: The number of seeds, from 0, or the seeds.
         folder: The folder of the results.
-        processes: The number of runs at a time. With more than one, measured times are rough.
+        processes: The number of runs at a time, 1 if None. With more than one, measured times are rough. With an
+            executor, the number of runs that are submitted to it at a time: if None, all, or 16 with a budget.
         target: The quality for the time to quality; the baseline's final one with the same seed if None.
         budget: The time for all runs, ``"30min"`` or seconds: after 1, 2, 4, … seeds the worse half of the arms is
             stopped if the time is not sufficient for all of them. Unlimited if None.
-        executor: Where to execute the runs instead of in ``processes`` on this machine: any
-            :class:`concurrent.futures.Executor`, such as that of a Dask client. Its workers need this library, and the
-            folder at the same path.
+        executor: Where to execute the runs instead of on this machine: any :class:`concurrent.futures.Executor`, such
+            as that of a Dask client. Its workers need this library, and the folder at the same path. Times are rough.
         progress_bar: Whether to draw a progress bar.
 
     Returns:
@@ -83,8 +86,9 @@ def ablate(
 
     Raises:
         TypeError: An argument is of the wrong kind.
-        ValueError: A value is out of range, the folder has the results of another study, the metric is not logged, or
-            ``make_trainer`` does not give the same training for the same seed.
+        ValueError: A value is out of range, the folder has results of another study or training, the metric is not
+            logged, the baseline does not train its first batches, or ``make_trainer`` does not give the same training
+            for the same seed, or gives the same one for each.
         ModuleNotFoundError: scipy or cloudpickle is not installed.
 
     Example:
@@ -96,11 +100,15 @@ def ablate(
         raise ValueError(f"mode must be 'max' or 'min', got {mode!r}.")
     if not callable(make_trainer):
         raise TypeError(f"make_trainer must be a function f(algorithms, seed), got {shortened(make_trainer)}.")
-    if type(processes) is not int or processes < 1:
+    _check_parameters(make_trainer)
+    if processes is not None and (type(processes) is not int or processes < 1):
         raise ValueError(f"processes must be a whole number of at least 1, got {processes!r}.")
     require_product("scipy", "ablation")
     described = _describe(algorithms)
     wanted = make_arms(arms, list(described))
+    file = ResultsFile(Path(folder) / "results.jsonl")
+    is_alone = executor is None and processes in {None, 1}
+    environment = plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))})
     settings = Settings(
         metric,
         mode,
@@ -108,21 +116,24 @@ def ablate(
         described,
         None if target is None else float(target),
         _to_seconds(budget),
-        is_rough=processes > 1 or executor is not None,
-        environment=plain_settings({"versions": versions(), "hardware": hardware(torch.device("cpu"))}),
+        is_rough=not is_alone or _has_other_times(file, environment),
+        environment=environment,
     )
-    file = ResultsFile(Path(folder) / "results.jsonl")
     _check_same_study(file, settings)
-    file.write_settings(settings)
     payload = import_product("cloudpickle", "ablation").dumps((make_trainer, dict(algorithms)))
     # Processes beside each other share the cores.
-    threads = max(1, (os.cpu_count() or 1) // processes) if processes > 1 else None
-    job = Job((), 0, metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads)
-    own = ThreadPoolExecutor(processes) if executor is None else None
+    threads = max(1, (os.cpu_count() or 1) // (processes or 1)) if executor is None and not is_alone else None
+    job = Job((), settings.seeds[0], metric, payload, str(Path(folder).absolute()), tuple(sys.path), threads)
+    if executor is None:
+        width: int | None = processes or 1
+    else:
+        width = processes or (None if settings.budget is None else _PENDING)
+    own = ThreadPoolExecutor(width) if executor is None else None
     total = len(wanted.fixed) * len(settings.seeds)
     with tqdm(total=total, unit="run", desc="ablate", disable=not progress_bar) as bar:
-        experiment = _Experiment(file, settings, job, executor or own, processes if own else None, bar)
+        experiment = _Experiment(file, settings, job, executor or own, width, bar)
         try:
+            experiment.begin()
             experiment.run(wanted.fixed)
             if wanted.greedy:
                 experiment.run_greedy(list(described))
@@ -185,10 +196,29 @@ class _Experiment:
         self._executor, self._width, self._bar = executor, width, bar
         self._done = {(result.arm, result.seed): result for result in file.results}
         self._counted: set[tuple[Arm, int]] = set()
-        self._repeated: set[int] = set()
-        self._began = time.perf_counter()
+        self._starts: dict[tuple[Arm, int], Start] = {}
+        self._began, self._spent = time.perf_counter(), 0.0
         # A study that was killed has used some of its budget.
         self._spent_before = sum(result.wall_seconds for result in file.results) / (width or 1)
+
+    def begin(self) -> None:
+        """Start the baseline, compare its start with that of the stored results, and write settings and start."""
+        stored, own = self._file.start, [one for one in self._file.results if not one.arm and one.failure is None]
+        if not self._file.results:
+            stored = None
+        self._bar.set_postfix_str("checking the baseline")
+        seed = stored.seed if stored else own[0].seed if own else self._settings.seeds[0]
+        start = self._start((), seed)
+        if stored is None and own and own[0].batches is not None:  # a file of an earlier version
+            stored = Start((), seed, own[0].batches, own[0].weights, start.settings)
+        if stored is not None and (differences := stored.differences(start)):
+            raise ValueError(
+                "folder must be empty or have results of the same training, but the following differ from those of "
+                f"{self._file.path}: {', '.join(differences)}. Choose another folder."
+            )
+        self._file.write_settings(self._settings)
+        if self._file.start != start:
+            self._file.write_start(start)
 
     def run(self, arms: Sequence[Arm]) -> None:
         """Run arms with all seeds; with a budget, stop the worse ones if it is not sufficient for all."""
@@ -242,6 +272,7 @@ class _Experiment:
                 done = wait(running, return_when=FIRST_COMPLETED).done
                 for future in [one for one in running if one in done]:  # a set has no order
                     result = future.result()
+                    self._spent += result.wall_seconds
                     self._check_pairing(result)
                     self._file.append(result)
                     self._done[running.pop(future)] = result
@@ -250,10 +281,15 @@ class _Experiment:
             for future in running:
                 future.cancel()
 
-    def _submit(self, arm: Arm, seed: int, *, only_digests: bool = False) -> Future[Result]:
-        job = attrs.evolve(self._job, arm=arm, seed=seed, only_digests=only_digests)
-        future: Future[Result] = self._executor.submit(run_job, job)
+    def _submit(self, arm: Arm, seed: int) -> Future[Result]:
+        future: Future[Result] = self._executor.submit(run_job, attrs.evolve(self._job, arm=arm, seed=seed))
         return future
+
+    def _start(self, arm: Arm, seed: int) -> Start:
+        if (arm, seed) not in self._starts:
+            job = attrs.evolve(self._job, arm=arm, seed=seed, only_start=True)
+            self._starts[arm, seed] = self._executor.submit(run_job, job).result()
+        return self._starts[arm, seed]
 
     def _count(self, runs: Iterable[tuple[Arm, int]]) -> None:
         new = set(runs) - self._counted
@@ -271,8 +307,10 @@ class _Experiment:
         for (arm, _), result in self._done.items():
             if arm in walls:
                 walls[arm].append(result.wall_seconds)
-        needed = num_seeds * sum(sum(times) / len(times) for times in walls.values() if times) / (self._width or 1)
-        left = self._settings.budget - self._spent_before - (time.perf_counter() - self._began)
+        elapsed = time.perf_counter() - self._began
+        at_a_time = max(1.0, self._spent / elapsed)  # as measured: an executor may have fewer workers than runs
+        needed = num_seeds * sum(sum(times) / len(times) for times in walls.values() if times) / at_a_time
+        left = self._settings.budget - self._spent_before - elapsed
         if needed <= left:
             return arms
         study, sign = Study(self._settings, self._file.results), self._settings.sign
@@ -281,41 +319,60 @@ class _Experiment:
         return [arm for arm in arms if not arm or arm in better]
 
     def _check_pairing(self, result: Result) -> None:
-        """Check that a run had the data and weights of the others of its seed, if necessary by a repeated run."""
-        others = [one for (_, seed), one in self._done.items() if seed == result.seed]
-        for other in others:
-            differs = [
-                name
-                for name, own, theirs in (
-                    ("first batches", result.batches, other.batches),
-                    ("initial weights", result.weights, other.weights),
-                )
-                if None not in (own, theirs) and own != theirs
-            ]
-            # An algorithm may change the data set itself, which is no error: only a repetition shows the cause.
-            if result.failure is None and other.failure is None and differs:
-                self._check_repetition(other)
-        is_first = result.seed == self._settings.seeds[0] and result.failure is None
-        if is_first and not result.arm:
+        """Check that a run had the data and weights of the others of its seed, if necessary by starting one again."""
+        if (result.arm, result.seed) in self._starts:
             self._check_repetition(result)
+        for other in self._done.values():
+            if other.failure is not None or result.failure is not None:
+                continue
+            # An algorithm may change the data set itself, which is no error: only a repetition shows the cause.
+            if other.seed == result.seed and _differences(result, other):
+                self._check_repetition(other)
+            if other.arm == result.arm and other.seed != result.seed:
+                _check_seeds(result, other)
 
     def _check_repetition(self, result: Result) -> None:
-        if result.seed in self._repeated:
-            return
-        self._repeated.add(result.seed)
-        again = self._submit(result.arm, result.seed, only_digests=True).result()
-        for name, first, second in (
-            ("first batches", result.batches, again.batches),
-            ("initial weights", result.weights, again.weights),
-        ):
-            if again.failure is not None or (None not in (first, second) and first != second):
-                raise StudyError(
-                    "make_trainer must give the same training for the same seed, but the "
-                    f"{name} of {label(result.arm)} with seed {result.seed} differ when it is repeated"
-                    + ("" if again.failure is None else f" ({again.failure})")
-                    + ". Runs share a state, such as a file or a folder of checkpoints, or draw from a generator that "
-                    "is not seeded: construct everything in make_trainer, from its seed."
-                )
+        differences = _differences(result, self._start(result.arm, result.seed))
+        if differences:
+            raise StudyError(
+                "make_trainer must give the same training for the same seed, but the "
+                f"{differences[0]} of {label(result.arm)} with seed {result.seed} differ when it is repeated"
+                + ("" if result.failure is None else f" ({result.failure})")
+                + ". Runs share a state, such as a file or a folder of checkpoints, or draw from a generator that "
+                "is not seeded: construct everything in make_trainer, from its seed."
+            )
+
+
+def _differences(one: Result, other: Result | Start) -> list[str]:
+    """Return which digests of two runs differ; a run whose process was killed has none."""
+    pairs = {"first batches": (one.batches, other.batches), "initial weights": (one.weights, other.weights)}
+    return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
+
+
+def _check_seeds(one: Result, other: Result) -> None:
+    """Check that two runs with different seeds are not the same training."""
+    if None in (one.batches, one.weights) or (one.batches, one.weights) != (other.batches, other.weights):
+        return
+    if [value for _, value in one.curve] == [value for _, value in other.curve]:
+        raise StudyError(
+            f"make_trainer must use its seed, but {label(one.arm)} with seeds {other.seed} and {one.seed} has the same "
+            "batches, initial weights and values of the metric. Construct the model and the data from the seed, or "
+            "measure one seed: repetitions of one training are no evidence."
+        )
+
+
+def _check_parameters(make_trainer: Callable[..., Trainer]) -> None:
+    try:
+        signature = inspect.signature(make_trainer)
+    except ValueError:  # of some functions written in C
+        return
+    try:
+        signature.bind([], 0, **({"folder": ""} if "folder" in signature.parameters else {}))
+    except TypeError as error:
+        raise TypeError(
+            f"make_trainer must be a function f(algorithms, seed) or f(algorithms, seed, folder), got "
+            f"{shortened(make_trainer)} with the parameters {signature}: {error}."
+        ) from None
 
 
 def _describe(algorithms: Mapping[str, Callable[[], Algorithm]]) -> dict[str, str]:
@@ -364,9 +421,16 @@ def _to_seconds(budget: str | float | None) -> float | None:
     return seconds
 
 
+def _has_other_times(file: ResultsFile, environment: dict[str, Any]) -> bool:
+    """Return whether the stored times are rough, or were measured on other hardware."""
+    if file.settings is None or not file.results:
+        return False
+    return file.settings.is_rough or file.settings.environment.get("hardware") != environment["hardware"]
+
+
 def _check_same_study(file: ResultsFile, settings: Settings) -> None:
     stored = file.settings
-    if stored is None:
+    if stored is None or not file.results:
         return
     changed = [name for name in ("metric", "mode") if getattr(stored, name) != getattr(settings, name)]
     common = stored.algorithms.keys() & settings.algorithms.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,14 @@ import attrs
 from composer.core.serialization import from_data
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Result", "ResultsFile", "Settings", "label"]
+__all__ = ["Result", "ResultsFile", "Settings", "Start", "label"]
+
+_KINDS = {"settings", "start", "result"}
+FIRST_LOSS = "first training loss"
+"""The name of the loss in :attr:`Start.settings`."""
 
 
 @attrs.frozen
@@ -73,6 +79,43 @@ class Result:
     weights: str | None = None
 
 
+@attrs.frozen
+class Start:
+    """The start of a training, which identifies it when its study is continued.
+
+    Args:
+        arm: The names of the algorithms.
+        seed: The seed.
+        batches: A digest of the first batches, as they were loaded.
+        weights: A digest of the initial weights; None if an algorithm may have changed them already.
+        settings: Settings of the trainer and its components by name, a digest of the first batches of the evaluation,
+            and the first training loss, all as text.
+    """
+
+    arm: tuple[str, ...]
+    seed: int
+    batches: str
+    weights: str | None
+    settings: dict[str, str]
+
+    def differences(self, other: Start) -> list[str]:
+        """Return what differs between two starts, in words."""
+        found = [f"{name} ({mine}, now {theirs})" for name, mine, theirs in self._different_settings(other)]
+        if self.batches != other.batches:
+            found.append("first training batches")
+        if None not in (self.weights, other.weights) and self.weights != other.weights:
+            found.append("initial weights")
+        return found
+
+    def _different_settings(self, other: Start) -> Iterator[tuple[str, str, str]]:
+        for name in dict.fromkeys([*self.settings, *other.settings]):
+            mine, theirs = (one.settings.get(name, "none") for one in (self, other))
+            # Another number of threads may round a loss differently.
+            is_loss = name == FIRST_LOSS and "none" not in (mine, theirs)
+            if mine != theirs and not (is_loss and math.isclose(float(mine), float(theirs), rel_tol=1e-3)):
+                yield name, mine, theirs
+
+
 def label(arm: tuple[str, ...]) -> str:
     """Return the name of an arm in tables.
 
@@ -84,7 +127,7 @@ def label(arm: tuple[str, ...]) -> str:
 
 
 class ResultsFile:
-    """The JSON lines of a study: settings and results, each ``{"settings": {…}}`` or ``{"result": {…}}``.
+    """The JSON lines of a study: ``{"settings": {…}}``, ``{"start": {…}}`` of its baseline and ``{"result": {…}}``.
 
     A line is appended by one write. The rest of a line that a killed process did not finish is removed.
 
@@ -98,6 +141,7 @@ class ResultsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.settings: Settings | None = None
+        self.start: Start | None = None
         self.results: list[Result] = []
         written = path.read_bytes() if path.exists() else b""
         self._length = written.rfind(b"\n") + 1
@@ -107,10 +151,16 @@ class ResultsFile:
                 entry = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{place}: must be JSON, got {line[:80]!r}: {error}") from None
-            if not isinstance(entry, dict) or len(entry) != 1 or next(iter(entry)) not in {"settings", "result"}:
-                raise ValueError(f"{place}: must have the key 'settings' or 'result', got {line[:80]!r}.")
+            if (
+                not isinstance(entry, dict)
+                or len(entry) != 1
+                or next(iter(entry)) not in {"settings", "start", "result"}
+            ):
+                raise ValueError(f"{place}: must have the key 'settings', 'start' or 'result', got {line[:80]!r}.")
             if "settings" in entry:
                 self.settings = from_data(entry["settings"], Settings, place)
+            elif "start" in entry:
+                self.start = from_data(entry["start"], Start, place)
             else:
                 self.results.append(from_data(entry["result"], Result, place))
 
@@ -119,6 +169,11 @@ class ResultsFile:
         if settings != self.settings:
             self._append({"settings": attrs.asdict(settings)})
             self.settings = settings
+
+    def write_start(self, start: Start) -> None:
+        """Append the start of the baseline."""
+        self._append({"start": attrs.asdict(start)})
+        self.start = start
 
     def append(self, result: Result) -> None:
         """Append a result."""

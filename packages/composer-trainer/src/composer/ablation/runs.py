@@ -25,13 +25,15 @@ import torch
 import xxhash
 from torch import Tensor
 
-from composer.ablation.results import Result, label
+from composer.ablation.results import FIRST_LOSS, Result, Start, label
 from composer.core import Event, LoggerDestination, State
 from composer.core.checks import abridged
 from composer.core.randomness import derive_seed
 from composer.core.serialization import from_data
 from composer.functional.nested import leaves
+from composer.loggers.values import flat
 from composer.trainer import Trainer
+from composer.trainer.hyperparameters import hyperparameters
 from composer.trainer.reproducibility import seed_all
 
 if TYPE_CHECKING:
@@ -42,6 +44,18 @@ if TYPE_CHECKING:
 __all__ = ["Job", "StudyError", "run_job"]
 
 _DIGESTED_BATCHES = 2
+_IDENTITY = (
+    "device",
+    "precision",
+    "max_duration",
+    "device_train_microbatch_size",
+    "model",
+    "train_dataloader",
+    "evaluators",
+    "optimizers",
+    "schedulers",
+)
+"""The hyperparameters that identify a training, whatever its algorithms, its seed and its environment."""
 _PROGRAM = "from composer.ablation.runs import main; main()"
 
 
@@ -49,7 +63,7 @@ class StudyError(ValueError):
     """The study cannot be measured as it is set up; no result of a run."""
 
 
-class _MeasuredError(Exception):
+class _StartedError(Exception):
     """Ends a run of which only the first batches are wanted."""
 
 
@@ -65,7 +79,7 @@ class Job:
         folder: The folder of the study.
         search_path: The entries of ``sys.path`` with the user's modules.
         threads: The number of torch's threads; None for its default.
-        only_digests: Whether to stop after the first batches, whose digests are the result.
+        only_start: Whether to stop after the first batches; the result is a :class:`.Start`.
     """
 
     arm: tuple[str, ...]
@@ -75,22 +89,22 @@ class Job:
     folder: str
     search_path: tuple[str, ...] = attrs.field(default=(), repr=False)
     threads: int | None = None
-    only_digests: bool = False
+    only_start: bool = False
 
     @property
     def run_folder(self) -> Path:
         """The run's own folder, for its log and its checkpoints."""
         name = re.sub(r"[^\w+-]+", "-", label(self.arm))[:60]
-        probe = "-repeated" if self.only_digests else ""
+        kind = "-start" if self.only_start else ""
         # Labels may differ only in characters that a file name cannot have.
-        return Path(self.folder) / "runs" / f"{name}-{derive_seed(*self.arm) % 16**6:06x}-seed{self.seed}{probe}"
+        return Path(self.folder) / "runs" / f"{name}-{derive_seed(*self.arm) % 16**6:06x}-seed{self.seed}{kind}"
 
 
-def run_job(job: Job) -> Result:
+def run_job(job: Job) -> Result | Start:
     """Run a job in a new interpreter and return its result; a crash of that process is a failure of the run.
 
     Raises:
-        StudyError: The run shows that the study is not set up correctly.
+        StudyError: The run shows that the study is not set up correctly, or a start failed.
     """
     folder, began = job.run_folder, time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
@@ -126,13 +140,26 @@ def run_job(job: Job) -> Result:
     seconds = time.perf_counter() - began
     if code or not answer:
         failure = _describe_exit(code, folder / "log.txt")
+        if job.only_start:
+            raise StudyError(_describe_failed_start(job, failure))
         return Result(job.arm, job.seed, wall_seconds=seconds, failure=failure)
     measured = json.loads(answer)
     if "error" in measured:
         raise StudyError(measured["error"])
-    measured |= {"arm": list(job.arm), "seed": job.seed, "wall_seconds": seconds}
-    result: Result = from_data(measured, Result, "the result of a run")
+    measured |= {"arm": list(job.arm), "seed": job.seed}
+    result: Result | Start
+    if job.only_start:
+        result = from_data(measured, Start, "the start of a run")
+    else:
+        result = from_data(measured | {"wall_seconds": seconds}, Result, "the result of a run")
     return result
+
+
+def _describe_failed_start(job: Job, reason: str) -> str:
+    return (
+        f"make_trainer must return a trainer that trains, but {label(job.arm)} with seed {job.seed} failed in its "
+        f"first batches: {reason} (see {job.run_folder / 'log.txt'})"
+    )
 
 
 def _describe_exit(code: int, log: Path) -> str:
@@ -154,7 +181,7 @@ def main() -> None:
         job = Job(**pickle.loads(sys.stdin.buffer.read(length)))  # noqa: S301  (from the parent process)
         threading.Thread(target=_exit_with_parent, daemon=True).start()
         try:
-            measured = measure(job)
+            measured = (measure_start if job.only_start else measure)(job)
         except StudyError as error:
             measured = {"error": str(error)}
         json.dump(measured, answer, allow_nan=False)
@@ -176,19 +203,14 @@ def measure(job: Job) -> dict[str, Any]:
     Raises:
         StudyError: The metric is not logged, or ``make_trainer`` does not do what a study needs.
     """
-    recorder = Recorder(job.metric, only_digests=job.only_digests)
+    recorder = Recorder(job.metric)
     failure = None
     try:
-        make_trainer, factories = pickle.loads(job.payload)  # noqa: S301  (from the user's own process)
-        seed_all(job.seed)
-        trainer = _construct(make_trainer, [factories[name]() for name in job.arm], job)
-        with trainer:
+        with _construct(job) as trainer:
             recorder.attach(trainer)
             trainer.fit()
     except StudyError:
         raise
-    except _MeasuredError:
-        pass
     except Exception as error:  # noqa: BLE001  (any error is the run's result)
         traceback.print_exc()
         failure = abridged(f"{type(error).__name__}: {error}")
@@ -204,11 +226,58 @@ def measure(job: Job) -> dict[str, Any]:
     }
 
 
-def _construct(make_trainer: Callable[..., Any], algorithms: list[Any], job: Job) -> Trainer:
+def measure_start(job: Job) -> dict[str, Any]:
+    """Construct the trainer, train the first batches, and return the measured fields of a :class:`Start`.
+
+    Raises:
+        StudyError: It fails, or ``make_trainer`` does not do what a study needs.
+    """
+    recorder = Recorder(job.metric, only_start=True)
+    try:
+        with _construct(job) as trainer:
+            recorder.attach(trainer)
+            with contextlib.suppress(_StartedError):
+                trainer.fit()
+            settings = _identify(trainer.state)
+    except StudyError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise StudyError(_describe_failed_start(job, abridged(f"{type(error).__name__}: {error}"))) from error
+    return {"batches": recorder.batches.hexdigest(), "weights": recorder.weights, "settings": settings}
+
+
+def _identify(state: State) -> dict[str, str]:
+    """Return what identifies a training that has begun, except the digests of its data and weights, as text."""
+    described = hyperparameters(state)
+    settings = {name: described[name] for name in _IDENTITY} | {"batches_per_epoch": state.dataloader_len}
+    digest = xxhash.xxh3_128()
+    for evaluator in state.evaluators:
+        loader: Any = evaluator.dataloader.dataloader
+        with contextlib.suppress(TypeError):  # not every loader has a length
+            settings[f"evaluators/{evaluator.label}/batches"] = len(loader)
+        for leaf in leaves(next(iter(loader), None)):
+            _update(digest, leaf)
+    settings["first evaluation batches"] = digest.hexdigest()
+    losses = [float(one) for one in leaves(state.total_loss) if isinstance(one, Tensor)]
+    settings[FIRST_LOSS] = f"{math.fsum(losses):.6g}"
+    return {name: str(value) for name, value in flat(settings).items()}
+
+
+def _construct(job: Job) -> Trainer:
+    make_trainer, factories = pickle.loads(job.payload)  # noqa: S301  (from the user's own process)
+    seed_all(job.seed)
+    algorithms = [factories[name]() for name in job.arm]
     takes_folder = "folder" in inspect.signature(make_trainer).parameters
     trainer = make_trainer(algorithms, job.seed, **({"folder": str(job.run_folder)} if takes_folder else {}))
     if not isinstance(trainer, Trainer):
         raise StudyError(f"make_trainer must return a Trainer, got {type(trainer).__name__}.")
+    # First, because a checkpoint also has the seed of its run.
+    if trainer.state.timestamp.batch.value:
+        raise StudyError(
+            f"make_trainer returned a trainer that has trained {trainer.state.timestamp.batch.value} batches: runs "
+            "share its checkpoints. Add a parameter 'folder' to make_trainer and save there."
+        )
     if trainer.state.rank_zero_seed != job.seed:
         raise StudyError(
             f"make_trainer must pass its seed to Trainer(seed=seed): the trainer has the seed "
@@ -218,11 +287,6 @@ def _construct(make_trainer: Callable[..., Any], algorithms: list[Any], job: Job
         raise StudyError(
             "make_trainer must pass exactly its algorithms to Trainer(algorithms=algorithms), got "
             f"{[type(one).__name__ for one in trainer.state.algorithms]}."
-        )
-    if trainer.state.timestamp.batch.value:
-        raise StudyError(
-            f"make_trainer returned a trainer that has trained {trainer.state.timestamp.batch.value} batches: runs "
-            "share its checkpoints. Add a parameter 'folder' to make_trainer and save there."
         )
     return trainer
 
@@ -245,12 +309,12 @@ def _peak_memory() -> int | None:
 class Recorder(LoggerDestination):
     """Records a metric after each evaluation with the time of training, and digests of the data and the weights."""
 
-    def __init__(self, metric: str, *, only_digests: bool = False) -> None:
+    def __init__(self, metric: str, *, only_start: bool = False) -> None:
         self.curve: list[tuple[float, float]] = []
         self.seconds = 0.0
         self.batches = xxhash.xxh3_128()
         self.weights: str | None = None
-        self._metric, self._only_digests = metric, only_digests
+        self._metric, self._only_start = metric, only_start
         self._names = (metric, f"metrics/{metric}")
         self._logged: dict[str, None] = {}
         self._newest: Any = None
@@ -283,8 +347,8 @@ class Recorder(LoggerDestination):
             self._num_batches += 1
             for leaf in leaves(self._state.batch):
                 _update(self.batches, leaf)
-        if self._only_digests and self._num_batches == _DIGESTED_BATCHES:
-            raise _MeasuredError
+        if self._only_start and self._num_batches == _DIGESTED_BATCHES:
+            raise _StartedError
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:

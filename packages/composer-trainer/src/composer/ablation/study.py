@@ -161,7 +161,7 @@ class Study:
                 f"differences may be chance: {', '.join(chance)}."
             )
         if settings.is_rough:
-            found.append("Times are rough (~): runs were executed beside each other.")
+            found.append("Times are rough (~): runs were executed beside each other or on different machines.")
         found += [f"{row.label}: {row.note}." for row in rows if row.note]
         for row in rows:
             for reason in dict.fromkeys(reason for _, reason in row.failures):
