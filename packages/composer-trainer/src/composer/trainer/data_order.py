@@ -56,10 +56,13 @@ class DataOrder:
     Attributes:
         skips: Whether an epoch can start in its middle without loading the batches before.
         num_real_batches: The number of an epoch's batches with a sample that no other process counts; None for all.
+        is_distributed: Whether a ``DistributedSampler`` gives each process its part of one order, which is the same for
+            any number of processes.
     """
 
     skips = True
     num_real_batches: int | None = None
+    is_distributed = False
 
     def __init__(self, loader: Iterable[Batch], seed: int) -> None:
         self.loader, self.seed = loader, seed
@@ -187,10 +190,10 @@ class IndexedOrder(_CopiedOrder):
         self._loads_here = not (loader.num_workers or loader.pin_memory) and type(loader) is DataLoader
         if not (self._is_plain or self._loads_here):
             self.loader.__dict__["dataset"] = _SeededDataset(loader.dataset)
-        is_distributed = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
+        self.is_distributed = is_plain_distributed(getattr(self._sampler, "sampler", self._sampler))
         # Processes share one order, whatever generator each one's loader has.
-        self._order_seed = seed if is_distributed else self.seed
-        self._num_real = num_real_samples_in_loader(loader) if is_distributed else None
+        self._order_seed = seed if self.is_distributed else self.seed
+        self._num_real = num_real_samples_in_loader(loader) if self.is_distributed else None
         if self._num_real is not None:
             self.num_real_batches = -(-self._num_real // getattr(self._sampler, "batch_size", 1))
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from composer.core import Batch, Logger, State
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "compute_metrics",
     "load_metrics",
     "log_train_metrics",
+    "merge_metrics",
     "save_metrics",
     "update_train_metrics",
 ]
@@ -127,6 +130,52 @@ def load_metrics(metrics: Mapping[str, Any], saved: Mapping[str, Any], device: t
                     setattr(part, key, state[key])
                 part._update_count = counted["updates"]  # noqa: SLF001
                 part._computed = None  # noqa: SLF001
+
+
+def merge_metrics(
+    metrics: Mapping[str, Any], saved: Sequence[Mapping[str, Any]], *, is_first: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the states of metrics for another number of processes, such that all together have what was counted.
+
+    States are merged by the reductions of the metrics. Sums and concatenations are in the first process, and the others
+    begin with none.
+
+    Args:
+        metrics: The metrics by name.
+        saved: What :func:`save_metrics` returned in each process.
+        is_first: Whether this is the first process.
+
+    Example:
+        >>> from torchmetrics import SumMetric
+        >>> metric = SumMetric()
+        >>> metric.update(3.0)
+        >>> merged = merge_metrics({"sum": metric}, [save_metrics({"sum": metric})] * 2, is_first=True)
+        >>> merged["sum"][""]["state"]["sum_value"]
+        tensor(6.)
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for name, metric in metrics.items():
+        for path, part in _parts(metric).items():
+            records = [of_rank[name][path] for of_rank in saved if path in of_rank.get(name, {})]
+            if records:
+                state = {
+                    key: _reduced(reduce, [record["state"][key] for record in records], part._defaults[key], is_first)  # noqa: SLF001
+                    for key, reduce in part._reductions.items()  # noqa: SLF001
+                    if all(key in record["state"] for record in records)
+                }
+                updates = sum(record["updates"] for record in records)
+                merged.setdefault(name, {})[path] = {"updates": updates, "state": state}
+    return merged
+
+
+def _reduced(reduce: Any, values: list[Any], default: Any, is_first: bool) -> Any:
+    """Return a state of a metric that several processes had; ``reduce`` is torchmetrics' function for it."""
+    is_total = getattr(reduce, "__name__", "") in ("dim_zero_sum", "dim_zero_cat") or isinstance(default, list)
+    if is_total and not is_first:
+        return default
+    if isinstance(default, list):
+        return [one for value in values for one in value]
+    return reduce(torch.stack(values)) if callable(reduce) else default
 
 
 def _parts(metric: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from composer.core.randomness import check_rng_state, load_rng_state, rng_state
 from composer.core.serialization import from_data
 from composer.distributed import all_gather_object, broadcast_buffers, get_global_rank, get_world_size
 from composer.trainer.data_state import data_components
-from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, save_metrics
+from composer.trainer.metrics import SavedMetric, check_metrics, load_metrics, merge_metrics, save_metrics
 from composer.trainer.own_state import OwnState, check_own_state, warn_of_misfits, without
 from composer.trainer.training_data import check_place
 
@@ -168,8 +168,17 @@ class ResumeState:
                 for rank in range(size)
                 for problem in check_metrics(self._state.train_metrics, saved["metrics"][rank])
             ]
-        place = saved["data"][_rank_in(size)]
-        return problems if batches is None or place is None else [*problems, *batches.check_state_dict(place)]
+        if batches is None or (place := self._place(saved)) is None:
+            return problems
+        return [*problems, *batches.check_state_dict(place)]
+
+    def _place(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the position in the data to continue at; None if none was saved."""
+        size, batches = saved["world_size"], self._data.batches
+        place: dict[str, Any] | None = saved["data"][_rank_in(size)]
+        if place is None or batches is None or size == get_world_size():
+            return place
+        return batches.moved(place, size) or {**place, "own_state": {}}
 
     def load(self, saved: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> None:
         """Store saved data until training starts, because the training data may be given only then.
@@ -201,19 +210,28 @@ class ResumeState:
         if saved["microbatch_size"] is not None and state.auto_microbatching:
             state.device_train_microbatch_size = saved["microbatch_size"]
         is_as_before = saved["world_size"] == get_world_size()
-        place = saved["data"][_rank_in(saved["world_size"])]
+        place = self._place(saved)
         if batches is not None and place is not None:
-            batches.load_state_dict(place if is_as_before else {**place, "own_state": {}})
+            batches.load_state_dict(place)
         if is_as_before:
             load_metrics(state.train_metrics, saved["metrics"][get_global_rank()], state.device)
             self._draws = saved["rng"][get_global_rank()]
             self._own_loaded = saved["own_state"][get_global_rank()]
         else:
+            merged = merge_metrics(state.train_metrics, saved["metrics"], is_first=get_global_rank() == 0)
+            load_metrics(state.train_metrics, merged, state.device)
+            first = saved["data"][0]
+            goes_on = batches is None or first is None or batches.moved(first, saved["world_size"]) is not None
+            data = (
+                "the global batches are the same"
+                if goes_on
+                else "the current epoch may repeat samples and skip others, as the data is not split by a "
+                "DistributedSampler, or the samples so far do not make whole batches here"
+            )
             warnings.warn(
                 f"The checkpoint was saved by {saved['world_size']} processes, and {get_world_size()} resume from it: "
-                "training metrics are reset, random draws differ, plain attributes of components are not restored, and "
-                "the current epoch may repeat samples and skip others. An exact resume requires the same number of "
-                "processes.",
+                f"random draws differ, plain attributes of components are not restored, and {data}. An exact resume "
+                "requires the same number of processes.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -23,6 +23,7 @@ from composer.distributed import (
     all_reduce_min,
     check_lengths,
     check_sampler,
+    get_global_rank,
     get_world_size,
 )
 from composer.distributed.samplers import is_split_by_rank, num_repeated_samples
@@ -54,6 +55,7 @@ class _Place:
     order_batches: int = attrs.field(validator=ge(0))
     loader: Any
     own_state: dict[str, Any]
+    is_distributed: bool
 
 
 _log = logging.getLogger(__name__)
@@ -215,6 +217,7 @@ class Batches:
             "order_epoch": order_epoch,
             "order_batches": order_batches,
             "loader": self._order.state_dict(),
+            "is_distributed": self._order.is_distributed,
             "own_state": self.own_state.to_data(in_epoch=in_epoch, is_checked=order is not None),
         }
 
@@ -225,6 +228,31 @@ class Batches:
             return []
         problem = f"data: {given} batches of the epoch were done, and train_dataloader has {self.length}."
         return [f"{problem} Is it the same data, with the same batch size?"]
+
+    def moved(self, state: Mapping[str, Any], world_size: int) -> dict[str, Any] | None:
+        """Return this process's position for one that another number of processes saved; None if there is none.
+
+        All processes together continue with the same global batches: with the sample after those that all processes
+        together have trained on. The data must be split by a ``DistributedSampler`` there and here, and the samples so
+        far must make whole batches here.
+
+        Args:
+            state: The saved position of any process.
+            world_size: The number of processes that saved it.
+        """
+        before, now = state.get("sizes", {}), self._order.sizes()
+        is_shared = state.get("is_distributed", False) and self._order.is_distributed
+        if not is_shared or {"samples", "samples a batch"} - before.keys() or before["samples"] != now.get("samples"):
+            return None
+        done = min(before["samples"], state["batches"] * before["samples a batch"] * world_size)
+        batches, rest = divmod(done, now["samples a batch"] * get_world_size())
+        if done == before["samples"] and self.length is not None:
+            batches, rest = self.length, 0
+        if rest:
+            return None
+        own = len(range(get_global_rank(), done, get_world_size()))
+        sizes = {"samples": before["samples"]}
+        return {**state, "batches": batches, "samples": own, "length": None, "sizes": sizes, "own_state": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position. Batches before it that have to be loaded are loaded with the next batch."""
@@ -319,7 +347,14 @@ def check_place(place: Mapping[str, Any] | None, path: str) -> None:
         ValueError: It is not; the message begins with ``path``.
     """
     if place is not None:
-        added = {"samples": 0, "sizes": {}, "order_epoch": 0, "order_batches": 0, "own_state": {}}
+        added = {
+            "samples": 0,
+            "sizes": {},
+            "order_epoch": 0,
+            "order_batches": 0,
+            "own_state": {},
+            "is_distributed": False,
+        }
         check_data_state(from_data({**added, **place}, _Place, path).own_state, f"{path}.own_state")
 
 
