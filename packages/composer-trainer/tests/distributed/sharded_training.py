@@ -27,10 +27,11 @@ def make_trainer(**options):
     return Trainer(
         model=model,
         train_dataloader=DataLoader(data, batch_size=3, sampler=distributed.get_sampler(data, shuffle=True)),
+        eval_dataloader=DataLoader(data, batch_size=4, sampler=distributed.get_sampler(data)),
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
         max_duration="3ep",
         algorithms=[MixUp(0.3), EMA("2ba"), SAM()],
-        parallelism_config={"fsdp": {}},
+        parallelism_config={"fsdp": {"reshard_after_forward": False}},
         run_name="run",
         device="cpu",
         seed=17,
@@ -68,6 +69,7 @@ def main(folder):
     trainer.fit()
     uninterrupted = tensors(trainer.state)
     found["saved"] = [Path(path).name for path in trainer.saved_checkpoints]
+    trainer.eval()  # after which the complete weights may be in the model
     weights = trainer.save_checkpoint(f"{folder}/weights", weights_only=True)
     trainer.close()
     distributed.barrier()

@@ -35,6 +35,7 @@ from composer.checkpoint.sharded import own_parts, pack_parts, plan_parts
 from composer.checkpoint.tensor_file import CopyMemory, PackedTensors, pack_tensors
 from composer.core import State, TimeUnit, evaluation_weights, split_tensors
 from composer.core.checks import shortened
+from composer.core.evaluation_weights import reshard
 from composer.core.files import fill_in_run
 from composer.core.serialization import plain
 from composer.distributed import all_gather_object, from_rank_zero, get_global_rank
@@ -216,6 +217,7 @@ def save_sharded(
     """
     refuse_fsdp1(state.model)
     is_first = get_global_rank() == 0
+    reshard(state.model)  # it may have its complete weights since an evaluation
     block = evaluation_weights(state) if weights_only else contextlib.nullcontext()
     with block:
         with _saving_together(folder, name):

@@ -165,7 +165,9 @@ def shard(
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether some of a model's weights are DTensors.
+    """Return whether a model is sharded: by ``fully_shard``, or with DTensors as weights.
+
+    After the forward pass of an evaluation, a sharded model may have its complete weights.
 
     Example:
         >>> is_sharded(nn.Linear(2, 2))
@@ -173,9 +175,11 @@ def is_sharded(model: nn.Module) -> bool:
     """
     if "torch.distributed.tensor" not in sys.modules:
         return False  # slow to import, and no DTensor exists without it
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    is_fully_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+    return is_fully_sharded or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def _make_contiguous(model: nn.Module) -> None:
