@@ -75,7 +75,7 @@ class SelectiveBackprop(Algorithm):
     runs_at: ClassVar = {Event.AFTER_DATALOADER: Stage.SELECT, Event.FIT_END: Stage.SELECT}
     reads: ClassVar = FieldsByEvent(
         {
-            Event.AFTER_DATALOADER: {"batch", "model", "timestamp", "max_duration", "dataloader_len"},
+            Event.AFTER_DATALOADER: {"batch", "losses", "model", "timestamp", "max_duration", "dataloader_len"},
             Event.FIT_END: {"max_duration"},
         }
     )

@@ -63,7 +63,7 @@ def served_fields(
         host: The name of the host, for errors.
         not_run: Events that the host does not run.
         not_readable: Fields without a current value, such as ``"outputs"`` in a host that computes outputs and loss in
-            one call.
+            one call, or ``"losses"`` if the loss cannot be computed with ``reduction="none"``.
         not_writable: Fields whose new values the host does not use, such as ``"train_dataloader"``.
 
     Example:
@@ -129,6 +129,7 @@ class Adapter:
     Attributes:
         state: The state of the training.
         engine: Runs the algorithms.
+        world_size: The number of processes, for hosts that start them later.
 
     Raises:
         AlgorithmConflictError: Two of the algorithms cannot work together.
@@ -179,7 +180,7 @@ class Adapter:
         )
         logger = Logger(self.state, [] if log is None else [_HostLog(log)])
         self.engine = Engine(self.state, logger, algorithms=algorithms, serves=serves)
-        self._world_size = world_size
+        self.world_size = world_size
         self._is_prepared = self._has_begun = self._computes_again = False
         self._microbatch = self._samples = self._tokens = self._times_computed = 0
         self._rng_states: list[tuple[Callable[[Any], object], Any]] = []
@@ -329,7 +330,7 @@ class Adapter:
         self._microbatch = 0
         state.microbatch = -2
         state.previous_timestamp = state.timestamp
-        world_size = self._world_size
+        world_size = self.world_size
         state.timestamp = state.timestamp.to_next_batch(self._samples * world_size, self._tokens * world_size)
         self._samples = self._tokens = 0
         self.engine.run_event("batch_end")

@@ -31,6 +31,7 @@ FIELDS = frozenset(
         "gradients",
         "iteration_length",
         "loss",
+        "losses",
         "max_duration",
         "model",
         "optimizers",
@@ -43,7 +44,8 @@ FIELDS = frozenset(
     }
 )
 """The fields that ``Algorithm.reads`` and ``Algorithm.writes`` may contain. Further items of a batch are
-``"batch.<key>"``; ``"batch"`` is all of it."""
+``"batch.<key>"``; ``"batch"`` is all of it. ``"losses"`` is the loss of each sample,
+``State.compute_loss(outputs, batch, reduction="none")``."""
 
 ALWAYS_SERVED = frozenset(
     {
