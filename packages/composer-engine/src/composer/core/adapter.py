@@ -389,7 +389,9 @@ class Adapter:
         Raises:
             StateMismatchError: The state does not fit, and nothing has been changed.
         """
-        return self.state.load_state_dict(state_dict, self.engine.logger)
+        report = self.state.load_state_dict(state_dict, self.engine.logger)
+        self._microbatch = self._samples = self._tokens = 0  # of a step that was not completed
+        return report
 
     def _repeat_draws(self) -> None:
         """Draw the same numbers again when an optimizer computes a batch for the second time in a step."""

@@ -1,0 +1,383 @@
+"""Algorithms in a training loop with Hugging Face Accelerate: :func:`accelerate_algorithms`."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch.nn.parallel import DistributedDataParallel
+
+from composer.core import Event
+from composer.core.adapter import Adapter, served_fields
+from composer.core.batch import describe_batch
+from composer.core.data_spec import length_of
+from composer.core.model_state import wants_closure
+from composer.functional.transformers_loss import predicts_next_token, task_loss
+from composer.integrations._steps import Steps, call_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from accelerate import Accelerator
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+    from composer.core import Algorithm, Batch, State, Time
+    from composer.core.fields import ServedFields
+    from composer.core.plan import Plan
+    from composer.core.saved_state import LoadReport
+
+__all__ = ["AccelerateAlgorithms", "accelerate_algorithms"]
+
+_PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "amp_fp8"}
+_SHARDING = {"DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"}
+_in_use: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+
+
+def accelerate_algorithms(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    algorithms: Algorithm | Iterable[Algorithm],
+    *,
+    max_duration: Time | str | int,
+    loss: Callable[..., Any] | None = None,
+    forward: Callable[[nn.Module, Batch], Any] | None = None,
+    seed: int = 0,
+) -> AccelerateAlgorithms:
+    """Run algorithms in a training loop with Accelerate.
+
+    Call it before ``accelerator.prepare``, which must get the same model, optimizer and loader. Algorithms that change
+    the model do it now, and the optimizer follows. In the loop, ``algorithms.compute_loss(batch)`` replaces the call of
+    the model and the loss; everything else remains: ``accelerator.accumulate``, ``accelerator.backward``,
+    ``optimizer.step()`` of the prepared optimizer (also with SAM, without a closure), schedulers, trackers and
+    checkpoints. The state of the algorithms is registered for ``accelerator.save_state`` and ``load_state``.
+
+    Args:
+        accelerator: The accelerator.
+        model: The model, before ``accelerator.prepare``.
+        optimizer: Its optimizer, before ``accelerator.prepare``.
+        loader: The training data, before ``accelerator.prepare``.
+        algorithms: One or several.
+        max_duration: The duration of the training: ``"10ep"``, or ``"500ba"`` for steps of the optimizer. At its end
+            the algorithms finish; for example SWA writes its averages into the model.
+        loss: ``f(outputs, batch) -> loss``. If None, it is the ``loss`` of the outputs; for labels that algorithms have
+            changed after the forward pass, as MixUp and LabelSmoothing do, it is computed from the ``"logits"`` of a
+            model of Transformers, and other models need a function.
+        forward: ``f(model, batch) -> outputs``. If None, a dictionary is passed as keyword arguments, of a tuple or
+            list the first item, and anything else as it is.
+        seed: The seed of the algorithms' draws, the same in each process.
+
+    Returns:
+        The object with ``compute_loss``, ``evaluation`` and ``explain``.
+
+    Raises:
+        AlgorithmConflictError: Two of the algorithms cannot work together.
+        TypeError: ``max_duration`` is not a length of time.
+        ValueError: An algorithm needs something that is not served, the accelerator has algorithms already or shards
+            the model, the model or the optimizer is prepared, compiled or wrapped, or the optimizer needs a closure
+            while gradients are accumulated.
+
+    Example:
+        >>> import torch
+        >>> from accelerate import Accelerator
+        >>> from composer.algorithms import EMA, LabelSmoothing
+        >>> accelerator, model = Accelerator(cpu=True), torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loader = torch.utils.data.DataLoader([(torch.ones(4), 0), (torch.zeros(4), 1)], batch_size=1)
+        >>> def loss(outputs, batch):
+        ...     return torch.nn.functional.cross_entropy(outputs, batch[1])
+        >>> algorithms = accelerate_algorithms(
+        ...     accelerator, model, optimizer, loader, [LabelSmoothing(0.1), EMA("10ba")], loss=loss, max_duration="1ep"
+        ... )
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        >>> for batch in loader:
+        ...     with accelerator.accumulate(model):
+        ...         accelerator.backward(algorithms.compute_loss(batch))
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> algorithms.state.timestamp.batch
+        Time(2, 'ba')
+    """
+    return AccelerateAlgorithms(
+        accelerator,
+        model,
+        optimizer,
+        loader,
+        algorithms,
+        max_duration=max_duration,
+        loss=loss,
+        forward=forward,
+        seed=seed,
+    )
+
+
+class AccelerateAlgorithms:
+    """Algorithms in a training loop with Accelerate; see :func:`accelerate_algorithms`."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: DataLoader[Any],
+        algorithms: Algorithm | Iterable[Algorithm],
+        *,
+        max_duration: Time | str | int,
+        loss: Callable[..., Any] | None = None,
+        forward: Callable[[nn.Module, Batch], Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check_not_prepared(accelerator, model, optimizer)
+        self._accelerator = accelerator
+        self._given = {"model": model, "optimizer": optimizer, "loader": loader}
+        self._prepared: dict[str, Any] = {}
+        call = call_model if forward is None else forward
+        own = _OwnLoss(model)
+        self._adapter = adapter = Adapter(
+            _served(accelerator, serves_labels=loss is not None or own.transformer is not None),
+            model,
+            algorithms,
+            forward=lambda batch: call(self._prepared["model"], own.seen(batch)),
+            loss=own.loss if loss is None else loss,
+            seed=seed,
+            precision=_PRECISIONS[accelerator.mixed_precision],
+            device=accelerator.device,
+            log=lambda metrics, step: accelerator.log(dict(metrics), step=step),
+            world_size=accelerator.num_processes,
+        )
+        entries = adapter.explain().entries.get(Event.AFTER_TRAIN_BATCH, ())
+        self._clipping = [entry.key for entry in entries if "gradients" in entry.writes]
+        self._steps = Steps(adapter)
+        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = False
+        adapter.prepare(optimizer, max_duration=max_duration, train_dataloader=loader)
+        if adapter.state.model is not model:
+            raise ValueError(
+                "algorithms must keep the model object, which accelerator.prepare gets: replace its layers instead."
+            )
+        _in_use.add(accelerator)
+        accelerator.register_for_checkpointing(self)
+        self._prepare_objects, accelerator.prepare = accelerator.prepare, self._prepare
+        if self._clipping:
+            accelerator.clip_grad_norm_ = accelerator.clip_grad_value_ = self._refuse_clipping
+
+    @property
+    def state(self) -> State:
+        """The state of the training: the clock, the algorithms and, within a step, the outputs."""
+        return self._adapter.state
+
+    def compute_loss(self, batch: Batch) -> Any:
+        """Return the loss of a batch, for ``accelerator.backward``; call it once for each batch of the loader.
+
+        Raises:
+            RuntimeError: The model, the optimizer or the loader is not prepared, the batch is of another loader, or
+                ``max_duration`` has been reached.
+        """
+        missing = sorted({*self._given} - {*self._prepared})
+        if missing:
+            raise RuntimeError(
+                f"Pass the same {' and '.join(missing)} to accelerator.prepare as to accelerate_algorithms, before "
+                "compute_loss."
+            )
+        if not self._accelerator.gradient_state.in_dataloader:
+            raise RuntimeError(
+                "compute_loss must be called in a loop over the loader that accelerator.prepare returned, as the end "
+                "of an epoch is unknown otherwise."
+            )
+        self._steps.end_backward()
+        self._finish_epoch()
+        if not self._has_begun:
+            self._begin_fit()
+        if self._has_ended:
+            raise RuntimeError(
+                f"The training ended after max_duration={str(self.state.max_duration)!r}. Leave the loop then, or pass "
+                "the duration of the loop to accelerate_algorithms."
+            )
+        if not self._is_in_epoch:
+            self._adapter.begin_epoch()
+            self._is_in_epoch = True
+        self._is_at_end = self._accelerator.gradient_state.end_of_dataloader
+        return self._steps.compute_loss(batch)
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Return a context for evaluations, in which the model has its averaged weights, if there are any.
+
+        The training weights are restored at the end, also after an error.
+
+        Example::
+
+            with algorithms.evaluation():
+                accuracy = evaluate(model, eval_loader)
+        """
+        self._finish_epoch()
+        return self._adapter.evaluation()
+
+    def end_epoch(self) -> None:
+        """End an epoch that the loop leaves before the end of the loader."""
+        self._steps.end_backward()
+        self._is_at_end = self._is_in_epoch
+        self._finish_epoch()
+
+    def end_fit(self) -> None:
+        """End the training before ``max_duration``, for example by early stopping."""
+        if not self._has_ended:
+            self._steps.end_backward()
+            self._has_ended = True
+            self._adapter.end_fit()
+
+    def explain(self) -> Plan:
+        """Return the plan: what runs at which event, in which order and why. Print it for a table."""
+        return self._adapter.explain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the algorithms and the clock, as plain data and tensors; ``save_state`` calls it."""
+        self._finish_epoch()
+        return self._adapter.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> LoadReport:
+        """Load what :meth:`state_dict` returned; ``load_state`` calls it.
+
+        Raises:
+            StateMismatchError: The state does not fit, and nothing has been changed.
+        """
+        report = self._adapter.load_state_dict(state_dict)
+        self._steps.reset()
+        self._has_begun = self._is_in_epoch = self._is_at_end = self._has_ended = False
+        return report
+
+    def _prepare(self, *objects: Any, **options: Any) -> Any:
+        """Call ``accelerator.prepare``, until it has got the model, the optimizer and the loader."""
+        results = self._prepare_objects(*objects, **options)
+        for given, prepared in zip(objects, results if len(objects) > 1 else [results], strict=True):
+            self._prepared.update({name: prepared for name, own in self._given.items() if given is own})
+        if len(self._prepared) == len(self._given):
+            self._accelerator.prepare = self._prepare_objects
+            self._step_optimizer = self._prepared["optimizer"].step
+            self._prepared["optimizer"].step = self._step
+        return results
+
+    def _begin_fit(self) -> None:
+        """Run the events before the first batch, after weights and state have been loaded."""
+        length, steps = length_of(self._prepared["loader"]), self._accelerator.gradient_accumulation_steps
+        self._adapter.begin_fit(
+            train_dataloader=self._prepared["loader"],
+            dataloader_len=None if length is None else math.ceil(length / steps),
+        )
+        (self._prepared["optimizer"].optimizer,) = self._adapter.optimizers  # which algorithms may have wrapped
+        self._has_begun = True
+        self._has_ended = self._is_over()
+
+    def _step(self, closure: None = None) -> None:
+        """Replace ``step`` of the prepared optimizer, which does nothing until the gradients are complete."""
+        if closure is not None:
+            raise TypeError("optimizer.step must be called without a closure; if it needs one, the algorithms pass it.")
+        if not self._steps.batches:
+            raise RuntimeError(
+                "optimizer.step() was called without a loss by algorithms.compute_loss(batch), so that the algorithms "
+                "had no effect. Compute the loss of each batch with it."
+            )
+        self._steps.end_backward()
+        if self._accelerator.sync_gradients:
+            (optimizer,) = self._adapter.optimizers
+            if wants_closure(optimizer):
+                self._step_optimizer(self._steps.closure(optimizer, self._accelerator.backward))
+            else:
+                if self._clipping:
+                    self._accelerator.unscale_gradients(self._prepared["optimizer"])
+                self._adapter.end_gradients()
+                self._step_optimizer()
+            self._steps.end_step()
+        self._finish_epoch()
+        if self._is_over():
+            self.end_fit()
+
+    def _finish_epoch(self) -> None:
+        if self._is_at_end and not self._steps.is_backward_due:
+            self._is_at_end = self._is_in_epoch = False
+            self._adapter.end_epoch()
+
+    def _is_over(self) -> bool:
+        duration = self.state.max_duration
+        return duration is not None and self.state.has_reached(duration)
+
+    def _refuse_clipping(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            f"Gradients would be clipped twice: {self._clipping[0]} does it before each step of the optimizer. Remove "
+            "it, or the calls of accelerator.clip_grad_norm_ and clip_grad_value_."
+        )
+
+
+def _check_not_prepared(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> None:
+    if accelerator in _in_use:
+        raise ValueError(
+            "accelerator has algorithms already: call accelerate_algorithms once, with all algorithms in one list."
+        )
+    kind = accelerator.distributed_type.value
+    if kind in _SHARDING:
+        raise ValueError(f"accelerator must train the complete model in each process, with DDP if several, got {kind}.")
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    for name, given in objects.items():
+        is_prepared = hasattr(given, "_is_accelerate_prepared") or hasattr(given, "_orig_mod")  # or compiled
+        if is_prepared or isinstance(given, DistributedDataParallel):
+            raise ValueError(
+                f"{name} must not be prepared, compiled or wrapped yet, got {type(given).__name__}: call "
+                "accelerate_algorithms before accelerator.prepare, which also compiles (dynamo_backend=)."
+            )
+    reasons = _reasons_against_closures(accelerator)
+    if wants_closure(optimizer) and reasons:
+        raise ValueError(f"{type(optimizer).__name__} needs a closure, which cannot be passed with {reasons[0]}.")
+
+
+def _reasons_against_closures(accelerator: Accelerator) -> list[str]:
+    steps = accelerator.gradient_accumulation_steps
+    reasons = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
+    return [*reasons, *(["mixed_precision='fp16'"] if accelerator.scaler is not None else [])]
+
+
+def _served(accelerator: Accelerator, *, serves_labels: bool) -> ServedFields:
+    """Return what is served: less if a step cannot be computed twice, or a loss not for other labels."""
+    host, unserved = "Accelerate", dict[Event, set[str]]()
+    if not serves_labels:
+        host += " without loss="
+        unserved[Event.BEFORE_LOSS] = unserved[Event.AFTER_LOSS] = {"batch", "batch.target"}
+    if reasons := _reasons_against_closures(accelerator):
+        host += f" with {reasons[0]}"
+        unserved[Event.AFTER_LOAD] = {"optimizers"}
+    served = served_fields(host, not_writable={"train_dataloader"})
+    writable = {event: fields - unserved.get(event, set()) for event, fields in served.writable.items()}
+    return attrs.evolve(served, writable=writable)
+
+
+class _OwnLoss:
+    """The loss that a model computes itself; for labels that algorithms have changed, as Transformers computes it."""
+
+    def __init__(self, model: Any) -> None:
+        is_transformer = any(cls.__name__ == "PreTrainedModel" for cls in type(model).__mro__)
+        self.transformer: Any = model if is_transformer else None
+        self._shifts = is_transformer and predicts_next_token(model)
+        self._labels: Any = None
+
+    def seen(self, batch: Batch) -> Batch:
+        """Keep the labels of the forward pass, and return the batch."""
+        self._labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        return batch
+
+    def loss(self, outputs: Any, batch: Batch, reduction: str = "mean") -> Any:
+        """Return the loss of the outputs."""
+        own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if own is not None and reduction == "mean" and labels is self._labels:
+            return own
+        if self.transformer is None or labels is None:
+            raise ValueError(
+                "The model must return its loss, or a function loss=f(outputs, batch, reduction='mean') compute it, "
+                f"got {type(outputs).__name__} for the batch {describe_batch(batch)}."
+            )
+        problem_type = getattr(self.transformer.config, "problem_type", None)
+        return task_loss(outputs["logits"], labels, problem_type=problem_type, shift=self._shifts, reduction=reduction)

@@ -1,0 +1,85 @@
+"""A small model with its loss, data and optimizer, for tests of hosts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from composer import functional as cf
+from composer.core import Algorithm, Event, Stage
+from composer.core.testing import seeded
+from composer.models import ComposerModel
+
+__all__ = ["Net", "OursWithNet", "Replaces", "image_loss", "make_loader", "make_net", "run_in_two_processes", "sgd"]
+
+
+class Net(nn.Module):
+    """A network with pooling, called with images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.Linear(72, 3))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def image_loss(outputs, batch, reduction="mean"):
+    return cross_entropy(outputs, batch[1], reduction=reduction)
+
+
+def make_net():
+    with seeded("net"):
+        return Net()
+
+
+def make_loader(samples=16, shuffle=False, batch_size=2):
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.rand(3, 8, 8, generator=generator), place % 3) for place in range(samples)]
+    return DataLoader(data, batch_size=batch_size, shuffle=shuffle)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class OursWithNet(ComposerModel):
+    """The network for our Trainer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+
+    def forward(self, batch):
+        return self.net(batch[0])
+
+    def loss(self, outputs, batch):
+        return image_loss(outputs, batch)
+
+
+class Replaces(Algorithm):
+    """Replaces the model object, which no host serves."""
+
+    runs_at = {Event.INIT: Stage.ARCHITECTURE}
+    reads = writes = frozenset({"model", "optimizers"})
+
+    def apply(self, event, state, logger):
+        former, state.model = state.model, make_net()
+        cf.update_params_in_optimizer(former.parameters(), state.model.parameters(), state.optimizers[0])
+
+
+def run_in_two_processes(program, folder):
+    """Run a program of this folder by torchrun, and return what each process wrote into `folder`, its argument."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    settings = {name: value for name, value in os.environ.items() if name not in names} | {"OMP_NUM_THREADS": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, str(Path(__file__).with_name(program)), str(folder)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,441 @@
+"""Algorithms in a loop with Accelerate train as in our own Trainer, resume exactly, and are refused where they must."""
+
+import contextlib
+import doctest
+import importlib
+import itertools
+
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.tracking import GeneralTracker, on_main_process
+from comparison import CASES, EPOCHS, SEED, assert_same, our_weights, weights_of
+from safetensors.torch import load_file
+from small_training import OursWithNet, Replaces, image_loss, make_loader, make_net, run_in_two_processes, sgd
+from torch.nn.functional import cross_entropy
+
+from composer import Trainer
+from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, GradientClipping, LabelSmoothing, MixUp, NoOpModel
+from composer.core import Algorithm, Event, Stage
+from composer.integrations.accelerate import accelerate_algorithms
+
+OWN_LOSS = ["EMA-bert", "SAM-gpt2", "MixUp-vit", "MixUp of losses-vit", "LabelSmoothing-gpt2", "SelectiveBackprop-vit"]
+SERVED = {name: case for name, case in CASES.items() if not name.startswith("NoOpModel")}
+
+
+@pytest.fixture(autouse=True)
+def _new_state():
+    """Accelerate keeps settings of the process, such as the precision; each test starts without them."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+class Run:
+    """A model, an optimizer and a loader, prepared with algorithms, and the loop of a user."""
+
+    def __init__(self, algorithms, *, accelerator=None, loader=None, epochs=2, loss=image_loss, lr_steps=3, **options):
+        self.accelerator = accelerator or Accelerator(cpu=True)
+        self.bare = make_net()
+        raw, loader = sgd(self.bare), loader or make_loader()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(raw, lr_steps, 0.5)
+        self.algorithms = accelerate_algorithms(
+            self.accelerator, self.bare, raw, loader, algorithms, loss=loss, max_duration=f"{epochs}ep", **options
+        )
+        prepared = self.accelerator.prepare(self.bare, raw, loader, self.scheduler)
+        self.model, self.optimizer, self.loader, self.scheduler = prepared
+        self.epochs = epochs
+
+    @property
+    def clock(self):
+        return self.algorithms.state.timestamp
+
+    def train(self, until=None):
+        """Train as a user does, from the clock on, and return the weights."""
+        for _ in range(int(self.clock.epoch), self.epochs):
+            skipped = int(self.clock.batch_in_epoch) * self.accelerator.gradient_accumulation_steps
+            self.loader.set_epoch(int(self.clock.epoch))
+            loader = self.accelerator.skip_first_batches(self.loader, skipped) if skipped else self.loader
+            for batch in loader:
+                with self.accelerator.accumulate(self.model):
+                    loss = self.algorithms.compute_loss(batch)
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad()
+                if until == self.clock.batch:
+                    return self.weights()
+        return self.weights()
+
+    def weights(self):
+        return weights_of(self.algorithms.state, self.bare)
+
+
+def host_weights(case, **options):
+    """Train a case in a loop with Accelerate, and return the weights."""
+    mixed_precision = {"fp32": "no", "amp_bf16": "bf16"}[case.precision]
+    accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
+    bare = case.make_model()
+    optimizer, loader = case.make_optimizer(bare), case.make_data()
+    options = {"loss": case.loss, "forward": case.forward, **options}
+    algorithms = accelerate_algorithms(
+        accelerator, bare, optimizer, loader, case.make_algorithms(), max_duration=f"{EPOCHS}ep", seed=SEED, **options
+    )
+    model, optimizer, loader = accelerator.prepare(bare, optimizer, loader)
+    with torch.random.fork_rng(devices=[]):
+        for batch in itertools.chain.from_iterable(itertools.repeat(loader, EPOCHS)):
+            with accelerator.accumulate(model):
+                accelerator.backward(algorithms.compute_loss(batch))
+                optimizer.step()
+                optimizer.zero_grad()
+    return weights_of(algorithms.state, bare)
+
+
+class TestEquality:
+    """The weights after 12 steps are those of our own Trainer, bit for bit."""
+
+    @pytest.mark.parametrize("case", SERVED.values(), ids=SERVED)
+    def test_weights_of_our_trainer(self, case):
+        """A model with a loss function has the weights of our Trainer."""
+        assert_same(host_weights(case), our_weights(case))
+
+    @pytest.mark.parametrize(
+        "name",
+        ["EMA-bert", "SAM-gpt2", "MixUp-vit", "MixUp of losses-vit", "LabelSmoothing-gpt2", "SelectiveBackprop-vit"],
+    )
+    def test_loss_of_the_model(self, name):
+        """A model of Transformers computes the loss itself from the labels in the batch."""
+        weights = host_weights(CASES[name], loss=None, forward=None)
+        assert_same(weights, our_weights(CASES[name], own_loss=True))
+
+    @pytest.mark.parametrize("steps", [2, 4])
+    def test_accumulation(self, steps):
+        """Batches of one step are what microbatches are in our Trainer."""
+
+        def make():
+            return [BlurPool(min_channels=8), MixUp(), LabelSmoothing(0.1), EMA("2ba")]
+
+        model = OursWithNet()
+        trainer = Trainer(
+            model=model,
+            train_dataloader=make_loader(batch_size=2 * steps),
+            optimizers=sgd(model),
+            algorithms=make(),
+            max_duration="2ep",
+            device_train_microbatch_size=2,
+            device="cpu",
+            seed=SEED,
+            progress_bar=False,
+        )
+        trainer.fit()
+
+        run = Run(make(), accelerator=Accelerator(cpu=True, gradient_accumulation_steps=steps), seed=SEED, lr_steps=99)
+        weights = run.train()
+
+        assert run.clock.batch == trainer.state.timestamp.batch
+        assert_same(weights, weights_of(trainer.state, model.net))
+        trainer.close()
+
+
+class TestClock:
+    """A batch of the clock is a step of the optimizer, and the end of the loader the end of an epoch."""
+
+    def test_incomplete_accumulation(self):
+        """The last batches of an epoch step alone: seven batches by two are four steps."""
+        seen = []
+
+        class Records(Algorithm):
+            runs_at = dict.fromkeys((Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END), Stage.WEIGHTS)
+
+            def apply(self, event, state, logger):
+                seen.append(event)
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        run = Run(Records(), accelerator=accelerator, loader=make_loader(samples=14))
+        run.train()
+        assert (run.clock.batch, run.clock.sample, run.clock.epoch) == ("8ba", "28sp", "2ep")
+        assert run.algorithms.state.dataloader_len == 4
+        epoch = [Event.EPOCH_START, *[Event.BATCH_END] * 4, Event.EPOCH_END]
+        assert seen == [*epoch, *epoch, Event.FIT_END]
+
+    def test_accumulation_without_accumulate(self):
+        """Gradients that the loop accumulates itself, by stepping at every second batch, count alike."""
+        run = Run(EMA("2ba"))
+        for place, batch in enumerate(run.loader):
+            run.accelerator.backward(run.algorithms.compute_loss(batch) / 2)
+            if place % 2:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+        assert (run.clock.batch, run.clock.sample, run.clock.epoch) == ("4ba", "16sp", "1ep")
+
+    def test_epoch_that_ends_early(self):
+        """A loop that leaves an epoch ends it by a call."""
+        run = Run(EMA("2ba"))
+        run.train(until=3)
+        run.algorithms.end_epoch()
+        assert (run.clock.batch, run.clock.epoch, run.clock.batch_in_epoch) == ("3ba", "1ep", "0ba")
+
+    def test_end_of_the_training(self):
+        """At max_duration the averages of SWA are in the model, and the next batch is refused."""
+        swa = SWA("1ep", "2ep")
+        run = Run(swa)
+        averaged = run.train()
+        with run.algorithms.evaluation():
+            evaluated = run.model.state_dict()
+            assert_same(evaluated, {name: averaged[name] for name in evaluated})
+        with pytest.raises(RuntimeError, match="The training ended after max_duration='2ep'"):
+            run.algorithms.compute_loss(next(iter(run.loader)))
+
+    def test_learning_rates(self):
+        """Schedulers of the user step with the optimizer, also when SAM wraps it."""
+        run = Run(SAM())
+        run.train()
+        assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**5)
+
+
+class TestResume:
+    """A run continues from `accelerator.save_state` with the same bits."""
+
+    @pytest.mark.parametrize(("steps", "until"), [(1, 5), (1, 8), (1, 11), (2, 3), (2, 6)])
+    def test_resume(self, tmp_path, steps, until):
+        """With surgery, draws and averages, in and at the end of an epoch, with and without accumulation."""
+
+        def make():
+            config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3)
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, dataloader_config=config)
+            algorithms = [BlurPool(min_channels=8), MixUp(), EMA("2ba"), LabelSmoothing(0.1)]
+            return Run(algorithms, accelerator=accelerator, loader=make_loader(shuffle=True))
+
+        uninterrupted = make().train()
+        stopped = make()
+        stopped.train(until=until)
+        stopped.accelerator.save_state(tmp_path)
+
+        resumed = make()
+        resumed.accelerator.load_state(tmp_path)
+        assert resumed.clock.batch == until
+        assert_same(resumed.train(), uninterrupted)
+
+    def test_sam(self, tmp_path):
+        """The state of the optimizer within SAM is saved and loaded, with the number of its steps."""
+        uninterrupted = Run(SAM(interval=2)).train()
+        stopped = Run(SAM(interval=2))
+        stopped.train(until=5)
+        stopped.accelerator.save_state(tmp_path)
+        resumed = Run(SAM(interval=2))
+        resumed.accelerator.load_state(tmp_path)
+        assert_same(resumed.train(), uninterrupted)
+
+    def test_state_is_data(self, tmp_path):
+        """The file of the algorithms can be read without running code."""
+        run = Run([BlurPool(min_channels=8), EMA("2ba")])
+        run.train(until=2)
+        run.accelerator.save_state(tmp_path)
+        state = torch.load(tmp_path / "custom_checkpoint_0.pkl", weights_only=True)
+        assert "timestamp" in state
+
+
+class TestEvaluation:
+    """The averages are in the model for the time of an evaluation."""
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_averages(self, fails):
+        """The training weights return, also after an error."""
+        ema = EMA("2ba")
+        run = Run(ema)
+        before = run.train()
+        averages = ema.get_ema_model(run.bare).state_dict()
+        with contextlib.suppress(ZeroDivisionError), run.algorithms.evaluation():
+            assert_same(run.model.state_dict(), averages)
+            _ = 1 / (not fails)
+        assert_same(run.weights(), before)
+
+    def test_saved_model(self, tmp_path):
+        """A model that is saved within an evaluation has the weights that were evaluated."""
+        ema = EMA("2ba")
+        run = Run(ema)
+        run.train()
+        with run.algorithms.evaluation():
+            run.accelerator.save_model(run.model, tmp_path)
+        assert_same(load_file(tmp_path / "model.safetensors"), ema.get_ema_model(run.bare).state_dict())
+
+
+class TestFeatures:
+    """What Accelerate does around a step still works."""
+
+    def test_compiled_model(self):
+        """A model that Accelerate compiles has the weights of one that is not compiled, up to rounding."""
+        algorithms = [BlurPool(min_channels=8), MixUp(), EMA("2ba")]
+        compiled = Run(algorithms, accelerator=Accelerator(cpu=True, dynamo_backend="aot_eager"))
+        assert hasattr(compiled.model, "_orig_mod")
+        eager = Run([BlurPool(min_channels=8), MixUp(), EMA("2ba")])
+        torch.testing.assert_close(compiled.train(), eager.train(), rtol=1e-4, atol=1e-5)
+
+    def test_trackers(self):
+        """What algorithms log reaches the trackers, with the number of the step."""
+
+        class Tracker(GeneralTracker):
+            name, requires_logging_directory, tracker = "list", False, None
+            logged = []
+
+            @on_main_process
+            def log(self, values, step=None, **options):
+                self.logged.append((values, step))
+
+        class Logs(Algorithm):
+            runs_at = {Event.BATCH_END: Stage.WEIGHTS}
+
+            def apply(self, event, state, logger):
+                logger.log_metrics({"seen": 1.0})
+
+        accelerator = Accelerator(cpu=True, log_with=Tracker())
+        accelerator.init_trackers("project")
+        Run(Logs(), accelerator=accelerator, epochs=1).train(until=2)
+        assert Tracker.logged == [({"seen": 1.0}, 1), ({"seen": 1.0}, 2)]
+
+    def test_explain(self):
+        """The plan is printed as in our Trainer."""
+        assert "MixUp" in str(Run([MixUp()]).algorithms.explain())
+
+    def test_two_processes(self, tmp_path):
+        """Both processes of DDP have the same weights, those of one process with batches of twice the size.
+
+        It takes more than a second, as it starts two processes.
+        """
+        first, second = run_in_two_processes("distributed_accelerate.py", tmp_path)
+        assert first == second
+        assert first["clock"] == ["8ba", "32sp", "2ep"]
+        alone = Run([BlurPool(min_channels=8), SAM(), EMA("2ba")], loader=make_loader(batch_size=4), lr_steps=99)
+        weights = {name: weight.flatten().tolist() for name, weight in alone.train().items()}
+        assert first["weights"] == {name: pytest.approx(values, rel=1e-3, abs=1e-4) for name, values in weights.items()}
+
+
+class TestRefusals:
+    """Bad use is refused in one sentence, where possible before the training."""
+
+    def refuse(self, sentence, algorithms=None, model=None, optimizer=None, accelerator=None, loss=image_loss):
+        model = make_net() if model is None else model
+        with pytest.raises(ValueError, match=sentence):
+            accelerate_algorithms(
+                accelerator or Accelerator(cpu=True),
+                model,
+                optimizer or sgd(model),
+                make_loader(),
+                algorithms or EMA(),
+                loss=loss,
+                max_duration="1ep",
+            )
+
+    def test_sam_with_accumulation(self):
+        """SAM computes a batch again, which accumulated gradients do not allow."""
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        self.refuse("SAM cannot run in Accelerate with gradient_accumulation_steps=2", SAM(), accelerator=accelerator)
+
+    def test_sam_with_accumulation_in_the_loop(self):
+        """Without `accumulate`, several batches for one step of SAM are detected in the first step."""
+        run = Run(SAM())
+        first, second, *_ = run.loader
+        for _ in run.loader:
+            run.accelerator.backward(run.algorithms.compute_loss(first))
+            run.accelerator.backward(run.algorithms.compute_loss(second))
+            with pytest.raises(RuntimeError, match="there were 2 batches before"):
+                run.optimizer.step()
+            return
+
+    def test_closure_with_accumulation(self):
+        """An optimizer of the user with a closure is refused, too."""
+        model = make_net()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        lbfgs = torch.optim.LBFGS(model.parameters())
+        self.refuse("LBFGS needs a closure, which", model=model, optimizer=lbfgs, accelerator=accelerator)
+
+    @pytest.mark.parametrize("algorithm", [MixUp(), MixUp(interpolate_loss=True), LabelSmoothing(0.1)])
+    def test_labels_after_a_loss_of_the_model(self, algorithm):
+        """If the model computes the loss, labels cannot change after the forward pass."""
+        self.refuse(r"cannot run in Accelerate without loss=: it writes 'batch\.target' at", algorithm, loss=None)
+
+    def test_prepared_model(self):
+        """Surgery has to come before the preparation."""
+        accelerator, model = Accelerator(cpu=True), make_net()
+        self.refuse("model must not be prepared", model=accelerator.prepare(model), accelerator=accelerator)
+
+    def test_compiled_model(self):
+        """Surgery has to come before the compilation."""
+        self.refuse("model must not be prepared, compiled or wrapped yet, got Opt", model=torch.compile(make_net()))
+
+    def test_prepared_optimizer(self):
+        """The optimizer has to follow the surgery."""
+        accelerator, model = Accelerator(cpu=True), make_net()
+        self.refuse("optimizer must not be prep", model=model, optimizer=accelerator.prepare(sgd(model)))
+
+    def test_two_adapters(self):
+        """An accelerator has one list of algorithms."""
+        run = Run(EMA())
+        self.refuse("accelerator has algorithms already", accelerator=run.accelerator)
+
+    def test_no_op_model(self):
+        """The one algorithm that is not served at all."""
+        self.refuse("NoOpModel cannot run in Accelerate", NoOpModel())
+
+    def test_replaced_model(self):
+        """An algorithm that returns another model object is refused."""
+        self.refuse("must keep the model object", Replaces())
+
+    def test_clipping_twice(self):
+        """Accelerate's clipping beside ours is an error."""
+        run = Run(GradientClipping("norm", 1.0))
+        for clip in (run.accelerator.clip_grad_norm_, run.accelerator.clip_grad_value_):
+            with pytest.raises(RuntimeError, match="Gradients would be clipped twice: GradientClipping does it"):
+                clip(run.model.parameters(), 1.0)
+
+    def test_clipping_by_accelerate(self):
+        """Without ours, Accelerate's clipping remains."""
+        run = Run(CutOut(length=0.5))
+        assert run.accelerator.clip_grad_norm_(run.model.parameters(), 1.0) == 0
+
+    def test_not_prepared(self):
+        """The error names what accelerator.prepare did not get."""
+        accelerator, model = Accelerator(cpu=True), make_net()
+        algorithms = accelerate_algorithms(
+            accelerator, model, sgd(model), make_loader(), EMA(), loss=image_loss, max_duration="1ep"
+        )
+        accelerator.prepare(model)
+        with pytest.raises(RuntimeError, match="Pass the same loader and optimizer to accelerator"):
+            algorithms.compute_loss(None)
+
+    def test_batches_of_another_loader(self):
+        """Batches must come from a prepared loader."""
+        run = Run(EMA())
+        with pytest.raises(RuntimeError, match="in a loop over the loader that accelerator"):
+            run.algorithms.compute_loss(next(iter(make_loader())))
+
+    def test_step_without_the_algorithms(self):
+        """A loop that computes the loss itself is detected at the first step."""
+        run = Run(EMA())
+        for images, labels in run.loader:
+            run.accelerator.backward(cross_entropy(run.model(images), labels))
+            with pytest.raises(RuntimeError, match=r"without a loss by algorithms\.compute_loss"):
+                run.optimizer.step()
+            return
+
+    def test_closure_of_the_user(self):
+        """The algorithms pass the closure."""
+        with pytest.raises(TypeError, match="must be called without a closure"):
+            Run(EMA()).optimizer.step(lambda: None)
+
+    def test_outputs_without_loss(self):
+        """A model without a loss needs a function, and the error names the batch."""
+        run = Run(EMA(), loss=None)
+        for batch in run.loader:
+            with pytest.raises(ValueError, match=r"The model must return its loss, .* got Tensor"):
+                run.algorithms.compute_loss(batch)
+            return
+
+
+@pytest.mark.parametrize("module", ["accelerate", "_steps"])
+def test_examples_run(module):
+    """The examples of the docstrings have the stated output."""
+    result = doctest.testmod(importlib.import_module(f"composer.integrations.{module}"), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+    assert result.attempted
