@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 
 import torch
+from comparison import SEED, weights_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from composer import Trainer
 from composer import functional as cf
 from composer.core import Algorithm, Event, Stage
 from composer.core.testing import seeded
 from composer.models import ComposerModel
 
-__all__ = ["Net", "OursWithNet", "Replaces", "image_loss", "make_loader", "make_net", "run_in_two_processes", "sgd"]
+__all__ = ["Net", "Replaces", "image_loss", "make_loader", "make_net", "run_in_two_processes", "sgd", "train_ours"]
 
 
 class Net(nn.Module):
@@ -49,7 +51,7 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-class OursWithNet(ComposerModel):
+class _Ours(ComposerModel):
     """The network for our Trainer."""
 
     def __init__(self):
@@ -61,6 +63,26 @@ class OursWithNet(ComposerModel):
 
     def loss(self, outputs, batch):
         return image_loss(outputs, batch)
+
+
+def train_ours(algorithms, batch_size=2, **options):
+    """Train the network for two epochs by our Trainer, and return the weights and the clock."""
+    model = _Ours()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=make_loader(batch_size=batch_size),
+        optimizers=sgd(model),
+        algorithms=algorithms,
+        max_duration="2ep",
+        device="cpu",
+        seed=SEED,
+        progress_bar=False,
+        **options,
+    )
+    trainer.fit()
+    weights, clock = weights_of(trainer.state, model.net), trainer.state.timestamp
+    trainer.close()
+    return weights, clock
 
 
 class Replaces(Algorithm):

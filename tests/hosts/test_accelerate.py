@@ -12,10 +12,9 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
 from comparison import CASES, EPOCHS, SEED, assert_same, our_weights, weights_of
 from safetensors.torch import load_file
-from small_training import OursWithNet, Replaces, image_loss, make_loader, make_net, run_in_two_processes, sgd
+from small_training import Replaces, image_loss, make_loader, make_net, run_in_two_processes, sgd, train_ours
 from torch.nn.functional import cross_entropy
 
-from composer import Trainer
 from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composer.core import Algorithm, Event, Stage
 from composer.integrations.accelerate import accelerate_algorithms
@@ -116,26 +115,23 @@ class TestEquality:
         def make():
             return [BlurPool(min_channels=8), MixUp(), LabelSmoothing(0.1), EMA("2ba")]
 
-        model = OursWithNet()
-        trainer = Trainer(
-            model=model,
-            train_dataloader=make_loader(batch_size=2 * steps),
-            optimizers=sgd(model),
-            algorithms=make(),
-            max_duration="2ep",
-            device_train_microbatch_size=2,
-            device="cpu",
-            seed=SEED,
-            progress_bar=False,
-        )
-        trainer.fit()
+        expected, clock = train_ours(make(), batch_size=2 * steps, device_train_microbatch_size=2)
 
         run = Run(make(), accelerator=Accelerator(cpu=True, gradient_accumulation_steps=steps), seed=SEED, lr_steps=99)
         weights = run.train()
 
-        assert run.clock.batch == trainer.state.timestamp.batch
-        assert_same(weights, weights_of(trainer.state, model.net))
-        trainer.close()
+        assert run.clock.batch == clock.batch
+        assert_same(weights, expected)
+
+    def test_batches_that_are_computed_again(self):
+        """With SAM, clipping sees the gradients of both passes, and the model runs twice in a step."""
+        run = Run([SAM(), GradientClipping("norm", 0.1), MixUp()], seed=SEED, lr_steps=99)
+        calls = []
+        run.bare.register_forward_hook(lambda *_: calls.append(1))
+        weights = run.train()
+        expected, clock = train_ours([SAM(), GradientClipping("norm", 0.1), MixUp()])
+        assert_same(weights, expected)
+        assert len(calls) == 2 * clock.batch
 
 
 class TestClock:

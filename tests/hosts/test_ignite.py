@@ -15,12 +15,22 @@ from ignite.handlers import Checkpoint, EarlyStopping, ModelCheckpoint, Progress
 from ignite.handlers.param_scheduler import LRScheduler
 from ignite.handlers.tensorboard_logger import TensorboardLogger
 from ignite.metrics import Loss
-from small_training import OursWithNet, Replaces, make_loader, make_net, run_in_two_processes, sgd
+from small_training import Replaces, make_loader, make_net, run_in_two_processes, sgd, train_ours
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composer import Trainer
-from composer.algorithms import EMA, SAM, SWA, BlurPool, CutOut, LabelSmoothing, MixUp, NoOpModel, SelectiveBackprop
+from composer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    BlurPool,
+    CutOut,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    NoOpModel,
+    SelectiveBackprop,
+)
 from composer.core import Algorithm, Event, Stage
 from composer.integrations.ignite import attach_algorithms
 
@@ -118,26 +128,23 @@ class TestEquality:
         def make():
             return [BlurPool(min_channels=8), MixUp(), LabelSmoothing(0.1), EMA("2ba")]
 
-        model = OursWithNet()
-        trainer = Trainer(
-            model=model,
-            train_dataloader=make_loader(batch_size=2 * steps),
-            optimizers=sgd(model),
-            algorithms=make(),
-            max_duration="2ep",
-            device_train_microbatch_size=2,
-            device="cpu",
-            seed=SEED,
-            progress_bar=False,
-        )
-        trainer.fit()
+        expected, clock = train_ours(make(), batch_size=2 * steps, device_train_microbatch_size=2)
 
         run = Run(make(), gradient_accumulation_steps=steps)
         weights = run.train()
 
-        assert run.clock.batch == trainer.state.timestamp.batch
-        assert_same(weights, weights_of(trainer.state, model.net))
-        trainer.close()
+        assert run.clock.batch == clock.batch
+        assert_same(weights, expected)
+
+    def test_batches_that_are_computed_again(self):
+        """With SAM, clipping sees the gradients of both passes, and the model runs twice in a step."""
+        run = Run([SAM(), GradientClipping("norm", 0.1), MixUp()])
+        calls = []
+        run.model.register_forward_hook(lambda *_: calls.append(1))
+        weights = run.train()
+        expected, clock = train_ours([SAM(), GradientClipping("norm", 0.1), MixUp()])
+        assert_same(weights, expected)
+        assert len(calls) == 2 * clock.batch
 
     def test_without_an_effect(self):
         """With an algorithm that only observes, the weights and outputs are those of Ignite alone."""
