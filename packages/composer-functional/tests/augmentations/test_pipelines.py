@@ -16,6 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from composer import functional as cf
+from composer.functional.augmentations import pipelines
 
 ARGUMENTS = {
     "CenterCrop": (16,),
@@ -384,6 +385,94 @@ class TestTogether:
         assert moved.dtype is dtype
         assert moved.shape == masks.shape
         assert set(moved.unique().tolist()) <= {*masks.unique().tolist(), 0}
+
+
+def sizes_of_calls(augmentation):
+    """Return a list to which each call of an augmentation adds the size of its batch."""
+    found = []
+    augmentation.register_forward_pre_hook(lambda _, arguments: found.append(len(arguments[0])))
+    return found
+
+
+class TestParts:
+    @pytest.mark.parametrize("name", [name for name in pipelines._SAMPLEWISE if name in CLASSES])
+    @pytest.mark.parametrize("same_on_batch", [False, True])
+    def test_equals_the_complete_batch(self, monkeypatch, name, same_on_batch):
+        """A large batch that is augmented in parts has the same result as kornia's call on the complete batch."""
+        augmentation, batch = make(name), torch.rand(11, 3, 33, 35, generator=seeded(3))
+        augmentation.same_on_batch = same_on_batch
+        draws, sizes = cf.draw_augmentation(augmentation, batch.shape, generator=seeded()), sizes_of_calls(augmentation)
+        expected = augmentation(batch, params=draws.params)
+        monkeypatch.setattr(pipelines, "_PART_BYTES", batch.nbytes // 3)
+
+        output = cf.augment_batch(batch, augmentation, params=draws)
+
+        assert sizes == [11, 3, 4, 4]
+        assert torch.equal(output, expected)
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        names=st.lists(st.sampled_from(["ColorJitter", "RandomAffine", "RandomHorizontalFlip"]), min_size=1),
+        count=st.integers(4, 9),
+        num_parts=st.integers(2, 9),
+        random_apply=st.sampled_from([False, True, 1]),
+        channels_last=st.booleans(),
+    )
+    def test_containers(self, names, count, num_parts, random_apply, channels_last):
+        """Parts of nested containers have the same images, masks, boxes and keypoints as the complete batch."""
+        inner = ka.ImageSequential(*map(make, names), random_apply=random_apply)
+        augmentation = ka.AugmentationSequential(
+            inner, make("RandomRotation"), ka.AugmentationSequential(make(names[0]))
+        )
+        batch = images(count, 24)
+        batch = batch.to(memory_format=torch.channels_last) if channels_last else batch
+        annotations = {
+            "masks": batch[:, 0] > 0.5,
+            "boxes": [torch.tensor([[2.0, 3.0, 20.0, 12.0]] * (index % 3)).reshape(-1, 4) for index in range(count)],
+            "keypoints": torch.rand(count, 2, 2, generator=seeded()) * 24,
+        }
+        draws = cf.draw_augmentation(augmentation, batch.shape, generator=seeded())
+        expected = cf.augment_batch(batch, augmentation, **annotations, params=draws)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipelines, "_PART_BYTES", batch.nbytes // num_parts)
+            moved = cf.augment_batch(batch, augmentation, **annotations, params=draws)
+
+        assert torch.equal(moved.input, expected.input)
+        assert torch.equal(moved.masks, expected.masks)
+        assert torch.equal(moved.keypoints, expected.keypoints)
+        assert all(map(torch.equal, moved.boxes, expected.boxes))
+
+    @pytest.mark.parametrize("size", [224, 32])
+    def test_only_large_batches_are_split(self, size):
+        """Images of more than 8 MiB are augmented in parts of about 4, smaller ones in one call."""
+        augmentation = ka.RandomHorizontalFlip()
+        sizes = sizes_of_calls(augmentation)
+
+        cf.augment_batch(torch.zeros(32, 3, size, size), augmentation)
+
+        assert sizes == ([8, 8, 8, 8] if size == 224 else [32])
+
+    @pytest.mark.parametrize("name", sorted(PIPELINES.keys() - set(pipelines._SAMPLEWISE)))
+    def test_other_augmentations_are_not_split(self, monkeypatch, name):
+        """Augmentations that pair samples or draw for the batch get the complete batch."""
+        augmentation, batch = PIPELINES[name](), batch_for(name)
+        sizes = sizes_of_calls(augmentation)
+        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+
+        cf.augment_batch(batch, ka.AugmentationSequential(augmentation) if name in CLASSES else augmentation)
+
+        assert sizes == [len(batch)]
+
+    def test_gradients_are_not_split(self, monkeypatch):
+        """Images that require gradients are augmented in one call."""
+        augmentation = ka.RandomHorizontalFlip()
+        sizes = sizes_of_calls(augmentation)
+        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+
+        cf.augment_batch(images().requires_grad_(), augmentation)
+
+        assert sizes == [8]
 
 
 class TestBadInput:
