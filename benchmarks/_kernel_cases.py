@@ -128,8 +128,34 @@ def _augment(shape: tuple[int, ...]) -> list[Variant]:
     ]
 
 
-@case("Augment in the trainer, 32 of 224", 1.0)
-def _augment_in_trainer() -> list[Variant]:
+def photographs(count: int, side: int) -> Tensor:
+    """Return crops of scikit-learn's two photographs, shape ``(count, 3, side, side)``, from 0 to 1."""
+    from sklearn.datasets import load_sample_images
+
+    both = [torch.tensor(one, device="cpu").permute(2, 0, 1) / 255 for one in load_sample_images().images]
+    generator = torch.Generator("cpu").manual_seed(0)
+    crops = []
+    for index in range(count):
+        height, width = both[index % 2].shape[1:]
+        top, left = (
+            int(torch.randint(room - side + 1, (), generator=generator, device="cpu")) for room in (height, width)
+        )
+        crops.append(both[index % 2][:, top : top + side, left : left + side])
+    return torch.stack(crops)
+
+
+@case("Augment in the trainer, 32 photographs of 224", 1.0)
+def _augment_photographs() -> list[Variant]:
+    return augment_in_trainer(photographs(64, 224))
+
+
+@case("Augment in the trainer, 32 of 224, noise", None)
+def _augment_noise() -> list[Variant]:
+    return augment_in_trainer(torch.rand(64, 3, 224, 224, device="cpu"))
+
+
+def augment_in_trainer(images: Tensor) -> list[Variant]:
+    """Return epochs with transforms of torchvision in the loader, with ``Augment``, and without augmentation."""
     from torch.utils.data import DataLoader, Dataset
     from torchvision.transforms import InterpolationMode, v2
 
@@ -137,7 +163,6 @@ def _augment_in_trainer() -> list[Variant]:
     from composer.algorithms import Augment
     from composer.models import ComposerClassifier
 
-    images = torch.rand(64, 3, 224, 224, device="cpu")
     per_sample = v2.Compose(
         [
             v2.RandomHorizontalFlip(),

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 import random
+import shutil
 import warnings
 
 import kornia.augmentation as ka
@@ -248,6 +249,16 @@ def test_pipelines(tmp_path, monkeypatch, name, num_workers):
     monkeypatch.setitem(SETTINGS, "Augment", {"augmentation": PIPELINES[name]()})
 
     check(tmp_path, ["Augment"], stop=4, num_workers=num_workers)
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
+def test_compiled_pipeline(tmp_path, monkeypatch):
+    """A training with a compiled augmentation resumes exactly. More than 5 seconds, because it is compiled."""
+    torch.compiler.reset()  # what other tests compiled counts against a limit
+    pipeline = ka.AugmentationSequential(ka.RandomAffine(30.0), ka.ColorJitter(0.3).compile())
+    monkeypatch.setitem(SETTINGS, "Augment", {"augmentation": pipeline})
+
+    check(tmp_path, ["Augment"], stop=4)
 
 
 PAIRS = [pair for pair in itertools.combinations(NAMES, 2) if not (set(pair) & FOR_TEXT)]

@@ -114,6 +114,22 @@ def cutmix() -> list[Panel]:
     ]
 
 
+def cutmix_boxes() -> list[Panel]:
+    """Show two photographs with a box each, and each with a part of the other and the boxes that are left."""
+    batch, places = photographs(), torch.tensor([[2.0, 10.0, 90.0, 140.0], [24.0, 32.0, 128.0, 136.0]])
+    scenes = cf.AugmentedBatch(batch, boxes=list(places[:, None]), labels=[torch.tensor([0]), torch.tensor([1])])
+    mixed = cf.cutmix_batch(scenes, None, indices=swap(), bbox=(80, 0, 160, 160))[0]
+    everything = torch.ones(batch.shape[-2:], dtype=torch.bool)
+    panels = []
+    for caption, found in (("{}", scenes), ("{} with a part of the other", mixed)):
+        assert found.boxes is not None
+        for name, image, boxes in zip(("temple", "flower"), found.input, found.boxes, strict=True):
+            for box in boxes:
+                image = outlined(image, everything, box)  # noqa: PLW2901
+            panels.append((caption.format(name), image))
+    return panels
+
+
 def cutout() -> list[Panel]:
     """Show one large hole, a hole at the edge, and several small ones."""
     flower = photographs()[1]
@@ -163,7 +179,7 @@ def randaugment() -> list[Panel]:
     return panels
 
 
-PICTURES = [augment, augmix, blurpool, colout, cutmix, cutout, mixup, progressive_resizing, randaugment]
+PICTURES = [augment, augmix, blurpool, colout, cutmix, cutmix_boxes, cutout, mixup, progressive_resizing, randaugment]
 
 
 def photographs(side: int = SIDE) -> Tensor:

@@ -1,6 +1,8 @@
 """Kornia augmentations on batches: draws, images and annotations."""
 
 import inspect
+import os
+import shutil
 import sys
 
 import kornia
@@ -99,6 +101,13 @@ def batch_for(name):
     return torch.rand(4, 3, 10, 12, 12, generator=seeded(3)) if "3D" in name else images()
 
 
+def sizes_of_calls(augmentation):
+    """Return a list to which each call of an augmentation adds the size of its batch."""
+    found = []
+    augmentation.register_forward_pre_hook(lambda _, arguments: found.append(len(arguments[0])))
+    return found
+
+
 PIPELINES = {
     "AugmentationSequential": lambda: ka.AugmentationSequential(ka.RandomAffine(30.0), ka.ColorJitter(0.2, 0.2, 0.2)),
     "AutoAugment": kauto.AutoAugment,
@@ -156,6 +165,48 @@ class TestDraws:
 
         assert output.shape == frames.shape
         assert (output == output[:, :1]).all()
+
+    @pytest.mark.parametrize(
+        ("data_format", "shape"),
+        [("BTCHW", (2, 5, 32, 32)), ("BTCHW", (2, 5, 4, 32, 32)), ("BCTHW", (2, 4, 5, 32, 32))],
+    )
+    def test_masks_of_videos(self, data_format, shape):
+        """The masks of the frames are moved as by kornia, in the format of the video."""
+        augmentation = ka.VideoSequential(ka.RandomAffine(30.0, p=1.0), data_format=data_format)
+        frames = images(10).reshape((2, 5, 3, 32, 32) if data_format == "BTCHW" else (2, 3, 5, 32, 32))
+        masks = torch.rand(shape, generator=seeded()) > 0.5
+        draws = cf.draw_augmentation(augmentation, frames.shape, generator=seeded())
+
+        moved = cf.augment_batch(frames, augmentation, masks=masks, params=draws)
+
+        with torch.random.fork_rng():
+            torch.manual_seed(draws.seed)
+            own = ka.AugmentationSequential(augmentation, data_keys=["input", "mask"])(frames, masks.float())
+        assert torch.equal(moved.input, own[0])
+        assert moved.masks.dtype is torch.bool
+        assert torch.equal(moved.masks, own[1].reshape(masks.shape).bool())
+
+    @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="compiling needs a C++ compiler")
+    def test_compiled_augmentations(self, monkeypatch):
+        """A pipeline with a compiled member replays its draws. More than 5 seconds, because it is compiled."""
+        torch.compiler.reset()  # what other tests compiled counts against a limit
+        jitter = ka.ColorJitter(0.3, 0.0, 0.0, 0.1)
+        pipeline = ka.AugmentationSequential(ka.RandomHorizontalFlip(), jitter)
+        batch = images()
+        draws = cf.draw_augmentation(pipeline, batch.shape, generator=seeded())
+        eager = cf.augment_batch(batch, pipeline, params=draws)
+        jitter.compile()
+        monkeypatch.setattr(pipelines, "_PART_BYTES", 1)
+        sizes = sizes_of_calls(jitter)
+
+        output = cf.augment_batch(batch, pipeline, params=draws)
+        again = cf.augment_batch(batch, pipeline, params=draws)
+        drawn = cf.augment_batch(batch, pipeline, generator=seeded())
+
+        assert torch.equal(output, again)
+        assert torch.equal(output, drawn)
+        assert sizes == [8, 8, 8]  # parts of other sizes would be compiled again
+        torch.testing.assert_close(output, eager, atol=1e-5, rtol=0)
 
     def test_every_class_is_tested(self):
         """Each class that kornia exports is tested, or is an exception; one that is gone needs no exception."""
@@ -387,13 +438,6 @@ class TestTogether:
         assert set(moved.unique().tolist()) <= {*masks.unique().tolist(), 0}
 
 
-def sizes_of_calls(augmentation):
-    """Return a list to which each call of an augmentation adds the size of its batch."""
-    found = []
-    augmentation.register_forward_pre_hook(lambda _, arguments: found.append(len(arguments[0])))
-    return found
-
-
 class TestParts:
     @pytest.mark.parametrize("name", [name for name in pipelines._SAMPLEWISE if name in CLASSES])
     @pytest.mark.parametrize("same_on_batch", [False, True])
@@ -493,6 +537,24 @@ class TestBadInput:
                 },
                 ValueError,
                 "RandomHorizontalFlip3D cannot move masks",
+            ),
+            (
+                {
+                    "input": torch.zeros(2, 5, 3, 8, 8),
+                    "augmentation": ka.VideoSequential(ka.RandomHorizontalFlip()),
+                    "masks": torch.zeros(2, 4, 8, 8),
+                },
+                ValueError,
+                "same number of frames",
+            ),
+            (
+                {
+                    "input": torch.zeros(2, 3, 5, 8, 8),
+                    "augmentation": ka.VideoSequential(ka.RandomHorizontalFlip(), data_format="BCTHW"),
+                    "masks": torch.zeros(2, 5, 8, 8),
+                },
+                ValueError,
+                "mask next to a video must be 5D",
             ),
             ({"augmentation": "flip"}, TypeError, "augmentation must be a torch.nn.Module"),
             ({"masks": torch.zeros(3, 8, 8)}, ValueError, r"masks must be .*, got \(3, 8, 8\)"),

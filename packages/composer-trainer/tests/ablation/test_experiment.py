@@ -2,13 +2,15 @@
 
 import json
 
+import kornia.augmentation as ka
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.ablation import ablate, experiment
 from composer.ablation.experiment import make_arms
-from composer.algorithms import EMA, SWA
+from composer.algorithms import EMA, SWA, Augment
+from composer.core.serializable import settings_to_data
 
 
 class TestArms:
@@ -52,6 +54,16 @@ class TestResults:
         assert reasons["broken"] == ["RuntimeError: no such luck"]
         assert "loss is nan after 3 batches" in reasons["nan"][0]
         assert result.rows[0].runs == 1
+
+    def test_settings_that_are_not_data(self, study):
+        """A setting with its own description, such as a pipeline of kornia, has the same text as in a checkpoint."""
+        algorithm = Augment(ka.RandomAffine(30.0))
+
+        result = study({"augment": lambda: algorithm}, arms=["baseline"], seeds=1)
+
+        text = settings_to_data(algorithm)["augmentation"]["unsaved"]
+        assert "degrees=30.0" in text
+        assert f"augmentation={text}" in result.settings.algorithms["augment"]
 
     def test_algorithms_that_conflict(self, study):
         """Two algorithms that cannot work together fail with the engine's sentence; the others are measured."""

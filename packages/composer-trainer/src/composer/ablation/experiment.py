@@ -22,7 +22,7 @@ from composer.ablation.study import Study
 from composer.core import Algorithm
 from composer.core.checks import nearest, shortened
 from composer.loggers.products import import_product, require_product
-from composer.trainer.hyperparameters import hardware, plain_settings, versions
+from composer.trainer.hyperparameters import hardware, plain_settings, settings_of, versions
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
@@ -391,7 +391,7 @@ def _describe(algorithms: Mapping[str, Callable[[], Algorithm]]) -> dict[str, st
         algorithm = factory()
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"algorithms[{name!r}] must construct an Algorithm, got {shortened(algorithm)}.")
-        options = ", ".join(f"{key}={value}" for key, value in plain_settings(algorithm.settings()).items())
+        options = ", ".join(f"{key}={value}" for key, value in plain_settings(settings_of(algorithm)).items())
         described[name] = f"{type(algorithm).__name__}({options})"
     return described
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from composer.core import Evaluator, LoggerDestination, State
 
-__all__ = ["commit", "hardware", "hyperparameters", "plain_settings", "versions"]
+__all__ = ["commit", "hardware", "hyperparameters", "plain_settings", "settings_of", "versions"]
 
 _SECRET = re.compile(
     r"(^|[_\W])(api_?key|token|pass_?word|passwd|passphrase|secret|credentials?|authorization|(private|access)_?key)s?$",
@@ -177,13 +177,22 @@ def _named(components: Iterable[Any]) -> dict[str, Any]:
     components = list(components)
     keys = component_keys(components)
     names = [describe(one).rpartition(".")[2] if inspect.isroutine(one) else keys[id(one)] for one in components]
-    return {name: plain_settings(_settings_of(one)) for name, one in zip(names, components, strict=True)}
+    return {name: plain_settings(settings_of(one)) for name, one in zip(names, components, strict=True)}
 
 
-def _settings_of(component: Any) -> dict[str, Any]:
+def settings_of(component: Any) -> dict[str, Any]:
+    """Return the settings of a component; those with their own description as the text in checkpoints.
+
+    Example:
+        >>> from composer.algorithms import Augment
+        >>> settings_of(Augment(torch.nn.Dropout2d(0.1)))["augmentation"]
+        'Dropout2d(p=0.1, inplace=False)'
+    """
     is_component = isinstance(component, Serializable)
     if settings := component.settings() if is_component else Serializable.settings(component):
-        return settings
+        fields = attrs.fields(type(component)) if attrs.has(type(component)) else ()
+        texts = {str(one.alias): one.metadata["describe"] for one in fields if "describe" in one.metadata}
+        return settings | {name: texts[name](settings[name]) for name in settings.keys() & texts.keys()}
     try:
         arguments = list(inspect.signature(type(component)).parameters)
     except (TypeError, ValueError):  # some classes written in C have no signature
@@ -251,7 +260,7 @@ def _plain(value: Any, name: str, depth: int) -> Any:  # noqa: PLR0911  (one for
     if isinstance(value, (Time, Path, torch.device, torch.dtype, torch.memory_format)):
         return str(value)
     if attrs.has(type(value)) and depth < _DEEPEST:
-        plain = {name: _plain(item, name, depth + 1) for name, item in _settings_of(value).items()}
+        plain = {name: _plain(item, name, depth + 1) for name, item in settings_of(value).items()}
         return (
             str(plain["every"]) if list(plain) == ["every"] else {"class": type(value).__name__} | plain
         )  # of an Interval

@@ -136,8 +136,9 @@ def augment_batch(
             point in ``[0, 1]``, or uint8 in 0 to 255, which is augmented as float32 and rounded. float16 and bfloat16
             are augmented in float32.
         augmentation: The augmentation. It must return as many samples as it gets.
-        masks: A mask for each image, shape ``(N, H, W)`` or ``(N, K, H, W)``, any dtype. Values are not interpolated;
-            whole numbers must be below 2**24.
+        masks: A mask for each image, shape ``(N, H, W)`` or ``(N, K, H, W)``, or for each frame of a video,
+            ``(N, T, H, W)``, or with classes in the video's format, ``(N, T, K, H, W)`` or ``(N, K, T, H, W)``. Any
+            dtype; values are not interpolated, and whole numbers must be below 2**24.
         boxes: A tensor of shape ``(N, B, 4)``, or a list of ``N`` tensors of shape ``(B_i, 4)``, in pixels, measured at
             the edges of pixels as torchvision does: the first pixel covers 0 to 1. Or kornia's vertices, shape
             ``(N, B, 4, 2)`` or a list of ``(B_i, 4, 2)``, the centres of the pixels in the corners, as for its data key
@@ -192,7 +193,8 @@ def augment_batch(
     _check_movable(augmentation, points=has_points)
     items: dict[str, Tensor] = {"input": _to_float(input)}
     if masks is not None:
-        items["mask"] = _to_float(masks, scaled=False).reshape(count, -1, *masks.shape[-2:])
+        given = _to_float(masks, scaled=False)
+        items["mask"] = given if input.ndim == 5 else given.reshape(count, -1, *masks.shape[-2:])
     all_boxes, all_points = None, None
     if boxes is not None:
         all_boxes = Ragged.of(boxes, "boxes", count)
@@ -201,8 +203,8 @@ def augment_batch(
         items["keypoints"] = to_corners(all_boxes.xyxy(box_format)).to(items["input"]).flatten(1, 2)
     if keypoints is not None:
         all_points = Ragged.of(keypoints, "keypoints", count)
-        given = all_points.padded.to(items["input"])
-        items["keypoints"] = torch.cat([items["keypoints"], given], 1) if "keypoints" in items else given
+        padded = all_points.padded.to(items["input"])
+        items["keypoints"] = torch.cat([items["keypoints"], padded], 1) if "keypoints" in items else padded
 
     moved = _apply(augmentation, drawn, items)
     output = restore(_same_count(moved["input"], count, augmentation), input)
@@ -262,7 +264,7 @@ def _call(augmentation: nn.Module, params: Any, items: dict[str, Tensor]) -> dic
 def _split(
     augmentation: nn.Module, params: Any, items: dict[str, Tensor]
 ) -> list[tuple[Any, dict[str, Tensor]]] | None:
-    """Split a large batch on a CPU, with its parameters, into parts of two samples or more, if that changes no bit.
+    """Split a large batch on a CPU, with its parameters, into parts of two or more, if results are the same.
 
     Temporary tensors of a large batch miss the caches, and their memory is mapped again for each operation.
     """
