@@ -9,6 +9,8 @@ import pytest
 
 MODULES = [
     "composer.ablation",
+    "composer.cli",
+    "composer.compat",
     "composer.distributed",
     "composer.export",
     "composer.loggers",

@@ -1,5 +1,7 @@
 """Algorithms: each defines at which events of the training a kernel of :mod:`composer.functional` runs."""
 
+from types import ModuleType
+
 from composer.algorithms.alibi import Alibi
 from composer.algorithms.augment import Augment
 from composer.algorithms.augmix import AugMix
@@ -75,3 +77,9 @@ __all__ = [
     "StochasticDepth",
     "WeightStandardization",
 ]
+
+for _module in list(globals().values()):
+    if isinstance(_module, ModuleType) and _module.__name__.startswith(f"{__name__}."):
+        # With a path, Python also calls its finders for names below a module: another distribution may serve former
+        # ones, such as `composer.algorithms.mixup.mixup`.
+        _module.__path__ = []

@@ -50,6 +50,7 @@ from composer.trainer.arguments import (
 from composer.trainer.checkpoints import Loading, save_together
 from composer.trainer.computing import ComputeConfig, check_microbatch_size, choose_precision
 from composer.trainer.data_order import make_order
+from composer.trainer.environment import run_name_of_environment, warn_of_mosaicml
 from composer.trainer.evaluation import (
     EvalData,
     EvalInterval,
@@ -120,7 +121,8 @@ class Trainer:
         eval_subset_num_batches: Batches of an evaluation, if not all of them (-1).
         callbacks: One or several.
         loggers: Destinations of metrics, one or several.
-        run_name: The run's name; generated from the current time if None.
+        run_name: The run's name. If None, it is the environment variable ``COMPOSER_RUN_NAME`` or ``RUN_NAME``, or
+            generated from the current time.
         progress_bar: Whether to draw a progress bar.
         log_to_console: Whether to print metrics as lines of text.
         console_stream: The stream of both: ``"stderr"``, ``"stdout"`` or an open text file.
@@ -242,10 +244,12 @@ class Trainer:
         compile_config: Mapping[str, Any] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
+        warn_of_mosaicml()
         problems = Problems()
         collect = problems.collect
         collect(check_flags, Trainer.__init__, arguments)
         collect(check_text, "run_name", run_name, or_none=True)
+        run_name = run_name_of_environment() if run_name is None else run_name
         collect(check_model, model, is_trained=train_dataloader is not None)
         self._data = collect(
             TrainingData, train_dataloader, train_dataloader_label, train_subset_num_batches, spin_dataloaders

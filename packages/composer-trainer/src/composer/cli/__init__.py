@@ -1,0 +1,3 @@
+"""Programs for the command line."""
+
+__all__: list[str] = []

@@ -1,0 +1,10 @@
+"""The names of MosaicML Composer: former import paths, with warnings that contain the new ones.
+
+This package is imported only after the import of a module or name below ``composer`` has failed.
+``python -m composer.compat scan PATH`` lists what to change in a program.
+"""
+
+from composer.compat.scan import Finding, scan, scan_source
+from composer.compat.table import Entry, entries
+
+__all__ = ["Entry", "Finding", "entries", "scan", "scan_source"]

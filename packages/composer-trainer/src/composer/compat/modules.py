@@ -1,0 +1,114 @@
+"""Former modules and names of MosaicML Composer, found after the usual import has failed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import warnings
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import composer
+from composer.compat.table import Entry, entries, former_modules
+
+__all__ = ["find_spec"]
+
+_GUIDE = "See docs/guides/moving_from_composer.md."
+_SKIPPED = (str(Path(__file__).parent), composer.__file__, str(importlib.__file__), "<frozen importlib")
+"""Beginnings of the names of files that only import for another one."""
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return the spec of a former module; set a former name of an existing module as its attribute.
+
+    The import system also searches for ``composer.core.JSON`` as a module in ``from composer.core import JSON``, if
+    ``composer.core`` has no such attribute, and then reads the attribute again.
+
+    Args:
+        name: The dotted name of what could not be imported.
+
+    Returns:
+        The spec, or None if the name is not a former module.
+
+    Raises:
+        ImportError: The name is not available; the error contains what to use instead.
+    """
+    entry = entries().get(name)
+    if entry is not None and entry.module is None:
+        raise _not_available(entry)
+    if name in former_modules():
+        return ModuleSpec(name, _Loader, origin="composer.compat", is_package=True)  # type: ignore[arg-type]
+    if entry is not None:
+        parent, _, last = name.rpartition(".")
+        setattr(sys.modules[parent], last, _take(entry))
+    return None
+
+
+class _FormerModule(ModuleType):
+    """A former module, whose names are looked up in the table when they are first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        former = f"{self.__name__}.{name}"
+        if former in former_modules():
+            return importlib.import_module(former)
+        entry = entries().get(former)
+        if entry is None:
+            raise ImportError(f"{former} is not available here, and has no known replacement. {_GUIDE}", name=former)
+        if entry.module is None:
+            raise _not_available(entry)
+        alias = entries().get(self.__name__)
+        is_covered = alias is not None and alias.module == entry.module and entry.name == name
+        value = _take(entry, warn=not is_covered)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        prefix = f"{self.__name__}."
+        names = {former.removeprefix(prefix) for former in entries() if former.startswith(prefix)}
+        return sorted({*super().__dir__(), *(name for name in names if "." not in name)})
+
+
+class _Loader:
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        return _FormerModule(spec.name, f"Former names of {spec.name}; see :mod:`composer.compat`.")
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        entry = entries().get(module.__name__)
+        if entry is not None:
+            _warn(entry)
+
+
+def _not_available(entry: Entry) -> ImportError:
+    return ImportError(f"{entry.former} is not available here. {entry.change} {_GUIDE}", name=entry.former)
+
+
+def _take(entry: Entry, *, warn: bool = True) -> Any:
+    value = getattr(importlib.import_module(str(entry.module)), str(entry.name))
+    if warn:
+        _warn(entry)
+    return value
+
+
+def _warn(entry: Entry) -> None:
+    """Warn at the line outside of the import system that uses the name."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        frame = frame.f_back
+    if frame is None:  # imported by C code alone
+        return
+    home = "" if entry.advice else f" of {'.'.join(filter(None, [entry.module, entry.name]))}"
+    warnings.warn_explicit(
+        f"{entry.former} is a former name{home}. Replace it: {entry.change}",
+        DeprecationWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__", "<unknown>"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

@@ -1,0 +1,183 @@
+"""Find the lines of a program that have to change, by reading its syntax tree; nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import tokenize
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import composer
+from composer.compat.table import ARGUMENTS, ATTRIBUTES, entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Finding", "scan", "scan_source"]
+
+
+class Finding(NamedTuple):
+    """A line to change.
+
+    Attributes:
+        line: Its number, from 1.
+        former: The name or argument in it.
+        change: What to write instead.
+        works: Whether the line works unchanged, with a ``DeprecationWarning``.
+
+    Example:
+        >>> print(Finding(3, "composer.utils.dist", "from composer import distributed as dist", works=True))
+        3: composer.utils.dist -> from composer import distributed as dist (works, with a warning)
+    """
+
+    line: int
+    former: str
+    change: str
+    works: bool
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.former} -> {self.change}{' (works, with a warning)' if self.works else ''}"
+
+
+def scan(path: str | Path) -> Iterator[tuple[Path, Finding]]:
+    r"""Yield the findings in a Python file, or in all Python files below a folder, sorted by file and line.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        SyntaxError: A file is not valid Python.
+        UnicodeDecodeError: A file is not text in its declared encoding.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = pathlib.Path(tempfile.mkdtemp()) / "train.py"
+        >>> _ = program.write_text("from composer.utils import dist\n")
+        >>> [str(finding) for _, finding in scan(program)]
+        ['1: composer.utils.dist -> from composer import distributed as dist (works, with a warning)']
+    """
+    for file in sorted(Path(path).rglob("*.py")) if Path(path).is_dir() else [Path(path)]:
+        with tokenize.open(file) as source:
+            text = source.read()
+        yield from ((file, finding) for finding in scan_source(text, str(file)))
+
+
+def scan_source(source: str, filename: str = "<source>") -> list[Finding]:
+    r"""Return the findings in the text of a program, sorted by line.
+
+    Args:
+        source: The text.
+        filename: Its name in errors.
+
+    Raises:
+        SyntaxError: It is not valid Python.
+
+    Example:
+        >>> for finding in scan_source("from composer import Trainer\nTrainer(load_progress_bar=False)"):
+        ...     print(finding)
+        2: Trainer(load_progress_bar=...) -> remove it; there is no progress bar for loading
+    """
+    visitor = _Visitor()
+    visitor.visit(ast.parse(source, filename))
+    return sorted(set(visitor.findings))
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._imported: dict[str, str] = {}
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            local = alias.asname or alias.name.partition(".")[0]
+            self._imported[local] = alias.name if alias.asname else local
+            self._check(alias.lineno, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or node.module is None:
+            return
+        for alias in node.names:
+            name = node.module if alias.name == "*" else f"{node.module}.{alias.name}"
+            self._imported[alias.asname or alias.name] = name
+            self._check(alias.lineno, name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        base, name = self._names(node)
+        if name is None:
+            self.generic_visit(node)
+        else:
+            self._check(node.lineno, name, base)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        _, name = self._names(node.func)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) and name is None else None
+        last = method or (name or "").rpartition(".")[2]
+        is_ours = name is not None and name.startswith("composer.")
+        arguments = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
+        for keyword in node.keywords:
+            if keyword.arg in arguments:
+                self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg])
+        if method is not None and method in ATTRIBUTES and self._uses_composer():
+            self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method])
+        self.generic_visit(node)
+
+    def _uses_composer(self) -> bool:
+        return any(name.partition(".")[0] == "composer" for name in self._imported.values())
+
+    def _names(self, node: ast.expr) -> tuple[str, str | None]:
+        """Return the imported name that an expression begins with, and the full name; None if it is not imported."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self._imported:
+            return "", None
+        base = self._imported[node.id]
+        return base, ".".join([base, *reversed(parts)])
+
+    def _check(self, line: int, name: str, base: str = "") -> None:
+        """Add a finding if a name below ``composer``, or its beginning, is a former one or does not exist.
+
+        What the import of ``base`` reported already is not reported again.
+        """
+        if name != "composer" and not name.startswith("composer."):
+            return
+        parts = name.split(".")
+        beginnings = [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
+        known = [entries()[beginning] for beginning in beginnings if beginning in entries()]
+        entry = next((one for one in known if one.module is None), known[-1] if known else None)
+        if entry is None:
+            missing = _first_missing(name)
+            if missing is not None and not f"{base}.".startswith(f"{missing}."):
+                self._add(line, missing, "not available here, and without a known replacement")
+            return
+        imported = entries().get(base)
+        is_covered = f"{base}.".startswith(f"{entry.former}.") or (
+            imported is not None and imported.name is None and imported.module == entry.module
+        )
+        if not is_covered:
+            self._add(line, entry.former, entry.change, works=entry.module is not None)
+
+    def _add(self, line: int, former: str, change: str, *, works: bool = False) -> None:
+        self.findings.append(Finding(line, former, change, works))
+
+
+def _first_missing(name: str) -> str | None:
+    """Return the beginning of a name that does not exist in this library; None if it exists."""
+    found: Any = composer
+    path, *parts = name.split(".")
+    for part in parts:
+        if not isinstance(found, ModuleType):
+            return None  # attributes of classes and functions are not checked
+        path = f"{path}.{part}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = getattr(found, part)
+            except (AttributeError, ImportError):
+                try:
+                    found = importlib.import_module(path)
+                except ImportError:
+                    return path
+    return None

@@ -1,0 +1,43 @@
+"""What a trainer reads of its environment: the name of the run, and a distribution that owns the same files."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import warnings
+
+__all__ = ["run_name_of_environment", "warn_of_mosaicml"]
+
+
+def run_name_of_environment() -> str | None:
+    """Return the variable ``COMPOSER_RUN_NAME``, or ``RUN_NAME``; None if neither has a value.
+
+    Example:
+        >>> os.environ["COMPOSER_RUN_NAME"] = "first"
+        >>> run_name_of_environment()
+        'first'
+        >>> del os.environ["COMPOSER_RUN_NAME"]
+    """
+    return os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME") or None
+
+
+@functools.cache
+def warn_of_mosaicml() -> None:
+    """Warn once if the distribution ``mosaicml`` is installed: its files and those of this library replace each other.
+
+    Example:
+        >>> warn_of_mosaicml()
+    """
+    try:
+        version = importlib.metadata.version("mosaicml")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    warnings.warn(
+        f"The distribution mosaicml {version} is installed beside composer-trainer, and both contain "
+        "composer/__init__.py and other files of the same name, of which only the last installed exist. Run: "
+        "pip uninstall -y mosaicml && pip install --force-reinstall --no-deps composer-functional composer-engine "
+        "composer-models composer-trainer",
+        UserWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,205 @@
+"""Former import paths give the same objects as the new ones, with a warning that contains the new import."""
+
+import importlib
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from composer.compat import entries
+from composer.compat.table import former_modules
+
+MOVED = [entry for entry in entries().values() if entry.module is not None and entry.name is not None]
+RENAMED_MODULES = [entry for entry in entries().values() if entry.module is not None and entry.name is None]
+GONE = [entry for entry in entries().values() if entry.module is None]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Forget former names that were imported before, so that each test sees their warnings."""
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    for name in [name for name in sys.modules if name in former_modules() and is_former(sys.modules[name])]:
+        module = sys.modules.pop(name)
+        parent, _, last = name.rpartition(".")
+        if vars(sys.modules.get(parent, module)).get(last) is module:
+            delattr(sys.modules[parent], last)
+    for entry in MOVED:
+        parent, _, last = entry.former.rpartition(".")
+        if parent in sys.modules and last not in getattr(sys.modules[parent], "__all__", [last]):
+            vars(sys.modules[parent]).pop(last, None)
+
+
+def is_former(module):
+    return type(module).__name__ == "_FormerModule"
+
+
+def run(statement):
+    """Run a statement and return its variables and the messages of its warnings."""
+    variables = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(statement, variables)
+    return variables, [str(warning.message) for warning in caught if warning.category is DeprecationWarning]
+
+
+def warning_of(entry):
+    where = "" if entry.advice else f" of {entry.module}" + (f".{entry.name}" if entry.name else "")
+    return f"{entry.former} is a former name{where}. Replace it: {entry.change}"
+
+
+def home(entry):
+    return getattr(importlib.import_module(entry.module), entry.name)
+
+
+@pytest.mark.parametrize("entry", MOVED, ids=lambda entry: entry.former)
+def test_moved_names(entry):
+    """A former name is the same object as the new one, with one warning that contains the new import."""
+    parent, _, name = entry.former.rpartition(".")
+
+    variables, messages = run(f"from {parent} import {name}")
+
+    assert variables[name] is home(entry)
+    assert messages == [warning_of(entries().get(parent, entry))]
+
+
+@pytest.mark.parametrize("entry", [one for one in MOVED if one.advice is None], ids=lambda entry: entry.former)
+def test_the_advised_import_works(entry):
+    """The import in the warning gives the object under its former name, without a warning."""
+    name = entry.former.rpartition(".")[2]
+
+    variables, messages = run(entry.change)
+
+    assert variables[name] is home(entry)
+    assert messages == []
+
+
+@pytest.mark.parametrize("entry", RENAMED_MODULES, ids=lambda entry: entry.former)
+@pytest.mark.parametrize("form", ["from {parent} import {name}", "import {parent}.{name} as {name}"])
+def test_renamed_modules(entry, form):
+    """A former module gives the names of the new one, with one warning for all of them."""
+    parent, _, name = entry.former.rpartition(".")
+    names = [one.name for one in MOVED if one.former.startswith(f"{entry.former}.")]
+
+    variables, messages = run("\n".join([form.format(parent=parent, name=name), *(f"{name}.{one}" for one in names)]))
+    advised, none = run(entry.change)
+
+    assert all(getattr(variables[name], one) is getattr(advised[name], one) for one in names)
+    assert messages == [warning_of(entry)]
+    assert none == []
+
+
+@pytest.mark.parametrize("entry", GONE, ids=lambda entry: entry.former)
+def test_names_without_an_equal(entry):
+    """A name that is not available raises an ImportError with what to use instead."""
+    parent, _, name = entry.former.rpartition(".")
+
+    with pytest.raises(ImportError, match=re.escape(f"not available here. {entry.advice} See docs/guides")):
+        run(f"from {parent} import {name}")
+
+
+@pytest.mark.parametrize("name", ["composer.utils", "composer.utils.misc", "composer.devices", "composer.core.types"])
+def test_unknown_names(name):
+    """A name that Composer does not have either raises an ImportError, and special names an AttributeError."""
+    with pytest.raises(ImportError, match=f"{name}.nothing is not available here"):
+        run(f"from {name} import nothing")
+
+    assert not hasattr(importlib.import_module(name), "__file__")
+
+
+def test_unknown_modules():
+    """Other modules that do not exist raise the usual error."""
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'composer.nothing'"):
+        run("import composer.nothing")
+
+
+def test_advice_is_one_sentence():
+    """Advice begins with a capital letter and ends with a full stop where there is no equal."""
+    advice = {entry.advice for entry in GONE}
+
+    assert all(text[0].isupper() and text.endswith(".") for text in advice)
+
+
+def test_attributes_of_the_package():
+    """Sub-packages are attributes of composer after its import, former ones too."""
+    variables, messages = run("import composer; world = composer.utils.dist.get_world_size(); c = composer.callbacks")
+
+    assert variables["world"] == 1
+    assert variables["c"].__name__ == "composer.callbacks"
+    assert len(messages) == 1
+
+
+def test_names_of_a_module_are_listed():
+    """dir() of a former module lists its names."""
+    variables, _ = run("import composer.utils.dist; names = dir(composer.utils.dist); packages = dir(composer.utils)")
+
+    assert {"get_world_size", "barrier"} <= set(variables["names"])
+    assert {"dist", "reproducibility", "ensure_tuple"} <= set(variables["packages"])
+
+
+def test_the_warning_is_at_the_line_that_imports():
+    """Python shows the warning in the main program by default: it belongs to the importing line."""
+    source = "import composer\n\nfrom composer.utils import dist, get_device\n"
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(source, "train.py", "exec"), {"__name__": "__main__"})
+
+    assert [(warning.filename, warning.lineno) for warning in caught] == [("train.py", 3)] * 2
+
+
+def test_a_name_warns_once():
+    """A further import of a former name gives no further warning."""
+    _, messages = run(
+        "for _ in range(3):\n    from composer.utils import ensure_tuple\n    from composer.core import JSON"
+    )
+
+    assert len(messages) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_warnings_as_errors():
+    """With warnings as errors, the import fails with the warning, and fails again."""
+    for _ in range(2):
+        with pytest.raises(DeprecationWarning, match="from composer import distributed"):
+            exec("from composer.utils import dist", {})
+
+
+def test_pickles_have_the_new_names():
+    """An object that was imported under a former name is pickled under its new one."""
+    variables, _ = run("from composer.utils import ensure_tuple\nfrom composer.algorithms.mixup.mixup import MixUp")
+
+    text = pickle.dumps([variables["ensure_tuple"], variables["MixUp"]])
+
+    assert b"composer.compat.replacements" in text
+    assert b"composer.algorithms.mixup.mixup" not in text
+
+
+def test_former_names_in_pickles():
+    """A pickle that contains a former name is read."""
+    text = b"ccomposer.utils.dist\nget_world_size\n."
+
+    with pytest.warns(DeprecationWarning, match="former name"):
+        result = pickle.loads(text)
+
+    assert result is importlib.import_module("composer.distributed").get_world_size
+
+
+def test_usual_imports_do_not_load_the_table():
+    """In a new process, imports of existing names do not load composer.compat."""
+    program = (
+        "import sys, composer, composer.algorithms.mixup\nfrom composer.core import Time\n"
+        "assert sys.meta_path[-1].__module__ == 'composer'\n"
+        "sys.exit(any(name.startswith('composer.compat') for name in sys.modules))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+
+    assert done.returncode == 0

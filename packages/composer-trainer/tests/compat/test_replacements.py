@@ -1,0 +1,71 @@
+"""Functions that only serve former names."""
+
+import pytest
+import torch
+
+from composer.callbacks import CheckpointSaver
+from composer.compat.replacements import (
+    DeviceCPU,
+    DeviceGPU,
+    DeviceMPS,
+    create_interval_scheduler,
+    ensure_tuple,
+    get_device,
+    is_model_ddp,
+)
+from composer.core import Event, State, Timestamp
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, ()), (3, (3,)), ("ab", ("ab",)), (b"ab", (b"ab",)), ([1, 2], (1, 2)), ((), ()), ({"a": 1}, (1,))],
+)
+def test_ensure_tuple(given, expected):
+    """Sequences and values of mappings become tuples; anything else is one item."""
+    assert ensure_tuple(given) == expected
+
+
+def test_devices_are_torch_devices():
+    """The device of the CPU is torch's, and devices that do not exist here raise an error."""
+    assert get_device("cpu") == DeviceCPU() == torch.device("cpu")
+    assert isinstance(get_device(), torch.device)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="cannot be used here"):
+            DeviceGPU()
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ValueError, match="cannot be used here"):
+            DeviceMPS()
+
+
+@pytest.mark.parametrize(
+    ("interval", "options", "duration", "expected"),
+    [
+        ("2ba", {}, "1ep", ["ep0-ba2", "ep0-ba4", "ep1-ba5"]),
+        ("2ba", {"include_end_of_training": False}, "1ep", ["ep0-ba2", "ep0-ba4"]),
+        (1, {}, "2ep", ["ep1-ba5", "ep2-ba10"]),
+        ("4ba", {}, "6ba", ["ep0-ba4", "ep1-ba6"]),
+    ],
+)
+def test_interval_schedulers(make_trainer, tmp_path, interval, options, duration, expected):
+    """A schedule is due at each interval, and once at the end of the training; a CheckpointSaver accepts it."""
+    saver = CheckpointSaver(str(tmp_path), save_interval=create_interval_scheduler(interval, **options))
+
+    with make_trainer(max_duration=duration, callbacks=saver) as trainer:
+        trainer.fit()
+
+    assert sorted(path.name for path in tmp_path.glob("ep*")) == expected
+
+
+def test_interval_schedulers_for_ends():
+    """With checkpoint_events=False, a schedule is for BATCH_END and EPOCH_END."""
+    is_due = create_interval_scheduler("2ba", checkpoint_events=False)
+    state = State(model=None)
+    state.previous_timestamp, state.timestamp = Timestamp(batch=1), Timestamp(batch=2)
+
+    assert is_due(state, Event.BATCH_END)
+    assert not is_due(state, Event.BATCH_CHECKPOINT)
+
+
+def test_models_are_not_wrapped(make_trainer):
+    """The model of a state is not in a DistributedDataParallel."""
+    assert not is_model_ddp(make_trainer().state.model)

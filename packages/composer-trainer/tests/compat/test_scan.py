@@ -1,0 +1,184 @@
+"""The scan finds the lines of a program that have to change, without running it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from composer.compat import entries, scan, scan_source
+from composer.compat.__main__ import main
+
+
+def found(source):
+    return [(finding.line, finding.former, finding.works) for finding in scan_source(source)]
+
+
+@pytest.mark.parametrize("entry", entries().values(), ids=lambda entry: entry.former)
+def test_each_entry_is_found(entry):
+    """The import of each former name is found, with its change."""
+    parent, _, name = entry.former.rpartition(".")
+
+    (finding,) = scan_source(f"import os\n\nfrom {parent} import {name}\n")
+
+    assert finding.line == 3
+    assert entry.former.startswith(finding.former)
+    assert finding.works == (entry.module is not None)
+    assert finding.change == entries()[finding.former].change
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import composer\ncomposer.Trainer; composer.algorithms.MixUp; composer.__version__",
+        "from composer import Trainer\nTrainer(model=None, load_path='a').state.model.anything",
+        "from composer.core import State, Time\nTime.from_input('1ep')",
+        "import composer.functional as cf\ncf.apply_blurpool(None)",
+        "from composer.trainer import Trainer\nfrom composer.optim.scheduler import CosineAnnealingScheduler",
+        "from . import utils\nfrom .utils import dist\nimport numpy\nnumpy.nothing",
+        "class Device:\n    def batch_to_device(self, batch): ...\nDevice().batch_to_device(1)",
+        "from composer.models import *",
+    ],
+)
+def test_current_programs(source):
+    """Nothing is found in a program that uses existing names."""
+    assert found(source) == []
+
+
+def test_a_module_is_reported_once():
+    """The import of a former module is reported, not each use; a use that is not available is."""
+    source = (
+        "from composer.utils import dist\n"
+        "rank = dist.get_global_rank()\n"
+        "dist.barrier()\n"
+        "dist.local_rank_zero_download_and_wait('a')\n"
+    )
+
+    assert found(source) == [
+        (1, "composer.utils.dist", True),
+        (4, "composer.utils.dist.local_rank_zero_download_and_wait", False),
+    ]
+
+
+def test_full_names():
+    """With ``import composer``, each use of a former name is reported."""
+    source = "import composer\n\ncomposer.utils.dist.barrier()\ncomposer.loggers.MosaicMLLogger()\n"
+
+    assert found(source) == [
+        (3, "composer.utils.dist.barrier", True),
+        (4, "composer.loggers.MosaicMLLogger", False),
+    ]
+
+
+def test_names_that_do_not_exist():
+    """A name that neither library has, and a private one of Composer, are reported."""
+    source = (
+        "from composer.core.data_spec import (\n    DataSpec,\n    _default_split_batch,\n)\n"
+        "import composer.nothing\nfrom composer.utils import nothing\n"
+    )
+
+    assert found(source) == [
+        (3, "composer.core.data_spec._default_split_batch", False),
+        (5, "composer.nothing", False),
+        (6, "composer.utils.nothing", False),
+    ]
+
+
+def test_arguments_and_methods():
+    """Arguments that are not accepted, and methods of Composer's devices, are reported with their line."""
+    source = (
+        "from composer import Callback, Trainer\n"
+        "trainer = Trainer(\n    model=None,\n    fsdp_config={},\n    load_object_store=None,\n)\n"
+        "class Move(Callback):\n    def batch_start(self, state, logger):\n"
+        "        state.batch = state.device.batch_to_device(state.batch)\n"
+        "trainer.export_for_inference('onnx', 'a', save_object_store=None)\n"
+    )
+
+    assert found(source) == [
+        (4, "Trainer(fsdp_config=...)", False),
+        (5, "Trainer(load_object_store=...)", False),
+        (9, ".batch_to_device()", False),
+        (10, "export_for_inference(save_object_store=...)", False),
+    ]
+
+
+def test_arguments_in_the_table_are_not_accepted():
+    """The listed arguments are those that the classes here refuse."""
+    import inspect
+
+    from composer.callbacks import CheckpointSaver
+    from composer.compat.table import ARGUMENTS
+    from composer.trainer import Trainer
+
+    current = {
+        "Trainer": Trainer,
+        "export_for_inference": Trainer.export_for_inference,
+        "CheckpointSaver": CheckpointSaver,
+    }
+
+    assert current.keys() == ARGUMENTS.keys()
+    for name, arguments in ARGUMENTS.items():
+        assert not arguments.keys() & inspect.signature(current[name]).parameters.keys()
+
+
+def test_folders(tmp_path):
+    """All Python files below a folder are read, sorted."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.py").write_text("from composer.utils import dist\n")
+    (tmp_path / "a.py").write_text("import os\nfrom composer.datasets.cifar import build\n")
+    (tmp_path / "text.txt").write_text("from composer.utils import dist\n")
+
+    result = [(path.name, finding.line) for path, finding in scan(tmp_path)]
+
+    assert result == [("b.py", 1), ("a.py", 2)]
+
+
+def test_nothing_is_run(tmp_path):
+    """A program with an effect has none when it is read."""
+    (tmp_path / "train.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'effect')!r}).touch()\n")
+
+    assert list(scan(tmp_path)) == []
+    assert not (tmp_path / "effect").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "output"),
+    [
+        ("import os\n", 0, ""),
+        ("from composer.utils import dist\n", 0, ":1: composer.utils.dist -> from composer import distributed as dist"),
+        ("import composer.datasets\n", 1, ":1: composer.datasets -> Use torchvision.datasets"),
+    ],
+)
+def test_the_command(tmp_path, capsys, source, code, output):
+    """The command prints each finding with its file, and returns 1 only if a line does not work unchanged."""
+    program = tmp_path / "train.py"
+    program.write_text(source)
+
+    result = main(["scan", str(program)])
+
+    assert result == code
+    assert capsys.readouterr().out.startswith(f"{program}{output}" if output else "")
+
+
+@pytest.mark.parametrize("content", [None, b"x = (", b"# coding: ascii\n\xff"])
+def test_files_that_cannot_be_read(tmp_path, capsys, content):
+    """A missing or invalid file is reported, and the status is 2."""
+    program = tmp_path / "train.py"
+    if content is not None:
+        program.write_bytes(content)
+
+    assert main(["scan", str(program)]) == 2
+    assert capsys.readouterr().err
+
+
+def test_the_command_line(tmp_path):
+    """``python -m composer.compat scan`` runs; it starts a process that imports torch."""
+    program = tmp_path / "train.py"
+    program.write_text("from composer.utils import S3ObjectStore\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "composer.compat", "scan", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1
+    assert "composer.utils.S3ObjectStore -> Remote files are addresses" in done.stdout
+    assert done.stderr == ""
