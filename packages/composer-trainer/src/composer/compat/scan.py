@@ -116,7 +116,7 @@ class _Visitor(ast.NodeVisitor):
         is_ours = name is not None and name.startswith("composer.")
         arguments = ARGUMENTS.get(last, {}) if is_ours or (method and self._uses_composer()) else {}
         for keyword in node.keywords:
-            if keyword.arg in arguments:
+            if keyword.arg is not None and keyword.arg in arguments:
                 self._add(keyword.value.lineno, f"{last}({keyword.arg}=...)", arguments[keyword.arg])
         if method is not None and method in ATTRIBUTES and self._uses_composer():
             self._add(node.func.lineno, f".{method}()", ATTRIBUTES[method])
