@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import composer.algorithms
 from composer.ablation import Study
+from composer.compat.table import ARGUMENTS, NAMES, parse_home
 from composer.core import Algorithm, Event, Stage, explain
 from composer.core.conflicts import ExclusiveResource
 from composer.core.event import PLACES
@@ -254,6 +255,34 @@ def measured(kind: str) -> str:
     )
 
 
+def moved() -> str:
+    """Return a table of the former names that are elsewhere in this library."""
+    return _table(("in Composer", "names", "here"), _former_names(available=True))
+
+
+def removed() -> str:
+    """Return a table of the former names that are not available, with what to use instead."""
+    return _table(("in Composer", "names", "instead"), _former_names(available=False))
+
+
+def _former_names(available: bool) -> Iterator[tuple[str, str, str]]:
+    for places, homes in NAMES.items():
+        for home, names in homes.items():
+            module, advice = parse_home(home)
+            if (module is not None) == available:
+                listed = [name.replace("=", "` → `") for name in names.split() if name != "*"]
+                shown = ", ".join(f"`{name}`" for name in listed) or "all"
+                yield f"`{places}`", shown, advice or f"`{module}`"
+
+
+def removed_arguments() -> str:
+    """Return a table of arguments that are not accepted."""
+    return _table(
+        ("argument in Composer", "here"),
+        ((f"`{called}({name}=…)`", text) for called, names in ARGUMENTS.items() for name, text in names.items()),
+    )
+
+
 def _interval(difference: Difference | None, form: str, scale: float = 1.0) -> str:
     if difference is None:
         return ""
@@ -282,6 +311,9 @@ def drawing() -> str:
 
 TABLES = {
     "drawing": drawing,
+    "moved": moved,
+    "removed": removed,
+    "removed_arguments": removed_arguments,
     "needs": needs,
     "events": events,
     "refused": refused,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "Entry", "entries", "former_modules"]
+__all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "Entry", "entries", "former_modules", "parse_home"]
 
 _ADDRESSES = (
     "Remote files are addresses: load_path='s3://bucket/run', save_folder='s3://bucket/run'; fsspec reads them."
@@ -66,7 +66,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "composer.core.evaluator": "model_eval_mode=evaluation_mode",
         "torch.distributed.elastic.utils.distributed": "get_free_tcp_port=get_free_port",
         "composer.compat.replacements: use composer.core.Interval(interval).is_due(state)": "create_interval_scheduler",
-        "composer.compat.replacements: the model of the state is never wrapped": "is_model_ddp",
+        "composer.compat.replacements: remove the check; the model of the state is never wrapped": "is_model_ddp",
         "DeepSpeed is not supported; use parallelism_config={'fsdp': {...}} of the Trainer.": "is_model_deepspeed",
         "Use state.fsdp_enabled.": "is_model_fsdp",
         "Use tqdm.auto, which selects the right progress bar.": "is_notebook",
@@ -434,7 +434,7 @@ def _expand() -> Iterator[Entry]:
     for places, homes in NAMES.items():
         package, _, inner = places.rstrip("]").partition("[")
         for home, names in homes.items():
-            module, advice = _parse(home)
+            module, advice = parse_home(home)
             for item in names.split():
                 former, _, new = item.partition("=")
                 if former == "*":
@@ -446,8 +446,13 @@ def _expand() -> Iterator[Entry]:
                     yield Entry(f"{package.rpartition('.')[0]}.{former}", module, new or former, None)
 
 
-def _parse(home: str) -> tuple[str | None, str | None]:
-    """Return the module and the advice of ``module``, ``advice`` or ``module: advice``."""
+def parse_home(home: str) -> tuple[str | None, str | None]:
+    """Return the module and the advice of a key of the table: ``module``, ``advice`` or ``module: advice``.
+
+    Example:
+        >>> parse_home("composer.compat.replacements: use list(...)")
+        ('composer.compat.replacements', 'use list(...)')
+    """
     if " " not in home:
         return home, None
     module, found, advice = home.partition(": ")
