@@ -2,6 +2,7 @@
 
 import importlib
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -118,6 +119,14 @@ def test_unknown_modules():
     """Other modules that do not exist raise the usual error."""
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'composer.nothing'"):
         run("import composer.nothing")
+
+
+def test_packages_of_this_library_are_not_former_modules():
+    """A sub-package that is missing from a damaged installation is not replaced by an empty former one."""
+    current = {f"composer.{info.name}" for info in pkgutil.iter_modules(importlib.import_module("composer").__path__)}
+
+    assert {"composer.core", "composer.trainer"} <= current
+    assert current.isdisjoint(former_modules())
 
 
 def test_advice_is_one_sentence():

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["ARGUMENTS", "ATTRIBUTES", "NAMES", "Entry", "entries", "former_modules", "parse_home"]
 
@@ -420,14 +420,16 @@ def _entries() -> dict[str, Entry]:
 
 @functools.cache
 def former_modules() -> frozenset[str]:
-    """Return the former modules that have names, and the packages that contain them."""
-    having = {entry.former.rpartition(".")[0] for entry in entries().values()}
+    """Return the former modules that have names, and the packages that contain them, without the new homes."""
+    having = {entry.former.rpartition(".")[0] for entry in entries().values() if entry.name is not None}
     having |= {entry.former for entry in entries().values() if entry.module is not None and entry.name is None}
-    return frozenset(
-        ".".join(parts[:length])
-        for parts in (name.split(".") for name in having)
-        for length in range(2, len(parts) + 1)
-    )
+    homes = {entry.module for entry in entries().values() if entry.module is not None}
+    return frozenset(_beginnings(having) - _beginnings(homes))
+
+
+def _beginnings(names: Iterable[str]) -> set[str]:
+    split = [name.split(".") for name in names]
+    return {".".join(parts[:length]) for parts in split for length in range(1, len(parts) + 1)}
 
 
 def _expand() -> Iterator[Entry]:
